@@ -1,7 +1,7 @@
 """Which files a model is read from, and the name it is served under.
 
-The worker (weights) and the tokenizer (vocabulary, chat template) call `resolve` with the same `source` text and get the
-same files. Only looks at the file system, and asks a model hub for an id that is not here; opens no model file.
+The worker (weights) and the tokenizer (vocabulary, chat template) call `resolve` with the same `source` text and get
+the same files. Only looks at the file system, and asks a model hub for an id that is not here; opens no model file.
 """
 
 import importlib.util
@@ -90,7 +90,7 @@ def _from_hub(source: str) -> ModelFiles:
         folder = snapshot_download(source, allow_patterns=HUB_PATTERNS)
     except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f'no folder or file "{source}" here, it is not in the hub cache, and the model hub cannot be reached: {error}'
+            f'no folder or file "{source}" here, it is not in the hub cache and the hub cannot be reached: {error}'
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise ConfigError(f'no folder or file "{source}" here, and the model hub refused it: {error}') from error

@@ -1,0 +1,89 @@
+"""What a weight is to the layers above, and what a weight format is to the loader.
+
+A layer holds a `Weight` and calls `linear` or `embed`; it never asks for its format. The loader hands the checkpoint
+tensors of one parameter (several when they are fused along the output dimension: q, k and v; gate and up) to the
+`WeightFormat` that the policy in quant/registry.py chose, which makes the Weight from them.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class Weight(Protocol):
+    """One linear or embedding matrix of `out_features` rows and `in_features` columns, in whatever form is fastest."""
+
+    @property
+    def out_features(self) -> int: ...
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def format_name(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that this weight keeps, in bytes; 0 for what it shares with another weight."""
+        ...
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x @ W.T + bias. x: [T, in_features], contiguous, in the model's activation dtype; returns [T, out_features].
+
+        The result is a new tensor of x's dtype. bias: [out_features] in that dtype. T may be 0.
+        """
+        ...
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of W. ids: int32 or int64 [T], each in [0, out_features); returns [T, in_features], activation dtype."""
+        ...
+
+    def dequantize(self) -> torch.Tensor:
+        """The matrix that `linear` multiplies with, as a new fp32 tensor [out_features, in_features]."""
+        ...
+
+
+class StoredTensor(Protocol):
+    """One tensor of a checkpoint, still in its file; reading it gives a new tensor, so that nothing is kept twice."""
+
+    @property
+    def name(self) -> str:
+        """The name in HF convention, e.g. "model.layers.0.self_attn.q_proj.weight"."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def storage(self) -> str:
+        """How it is stored: "F32", "F16", "BF16", "Q4_1", ...; GGUF's names, also for safetensors."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """File and name inside the file, for error messages."""
+        ...
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """A new tensor of `shape` and `dtype`, dequantized where it is stored in blocks."""
+        ...
+
+    def blocks(self) -> torch.Tensor:
+        """The stored bytes by row: uint8 [shape[0], bytes of a row]. Only for storage in blocks along the last axis."""
+        ...
+
+
+class WeightFormat(Protocol):
+    """One way to keep matrices and multiply with them."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, parts: Sequence[StoredTensor]) -> str | None:
+        """Why this format cannot keep these checkpoint tensors as one matrix, or None when it can."""
+        ...
+
+    def make(self, parts: Sequence[StoredTensor], activation: torch.dtype) -> Weight:
+        """The parts (each [out_i, in]) as one matrix [sum of out_i, in], in order, for x of dtype `activation`."""
+        ...
