@@ -1,0 +1,201 @@
+"""The configuration: one frozen tree, the same for every service and the command line.
+
+Sources, later ones win: defaults, a TOML file, `--set a.b=c`. An unknown key is an error that names the nearest known
+one. Facts found at run time (KV blocks, model limits) are messages, never written here.
+"""
+
+import difflib
+import hashlib
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import ConfigError
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Replicas = Annotated[int, Meta(ge=1, le=64)]
+
+
+class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One table of the file."""
+
+
+class Model(Branch, frozen=True):
+    source: str = "bundled"  # folder, .gguf file, hub id, or "bundled"
+    name: str = ""  # name in the API; empty: taken from the source
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float32 is the exact mode
+    max_len: NonNegative = 0  # tokens of prompt and output; 0: the model's own limit
+    trust_remote_code: bool = False
+
+
+class Kv(Branch, frozen=True):
+    block_tokens: Annotated[int, Meta(ge=1, le=256)] = 16
+    blocks: NonNegative = 0  # 0: from the memory budget
+    memory_gib: Annotated[float, Meta(ge=0)] = 0.0  # budget; 0: a share of the memory that is free
+    prefix_cache: bool = True
+
+
+class Scheduler(Branch, frozen=True):
+    policy: Literal["decode_first", "prefill_first"] = "decode_first"
+    max_rows: Annotated[int, Meta(ge=1, le=4096)] = 256  # sequences that run at once
+    step_tokens: Positive = 2048  # token budget of one step
+    chunk_tokens: NonNegative = 0  # longest prefill chunk; 0: the whole budget
+    max_waiting: Positive = 4096  # sequences
+    plans_in_flight: Annotated[int, Meta(ge=1, le=8)] = 2
+    max_worker_deaths: Positive = 2  # a request that was running in so many is ended
+
+
+class Worker(Branch, frozen=True):
+    kind: Literal["model", "null"] = "model"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores
+    kernels: tuple[str, ...] = ("aiter", "triton", "torch")  # providers, first choice first
+    step_us: NonNegative = 0  # null worker: time of one step
+
+
+class Api(Branch, frozen=True):
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    max_open_requests: Positive = 1024  # per replica; more are answered 429
+    max_body_bytes: Positive = 8 * 1024 * 1024
+    max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
+    max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
+    retry_after_s: Positive = 1
+
+
+class Tokenizer(Branch, frozen=True):
+    threads: Annotated[int, Meta(ge=1, le=64)] = 1  # encode pool
+    max_template_chars: Positive = 4_000_000  # rendered prompt
+
+
+class Replicated(Branch, frozen=True):
+    replicas: Replicas = 1
+
+
+class Services(Branch, frozen=True):
+    api: Replicated = Replicated()
+    tokenizer: Replicated = Replicated()
+
+
+class Links(Branch, frozen=True):
+    run_dir: str = ""  # sockets, logs, supervisor; empty: a folder of this user and port under the temporary folder
+    transport: Literal["ipc", "tcp"] = "ipc"
+    host: str = "127.0.0.1"  # tcp: address to bind
+    scheduler_port: Port = 5570  # tcp: the one well-known address
+    queue: Positive = 20_000  # messages per link before sends are refused
+    heartbeat_s: Seconds = 0.5
+    dead_after_s: Seconds = 5.0
+    drain_s: Seconds = 20.0
+
+
+class Log(Branch, frozen=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Config(Branch, frozen=True):
+    model: Model = Model()
+    kv: Kv = Kv()
+    scheduler: Scheduler = Scheduler()
+    worker: Worker = Worker()
+    api: Api = Api()
+    tokenizer: Tokenizer = Tokenizer()
+    services: Services = Services()
+    links: Links = Links()
+    log: Log = Log()
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.links.run_dir or default_run_root() / str(self.api.port))
+
+
+def default_run_root() -> Path:
+    """Folder that holds one run directory per port of this user."""
+    return Path(tempfile.gettempdir()) / f"valence-{Path.home().name}"
+
+
+def load(path: str | Path | None = None, settings: list[str] | None = None) -> Config:
+    """Reads the file at `path` (if given), then applies `a.b=c` settings.
+
+    Values of settings are TOML where they parse as TOML and plain strings otherwise.
+    Raises ConfigError with the key at fault and, for an unknown key, the nearest known one.
+    """
+    tree: dict[str, Any] = {}
+    if path:
+        try:
+            tree = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+    for setting in settings or []:
+        _apply(tree, setting)
+    _check_keys(tree, Config, "")
+    try:
+        return msgspec.convert(tree, Config, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace("$.", "")) from error
+
+
+def _apply(tree: dict[str, Any], setting: str) -> None:
+    key, separator, text = setting.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"a setting is written a.b=c, not {setting!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.split(".")
+    branch = tree
+    for parent in parents:
+        branch = branch.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            raise ConfigError(f"{key}: {parent} is no table")
+    branch[leaf] = value
+
+
+def _check_keys(tree: dict[str, Any], branch: type[Branch], prefix: str) -> None:
+    fields = {field.name: field.type for field in msgspec.structs.fields(branch)}
+    for name, value in tree.items():
+        if name not in fields:
+            near = difflib.get_close_matches(prefix + name, keys(), n=1, cutoff=0.0)
+            raise ConfigError(f"unknown key {prefix}{name}; the nearest known key is {near[0]}")
+        kind = fields[name]
+        if isinstance(kind, type) and issubclass(kind, Branch):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{prefix}{name} is a table, not a value")
+            _check_keys(value, kind, f"{prefix}{name}.")
+
+
+def keys(branch: type[Branch] = Config, prefix: str = "") -> list[str]:
+    """All keys, dotted, in order."""
+    found: list[str] = []
+    for field in msgspec.structs.fields(branch):
+        if isinstance(field.type, type) and issubclass(field.type, Branch):
+            found += keys(field.type, f"{prefix}{field.name}.")
+        else:
+            found.append(prefix + field.name)
+    return found
+
+
+def render(config: Config) -> str:
+    """The resolved tree as TOML; `load` of this text gives the same tree."""
+    lines: list[str] = []
+    for key in keys():
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        lines.append(f"{key} = {msgspec.json.encode(value).decode()}")
+    return "\n".join(lines) + "\n"
+
+
+def fingerprint(config: Config) -> str:
+    """Short hash of the resolved tree, to notice processes that run with different settings."""
+    return hashlib.blake2b(render(config).encode(), digest_size=6).hexdigest()

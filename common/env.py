@@ -1,0 +1,37 @@
+"""The only file that reads the environment. Unknown VALENCE_* names are an error, so a typo never passes silently."""
+
+import os
+
+from common.errors import ConfigError
+
+KNOWN = {
+    "VALENCE_CONFIG": "path of the TOML configuration file",
+    "VALENCE_SET": "space-separated a.b=c settings, applied after the file",
+}
+
+
+def check() -> None:
+    """Raises ConfigError for a VALENCE_* variable that nothing reads."""
+    unknown = sorted(name for name in os.environ if name.startswith("VALENCE_") and name not in KNOWN)
+    if unknown:
+        raise ConfigError(f"unknown environment variable {unknown[0]}; known are {', '.join(KNOWN)}")
+
+
+def config_path() -> str:
+    return os.environ.get("VALENCE_CONFIG", "")
+
+
+def settings() -> list[str]:
+    return os.environ.get("VALENCE_SET", "").split()
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """The environment of a service process: everything of ours, BLAS threads bounded to `threads` (0: not bounded)."""
+    environment = dict(os.environ)
+    for name in KNOWN:
+        environment.pop(name, None)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment

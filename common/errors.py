@@ -1,0 +1,31 @@
+"""Why a request is not served, in words that every service shares.
+
+A `Reject` is the user's doing or the system's momentary state; a broken invariant is an assertion and ends the process.
+"""
+
+from enum import StrEnum
+
+
+class RejectReason(StrEnum):
+    """The kinds of refusal; `services/api/errors.py` maps each to one HTTP status."""
+
+    INVALID = "invalid"  # the request breaks a rule: 400
+    TOO_LONG = "too_long"  # prompt or prompt + output exceed a limit: 400
+    NOT_FOUND = "not_found"  # unknown model or route: 404
+    OVERLOADED = "overloaded"  # a bounded queue is full: 429
+    UNAVAILABLE = "unavailable"  # a needed service is not ready: 503
+    INTERNAL = "internal"  # our fault: 500
+
+
+class Reject(Exception):
+    """A request that will not be served. `param` names the field at fault, if one is."""
+
+    def __init__(self, reason: RejectReason, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.param = param
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text is for the person who wrote it."""

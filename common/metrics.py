@@ -1,0 +1,49 @@
+"""The names of all figures that processes report in heartbeats, and what they mean.
+
+Every process counts in plain integers and sends them with its heartbeat; the API serves all of them on /metrics with
+the labels `service` and `instance`. A name that is not listed here is a programming error (`checked`).
+"""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+
+class Metric(NamedTuple):
+    kind: Literal["counter", "gauge"]
+    meaning: str
+
+
+METRICS = {
+    "link_received": Metric("counter", "Frames received from other processes"),
+    "link_sent": Metric("counter", "Frames sent to other processes"),
+    "link_bad_frame": Metric("counter", "Frames dropped because they are no message of this receiver"),
+    "link_bad_version": Metric("counter", "Frames dropped because of another protocol version"),
+    "link_dead_sender": Metric("counter", "Frames dropped because their sender has left or was replaced"),
+    "link_refused": Metric("counter", "Sends that found the link full"),
+    "resident_bytes": Metric("gauge", "Memory of the process"),
+    "cpu_seconds": Metric("counter", "Processor time of the process, user and system"),
+    "open_requests": Metric("gauge", "Requests that this process has open"),
+    "requests": Metric("counter", "Requests accepted"),
+    "refused": Metric("counter", "Requests refused"),
+    "prompt_tokens": Metric("counter", "Prompt tokens of accepted requests"),
+    "cached_tokens": Metric("counter", "Prompt tokens found in the prefix cache"),
+    "output_tokens": Metric("counter", "Output tokens"),
+    "preemptions": Metric("counter", "Sequences put back to waiting because KV blocks ran out"),
+    "steps": Metric("counter", "Steps planned or run"),
+    "step_seconds": Metric("counter", "Time spent in steps"),
+    "unknown_results": Metric("counter", "Results and requests for something unknown or already ended"),
+}
+
+
+def checked(values: dict[str, float]) -> dict[str, float]:
+    """The same values; raises KeyError for a name that METRICS does not list."""
+    for name in values:
+        if name not in METRICS:
+            raise KeyError(f"metric {name} is not listed in common/metrics.py")
+    return values
+
+
+def link_metrics(counters: msgspec.Struct) -> dict[str, float]:
+    """LinkCounters as metrics."""
+    return {f"link_{name}": value for name, value in msgspec.structs.asdict(counters).items()}

@@ -1,0 +1,401 @@
+"""Every message between processes. docs/protocol.md explains them; a test holds the two together.
+
+One union per receiver (`ToApi`, `ToTokenizer`, `ToScheduler`, `ToWorker`, `ToAdmin`); each process has one inbox.
+Structs travel as msgpack arrays and grow only by fields appended with defaults. Columns are packed (common/columns.py):
+`_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
+"""
+
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
+State = Literal["starting", "ready", "draining", "failed"]
+
+
+class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A value inside a message."""
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
+    """A whole frame's payload; tagged with its class name."""
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended. The API turns these into OpenAI's words."""
+
+    EOS = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    LENGTH = 4
+    ABORT = 5
+    ERROR = 6
+
+
+class PromptKind(IntEnum):
+    TEXT = 0
+    TOKENS = 1
+    CHAT = 2
+
+
+# --- sequence ids: routing is inside the id, nobody keeps a routing map -----------------------------------------------
+
+
+def make_seq_id(api: int, tokenizer: int, salt: int, counter: int) -> int:
+    """api instance (8 bits) | tokenizer instance (8) | low 16 bits of the API's incarnation | counter (32).
+
+    A request with n choices owns n consecutive counters: choice i is `seq_id + i`.
+    """
+    return (api & 0xFF) << 56 | (tokenizer & 0xFF) << 48 | (salt & 0xFFFF) << 32 | (counter & 0xFFFFFFFF)
+
+
+def api_of(seq_id: int) -> int:
+    return seq_id >> 56
+
+
+def tokenizer_of(seq_id: int) -> int:
+    return seq_id >> 48 & 0xFF
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+class Peer(Struct, frozen=True):
+    """One running process. `incarnation` is random per process start and names the sender of every frame."""
+
+    service: ServiceName
+    instance: int
+    incarnation: int
+    endpoint: str
+    pid: int = 0
+    since_s: float = 0.0  # Unix time of the process start
+
+
+class Sampling(Struct, frozen=True):
+    """How output tokens are chosen and when they end. The seed is always resolved (the API draws one if none is given).
+
+    Choice i of a request samples with seed + i (mod 2**64).
+    """
+
+    max_tokens: int
+    seed: int = 0
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class ModelFacts(Struct, frozen=True):
+    """What the worker found out about the model; everybody else learns it from here."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    eos_token_ids: tuple[int, ...]
+    block_tokens: int
+    num_blocks: int
+    dtype: str = ""
+    ops_hash: str = ""
+
+
+class Finished(Struct, frozen=True):
+    """The one terminal of a sequence, scheduler to tokenizer."""
+
+    seq_id: int
+    reason: FinishReason
+    stop_token: int = -1  # the token that ended it, for EOS and STOP_TOKEN
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    message: str = ""  # for ERROR
+
+
+class TextFinished(Struct, frozen=True):
+    """The one terminal of a sequence, tokenizer to API."""
+
+    seq_id: int
+    reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    stop_token: int = -1
+    stop_string: str = ""
+    message: str = ""
+
+
+class Progress(Struct, frozen=True):
+    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class RowStart(Struct, frozen=True):
+    """A sequence takes a worker row. The row knows all its tokens; the first `computed` already have KV in `blocks`."""
+
+    slot: int
+    seq_id: int
+    tokens: bytes  # _i32: prompt, and output so far after a preemption
+    num_prompt: int
+    computed: int
+    blocks: bytes  # _i32: block table so far
+    sampling: Sampling
+
+
+class Load(Struct, frozen=True):
+    """Scheduler gauges for people, metrics and routers."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
+    steps: int = 0
+    tokens_in_flight: int = 0
+
+
+class Member(Struct, frozen=True):
+    """A peer as the scheduler sees it."""
+
+    peer: Peer
+    state: State
+    progress: int = 0  # grows while work gets done
+    stage: Progress | None = None
+    counters: dict[str, float] = {}
+
+
+# --- anyone <-> scheduler: membership ---------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of every process start, repeated until the sender sees itself in `Members`."""
+
+    peer: Peer
+    config_hash: str
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent every `links.heartbeat_s`. Counters are cumulative since the process start; gauges end in `_now`."""
+
+    state: State
+    progress: int
+    stage: Progress | None = None
+    counters: dict[str, float] = {}
+
+
+class Goodbye(Message, frozen=True):
+    """The sender leaves on purpose and has nothing open."""
+
+
+class Members(Message, frozen=True):
+    """The scheduler's view, to every member: on change, and every `links.heartbeat_s` as its own heartbeat.
+
+    Frames of an incarnation in `departed` are dropped by every receiver.
+    """
+
+    members: list[Member]
+    departed: list[int]
+    load: Load
+    model: ModelFacts | None = None  # None until a worker is ready
+
+
+# --- API -> tokenizer -------------------------------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True):
+    """One request, with `n` choices. Ends with n terminals in TextBatch, or one Refused."""
+
+    seq_id: int
+    kind: PromptKind
+    sampling: Sampling
+    text: str = ""
+    tokens: bytes = b""  # _i32
+    messages: bytes = b""  # JSON: OpenAI's list of messages, content already checked
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0  # smaller is sooner
+    cache_salt: str = ""
+    template_kwargs: bytes = b""  # JSON object
+
+
+class Abort(Message, frozen=True):
+    """The client has gone. Travels API -> tokenizer -> scheduler on the pipe of its Submit, so never overtakes it.
+
+    Covers one sequence (one choice).
+    """
+
+    seq_id: int
+
+
+class Tokenize(Message, frozen=True):
+    """/tokenize: text or messages to ids, answered by `Tokenized`."""
+
+    call_id: int  # a seq_id of its own
+    kind: PromptKind
+    text: str = ""
+    messages: bytes = b""
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class Detokenize(Message, frozen=True):
+    """/detokenize: ids to text, answered by `Detokenized`."""
+
+    call_id: int
+    tokens: bytes  # _i32
+
+
+# --- tokenizer -> API -------------------------------------------------------------------------------------------------
+
+
+class TextBatch(Message, frozen=True):
+    """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
+
+    A row may have an empty text (half a character, a held-back stop string) and still count its tokens.
+    """
+
+    seq_ids: bytes  # _u64
+    first_index: bytes  # _i32
+    counts: bytes  # _i32
+    texts: list[str]
+    finished: list[TextFinished]
+
+
+class Refused(Message, frozen=True):
+    """A request that was not accepted: the only terminal it gets. `seq_id` is its first choice or its call_id."""
+
+    seq_id: int
+    reason: str  # common.errors.RejectReason
+    message: str
+    param: str | None = None
+
+
+class Tokenized(Message, frozen=True):
+    call_id: int
+    tokens: bytes  # _i32
+    token_strings: list[str] = []
+
+
+class Detokenized(Message, frozen=True):
+    call_id: int
+    text: str
+
+
+# --- tokenizer -> scheduler -------------------------------------------------------------------------------------------
+
+
+class Admit(Message, frozen=True):
+    """An encoded request: n sequences seq_id .. seq_id + n - 1 that share one prompt. Idempotent by seq_id."""
+
+    seq_id: int
+    tokens: bytes  # _i32: the prompt, at least one token
+    sampling: Sampling
+    n: int = 1
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Stop(Message, frozen=True):
+    """A stop string ended this sequence; the tokenizer has told the API already."""
+
+    seq_id: int
+
+
+# --- scheduler -> tokenizer -------------------------------------------------------------------------------------------
+
+
+class TokenBatch(Message, frozen=True):
+    """One step's new tokens for one tokenizer. Row j is output token number first_index[j] of its sequence.
+
+    A sequence listed in `finished` may also have a row here; its row comes first in time.
+    """
+
+    seq_ids: bytes  # _u64
+    first_index: bytes  # _i32
+    tokens: bytes  # _i32
+    finished: list[Finished]
+
+
+# --- scheduler <-> worker ---------------------------------------------------------------------------------------------
+
+
+class StepPlan(Message, frozen=True):
+    """One step, as differences to the rows the worker already holds. Applied in field order.
+
+    Row j of the step runs tokens positions[j] .. positions[j] + counts[j] - 1 of slot slots[j]; where samples[j] is 1
+    the last of them yields the row's next token, which the worker appends to the row itself.
+    """
+
+    step: int
+    removed: bytes = b""  # _i32 slots
+    added: list[RowStart] = []
+    grown_slots: bytes = b""  # _i32, may repeat a slot
+    grown_blocks: bytes = b""  # _i32, appended to that slot's table
+    copy_source: bytes = b""  # _i32 blocks, copied before the step runs
+    copy_target: bytes = b""  # _i32 blocks
+    slots: bytes = b""  # _i32
+    positions: bytes = b""  # _i32
+    counts: bytes = b""  # _i32
+    samples: bytes = b""  # one byte per row
+
+
+class StepResult(Message, frozen=True):
+    """Sampled tokens of the rows with samples == 1, in the plan's order. A step with `error` sampled nothing."""
+
+    step: int
+    tokens: bytes  # _i32
+    device_us: int = 0
+    error: str = ""
+
+
+class WorkerReady(Message, frozen=True):
+    """A real step has run. Sent after every Hello that a new scheduler answers; the worker then holds no rows."""
+
+    model: ModelFacts
+    max_rows: int
+
+
+# --- administration ---------------------------------------------------------------------------------------------------
+
+
+class StatusQuery(Message, frozen=True):
+    """Answered by `Status` at `reply_to`."""
+
+    reply_to: str
+
+
+class StoryQuery(Message, frozen=True):
+    """The bounded event log of one sequence, answered by `Story` at `reply_to`."""
+
+    reply_to: str
+    seq_id: int
+
+
+class Status(Message, frozen=True):
+    members: list[Member]
+    load: Load
+    model: ModelFacts | None
+
+
+class Story(Message, frozen=True):
+    lines: list[str]
+
+
+ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
+ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
+ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | StatusQuery | StoryQuery
+ToWorker = StepPlan | Members
+ToAdmin = Status | Story

@@ -1,0 +1,174 @@
+"""ZeroMQ links: one inbox (PULL, bound) per process, one Push (PUSH, connected) per peer it writes to.
+
+A frame is a 12-byte header (magic, protocol version, sender incarnation) and one msgpack message. Sends never block:
+a full link refuses, and the caller decides. Frames that cannot be read, of another version, or of a departed sender
+are counted and dropped, never raised. A socket belongs to the one thread or loop that made it.
+"""
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Collection
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from common.errors import ConfigError
+from common.protocol import PROTOCOL_VERSION
+
+MAGIC = b"VL"
+HEADER = struct.Struct("<2sHQ")
+DRAIN_LIMIT = 1024  # frames handled before the loop gets a turn
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+T = TypeVar("T")
+
+
+class LinkCounters(msgspec.Struct):
+    """Cumulative counts of one process's links."""
+
+    received: int = 0
+    sent: int = 0
+    bad_frame: int = 0  # not ours, truncated, or not a message of this receiver
+    bad_version: int = 0
+    dead_sender: int = 0
+    refused: int = 0  # sends that found the link full
+
+
+def new_incarnation() -> int:
+    """A random non-zero id for one process start."""
+    return int.from_bytes(os.urandom(8), "little") >> 1 | 1
+
+
+def is_loopback(endpoint: str) -> bool:
+    return endpoint.startswith(("tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
+
+
+class Push:
+    """The sending end of a link to one peer."""
+
+    def __init__(self, endpoint: str, incarnation: int, queue: int, counters: LinkCounters) -> None:
+        self.endpoint = endpoint
+        self._counters = counters
+        self._encoder = msgspec.msgpack.Encoder()
+        self._header = HEADER.pack(MAGIC, PROTOCOL_VERSION, incarnation)
+        self._frame = bytearray(self._header)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, queue)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RECONNECT_IVL, 20)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
+        self._socket.connect(endpoint)
+
+    def send(self, message: msgspec.Struct) -> bool:
+        """Queues the message; False if the link is full (`refused` is counted)."""
+        frame = self._frame
+        self._encoder.encode_into(message, frame, HEADER.size)
+        try:
+            # Copying is cheaper than zero-copy bookkeeping for frames of a few kilobytes.
+            self._socket.send(frame, zmq.DONTWAIT, copy=True)
+        except zmq.Again:
+            self._counters.refused += 1
+            return False
+        self._counters.sent += 1
+        return True
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Drops what is not sent after `linger_ms`."""
+        self._socket.close(linger=linger_ms)
+
+
+class Inbox(Generic[T]):
+    """The receiving end: messages of one union from any number of peers, blocking form."""
+
+    def __init__(self, endpoint: str, union: Any, queue: int, counters: LinkCounters) -> None:
+        self.counters = counters
+        self.departed: Collection[int] = frozenset()  # incarnations whose frames are dropped; set by the owner
+        self._decode: Callable[[Any], T] = msgspec.msgpack.Decoder(union).decode
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.set(zmq.RCVHWM, queue)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.endpoint = self._bind(endpoint)
+
+    def _bind(self, endpoint: str) -> str:
+        if endpoint.startswith("tcp://") and not is_loopback(endpoint):
+            self._socket.close()
+            raise ConfigError(f"refusing to bind {endpoint}: tcp links beyond this host need keys")
+        self._socket.bind(endpoint)
+        return self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def drain(self, limit: int = DRAIN_LIMIT) -> list[tuple[int, T]]:
+        """All (sender, message) pairs that have arrived, at most `limit` frames, without waiting."""
+        batch: list[tuple[int, T]] = []
+        receive = self._socket.recv
+        for _ in range(limit):
+            try:
+                frame = receive(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            received = self._open(frame)
+            if received is not None:
+                batch.append(received)
+        return batch
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when a frame can be read, False after the time-out."""
+        return bool(self._socket.poll(int(timeout_s * 1000), zmq.POLLIN))
+
+    def _open(self, frame: bytes) -> tuple[int, T] | None:
+        counters = self.counters
+        counters.received += 1
+        if len(frame) <= HEADER.size or frame[:2] != MAGIC:
+            counters.bad_frame += 1
+            return None
+        _, version, sender = HEADER.unpack_from(frame)
+        if version != PROTOCOL_VERSION:
+            counters.bad_version += 1
+            return None
+        if sender in self.departed:
+            counters.dead_sender += 1
+            return None
+        try:
+            return sender, self._decode(memoryview(frame)[HEADER.size :])
+        except (msgspec.DecodeError, ValueError, RecursionError, UnicodeDecodeError):
+            counters.bad_frame += 1
+            return None
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        if self.endpoint.startswith("ipc://"):
+            # libzmq leaves the file when the context is not terminated.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.endpoint.removeprefix("ipc://"))
+
+
+class AsyncInbox(Inbox[T]):
+    """The same on an event loop: each wake-up hands everything that has arrived to one synchronous handler.
+
+    A callback on ZeroMQ's descriptor costs a third of a task switch per message through `zmq.asyncio`.
+    The descriptor is edge-triggered: it must be drained to empty before waiting again, which `_readable` ensures.
+    """
+
+    def start(self, handler: Callable[[list[tuple[int, T]]], None]) -> None:
+        """Calls `handler` with each non-empty batch, from the running loop, until `close`."""
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(self._socket.get(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._readable)
+        self._loop.call_soon(self._readable)
+
+    def _readable(self) -> None:
+        if self._socket.closed:
+            return
+        batch = self.drain()
+        if batch:
+            # The next turn looks again: frames may arrive, and move the edge, while the handler runs.
+            self._loop.call_soon(self._readable)
+            self._handler(batch)
+
+    def close(self) -> None:
+        if hasattr(self, "_loop"):
+            self._loop.remove_reader(self._descriptor)
+        super().close()
