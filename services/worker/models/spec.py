@@ -1,0 +1,125 @@
+"""What a model file declares, and what it needs from a loader.
+
+Owner: nobody, values only. Callers: models/*.py declare, models/registry.py finds, layers/decoder.py builds.
+A model file names tensors as Hugging Face checkpoints do; loaders of other formats map their names to these.
+A loader hands over `Parameters`: it is asked once for every tensor the model has, in layer order, so it may read
+lazily, and it can report what it was never asked for (except `ModelDef.ignored`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from services.worker.quant.contract import Weight
+
+T = TypeVar("T")
+REQUIRED = object()
+
+
+class Parameters(Protocol):
+    """A checkpoint as the model sees it. Names are full Hugging Face names, ending in `.weight` or `.bias`."""
+
+    def weight(self, *names: str) -> Weight:
+        """Matrices [out_i, in] of one linear layer (or one embedding), fused along out in the order given.
+
+        Parts may be stored in different formats. Raises KeyError naming a missing tensor.
+        """
+        ...
+
+    def tensor(self, *names: str) -> Tensor:
+        """Norm weights and biases: dense, in the model's activation dtype, concatenated along dimension 0."""
+        ...
+
+    def has(self, name: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary embedding, rotate-half layout. `scaling` is the checkpoint's `rope_scaling`/`rope_parameters` values."""
+
+    theta: float
+    rotary_dim: int
+    kind: str = "default"
+    scaling: Mapping[str, float] | None = None
+    max_position: int = 0  # as the checkpoint says, before a limit of the user
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A dense decoder-only transformer with pre-norm layers, grouped-query attention and a gated MLP."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_eps: float
+    rope: RopeSpec
+    max_position: int
+    tie_embeddings: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class DecoderNames:
+    """Checkpoint names of a decoder's parameters. `{i}` is the layer; more than one name means fuse in that order."""
+
+    embedding: str
+    final_norm: str
+    head: str
+    input_norm: str
+    qkv: tuple[str, str, str]
+    out: str
+    post_norm: str
+    gate_up: tuple[str, str]
+    down: str
+    q_norm: str = ""
+    k_norm: str = ""
+
+
+@dataclass(frozen=True)
+class ModelDef:
+    """One model file's declaration; the file's only public name is `MODEL`."""
+
+    architectures: tuple[str, ...]
+    features: tuple[str, ...]
+    read: Callable[["Config"], DecoderSpec]
+    names: DecoderNames
+    ignored: tuple[str, ...] = ()  # suffixes of checkpoint tensors that hold nothing to load
+
+
+class Config:
+    """Typed reading of a checkpoint's config dict; a value we cannot honour stops with its name."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def get(self, kind: type[T], key: str, default: object = REQUIRED) -> T:
+        """The value of `key` as `kind`. Absent or null gives `default`. Raises ValueError if absent or of another type."""
+        value = self._values.get(key)
+        if value is None:
+            if default is REQUIRED:
+                raise ValueError(f"config: {key!r} is missing")
+            value = default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ValueError(f"config: {key!r} is {value!r}, expected {kind.__name__}")
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, object]:
+        """The sub-table `key`, empty if absent or null."""
+        return self.get(dict, key, {})
+
+    def require(self, key: str, allowed: Sequence[object]) -> None:
+        """Raises ValueError unless `key` is absent, null or one of `allowed`."""
+        value = self._values.get(key)
+        if value is not None and value not in allowed:
+            raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed))}")
