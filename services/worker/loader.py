@@ -1,0 +1,119 @@
+"""Gives a model its parameters from checkpoint tensors: the `Parameters` that models/spec.py asks for.
+
+`load_parameters` first holds the checkpoint against what the model declares, so that a wrong or incomplete one stops
+before any weight is read. Each tensor is read once, when the model asks for it, straight into its final form: beside
+the finished weights at most one parameter is in memory.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from common.errors import ConfigError
+from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef
+from services.worker.quant.contract import StoredTensor, Weight
+from services.worker.quant.registry import WeightPolicy
+
+MAX_NAMED = 5  # tensors listed in one error
+Report = Callable[[int, int], None]  # parameters done, parameters in all
+
+
+def load_parameters(
+    tensors: Mapping[str, StoredTensor],
+    model: ModelDef,
+    spec: DecoderSpec,
+    policy: WeightPolicy,
+    report: Report = lambda done, total: None,
+) -> "CheckpointParameters":
+    """The parameters of `model` as `spec` describes it. Raises ConfigError naming tensors at fault and their files."""
+    expected = expected_shapes(spec, model.names)
+    # A tied head that the checkpoint repeats is the embedding once more.
+    check_tensors(tensors, expected, (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored)
+    return CheckpointParameters({name: tensors[name] for name in expected}, policy, report)
+
+
+class CheckpointParameters:
+    """Reads each tensor on request; see `Parameters` in models/spec.py."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], policy: WeightPolicy, report: Report) -> None:
+        self._tensors = tensors
+        self._policy = policy
+        self._report = report
+        self._done: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def weight(self, *names: str) -> Weight:
+        weight = self._policy.make([self._tensors[name] for name in names])
+        self._count(names)
+        return weight
+
+    def tensor(self, *names: str) -> torch.Tensor:
+        parts = [self._tensors[name] for name in names]
+        values = torch.cat([part.dense(self._policy.activation) for part in parts])
+        if not bool(torch.isfinite(values).all()):
+            raise ConfigError(f"{parts[0].source}: {', '.join(names)} holds NaN or infinite values")
+        self._count(names)
+        return values
+
+    def unread(self) -> list[str]:
+        """Tensors that the model declared but did not ask for."""
+        return sorted(set(self._tensors) - self._done)
+
+    def _count(self, names: tuple[str, ...]) -> None:
+        self._done.update(names)
+        self._report(len(self._done), len(self._tensors))
+
+
+def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[int, ...]]:
+    """Every checkpoint tensor that a decoder has, by name, with its shape."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, hidden), names.final_norm: (hidden,)}
+    if not spec.tie_embeddings:
+        shapes[names.head] = (spec.vocab_size, hidden)
+    linears: list[tuple[str, int, int, bool]] = [
+        *(
+            (name, rows, hidden, spec.qkv_bias)
+            for name, rows in zip(names.qkv, (q_rows, kv_rows, kv_rows), strict=True)
+        ),
+        (names.out, hidden, q_rows, spec.out_bias),
+        *((name, inner, hidden, spec.mlp_bias) for name in names.gate_up),
+        (names.down, hidden, inner, spec.mlp_bias),
+    ]
+    for i in range(spec.num_layers):
+        shapes[names.input_norm.format(i=i)] = (hidden,)
+        shapes[names.post_norm.format(i=i)] = (hidden,)
+        if spec.qk_norm:
+            shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
+            shapes[names.k_norm.format(i=i)] = (spec.head_dim,)
+        for name, rows, columns, has_bias in linears:
+            shapes[name.format(i=i)] = (rows, columns)
+            if has_bias:
+                shapes[name.format(i=i).removesuffix(".weight") + ".bias"] = (rows,)
+    return shapes
+
+
+def check_tensors(
+    tensors: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]
+) -> None:
+    """Raises ConfigError unless `tensors` are exactly those `expected`, but for names ending in one of `ignored`."""
+    files = ", ".join(sorted({tensor.source.partition(' ("')[0] for tensor in tensors.values()})[:MAX_NAMED])
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        raise ConfigError(f"the checkpoint lacks {_listed(missing)} (looked in {files or 'no file'})")
+    for name, shape in expected.items():
+        found = tensors[name].shape
+        if found != shape:
+            raise ConfigError(
+                f'{tensors[name].source}: tensor "{name}" has shape {list(found)}, the configuration says {list(shape)}'
+            )
+    surplus = [name for name in tensors if name not in expected and not name.endswith(ignored)]
+    if surplus:
+        raise ConfigError(f"the model has no place for {_listed(surplus)} of {tensors[surplus[0]].source}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(f'"{name}"' for name in names[:MAX_NAMED]) + more
