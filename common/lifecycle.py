@@ -144,6 +144,8 @@ class Node(Generic[T]):
     def _apply(self, sender: int, message: Members) -> None:
         change = self.view.update(sender, message, time.monotonic())
         self.inbox.departed = self.view.departed
+        if self.process.incarnation in self.view.departed:
+            raise RuntimeError("the scheduler has given this process up; ending, to start afresh")
         if change.new_scheduler and not self.joined:
             self.beat()
         for peer in change.left:
@@ -182,7 +184,10 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
             if not fault:
                 raise
 
-    uvloop.run(run())
+    try:
+        uvloop.run(run())
+    except ConfigError as error:
+        end_on_config(error)
     for context in fault:
         logging.getLogger(service).critical(
             "fault: %s", context.get("message"), exc_info=context.get("exception") or None
@@ -202,10 +207,15 @@ def start(service: ServiceName) -> Process:
         config = configuration.load(arguments.config, env.settings() + arguments.set)
         make_run_dir(config.run_dir)
     except ConfigError as error:
-        print(f"configuration: {error}", file=sys.stderr)
-        sys.exit(EXIT_CONFIG)
+        end_on_config(error)
     log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
     return Process(service, arguments.instance, config)
+
+
+def end_on_config(error: ConfigError) -> NoReturn:
+    """Tells the person what is wrong and ends with the status that a supervisor does not answer by a restart."""
+    print(f"configuration: {error}", file=sys.stderr)
+    sys.exit(EXIT_CONFIG)
 
 
 def make_run_dir(path: Path) -> None:

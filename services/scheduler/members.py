@@ -1,0 +1,94 @@
+"""Who is a member: the scheduler's registry of processes. Pure; owned and called by process.py.
+
+One live incarnation per (service, instance): a Hello of a new one replaces the old, which departs. An incarnation that
+has departed never comes back; the last `KEEP_DEPARTED` are told to everybody so that their frames are dropped.
+"""
+
+from collections import deque
+
+import msgspec
+
+from common.protocol import Heartbeat, Hello, Load, Member, Members, ModelFacts, Peer, Progress, ServiceName, State
+
+KEEP_DEPARTED = 256
+
+
+class Registry:
+    """`own` is the scheduler's own entry; `roots` are the endpoint prefixes that peers may name."""
+
+    def __init__(self, own: Peer, roots: tuple[str, ...], dead_after_s: float) -> None:
+        self._own = own.incarnation
+        self._roots = roots
+        self._dead_after_s = dead_after_s
+        self._members: dict[int, Member] = {own.incarnation: Member(own, "ready")}
+        self._heard_s: dict[int, float] = {}
+        self._departed: deque[int] = deque(maxlen=KEEP_DEPARTED)
+
+    @property
+    def departed(self) -> frozenset[int]:
+        return frozenset(self._departed)
+
+    def allowed(self, endpoint: str) -> bool:
+        """Whether a message may be sent to that address: a peer never chooses a file or host for us."""
+        return endpoint.startswith(self._roots) and ".." not in endpoint
+
+    def service_of(self, incarnation: int) -> ServiceName | None:
+        member = self._members.get(incarnation)
+        return member.peer.service if member else None
+
+    def find(self, service: str, instance: int) -> Peer | None:
+        for member in self._members.values():
+            if member.peer.service == service and member.peer.instance == instance:
+                return member.peer
+        return None
+
+    def hello(self, sender: int, hello: Hello, now_s: float) -> tuple[Peer | None, Peer | None]:
+        """(the peer that joined, the peer that it replaces); (None, None) for a repeat or an unacceptable Hello."""
+        peer = hello.peer
+        if sender != peer.incarnation or sender in self._departed or not self.allowed(peer.endpoint):
+            return None, None
+        self._heard_s[sender] = now_s
+        if sender in self._members or peer.service == "scheduler" or not 0 <= peer.instance < 256:
+            return None, None
+        replaced = self.find(peer.service, peer.instance)
+        if replaced:
+            self.remove(replaced.incarnation)
+        self._members[sender] = Member(peer, "starting")
+        return peer, replaced
+
+    def heartbeat(self, sender: int, beat: Heartbeat, now_s: float) -> bool:
+        """True if the member's state changed. Unknown senders are ignored: they will say Hello."""
+        member = self._members.get(sender)
+        if member is None or sender == self._own:
+            return False
+        self._heard_s[sender] = now_s
+        self._members[sender] = Member(member.peer, beat.state, beat.progress, beat.stage, beat.counters)
+        return beat.state != member.state
+
+    def update_own(self, state: State, progress: int, stage: Progress | None, counters: dict[str, float]) -> None:
+        own = self._members[self._own]
+        self._members[self._own] = msgspec.structs.replace(
+            own, state=state, progress=progress, stage=stage, counters=counters
+        )
+
+    def remove(self, incarnation: int) -> Peer | None:
+        """The peer departs, for whatever reason. None if it is no member."""
+        if incarnation == self._own:
+            return None
+        member = self._members.pop(incarnation, None)
+        if member is None:
+            return None
+        self._heard_s.pop(incarnation, None)
+        self._departed.append(incarnation)
+        return member.peer
+
+    def silent(self, now_s: float) -> list[Peer]:
+        """Members not heard for `dead_after_s`; the caller removes them."""
+        late = [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._dead_after_s]
+        return [self._members[key].peer for key in late if key in self._members]
+
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    def message(self, load: Load, model: ModelFacts | None) -> Members:
+        return Members(self.members(), list(self._departed), load, model)

@@ -1,0 +1,36 @@
+"""What the worker process needs from an engine. Two exist: the model engine (torch) and the null engine (no torch)."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from common.config import Config
+from common.protocol import ModelFacts, Progress, StepPlan
+
+
+class Pending(Protocol):
+    """A step that was started. Its tokens may still be on the way from the device."""
+
+    def ready(self) -> bool:
+        """Whether `tokens` would return without waiting."""
+        ...
+
+    def tokens(self) -> bytes:
+        """_i32 sampled tokens of the rows with samples == 1, in the plan's order; waits for the device."""
+        ...
+
+
+class Engine(Protocol):
+    facts: ModelFacts
+    max_rows: int
+
+    def execute(self, plan: StepPlan) -> Pending:
+        """Applies the plan's differences and starts its step."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets all rows: another scheduler has taken over."""
+        ...
+
+
+class MakeEngine(Protocol):
+    def __call__(self, config: Config, report: Callable[[Progress], None]) -> Engine: ...

@@ -1,0 +1,127 @@
+"""The worker process: a blocking loop around one engine. Receives plans, runs them, sends results; decides nothing.
+
+A new scheduler incarnation resets the engine's rows before WorkerReady is sent again. While a later plan already waits,
+a finished step's result is sent only after that plan has been started, so that the device never waits for the host.
+"""
+
+import logging
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+
+from common import config as configuration
+from common.lifecycle import Process, scheduler_endpoint
+from common.membership import Membership
+from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
+from common.transport import Inbox
+from services.worker.beacon import Beacon
+from services.worker.engine import Engine, MakeEngine, Pending
+
+log = logging.getLogger("worker")
+WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
+
+
+class WorkerProcess:
+    def __init__(self, process: Process, make_engine: MakeEngine) -> None:
+        self.process = process
+        self.view = Membership()
+        links = process.config.links
+        self.inbox: Inbox[ToWorker] = Inbox(process.inbox_endpoint(), ToWorker, links.queue, process.counters)
+        self.to_scheduler = process.push(scheduler_endpoint(process.config))
+        hello = Hello(process.peer(self.inbox.endpoint), configuration.fingerprint(process.config))
+        self.beacon = Beacon(process, hello, self.metrics)
+        self.steps = 0
+        self.step_s = 0.0
+        self._make_engine = make_engine
+        self._announced = False  # whether the present scheduler has our WorkerReady
+        self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
+        self._stopping = False
+
+    def metrics(self) -> dict[str, float]:
+        return {"steps": float(self.steps), "step_seconds": self.step_s}
+
+    def run(self) -> None:
+        """Until SIGTERM. Raises what the engine raises: the process then ends with a non-zero status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self.beacon.start()
+        engine = self._make_engine(self.process.config, self._report)
+        self.beacon.stage = None
+        self.beacon.state = "ready"
+        while not self._stopping:
+            if self.inbox.wait(WAIT_S):
+                self._handle(engine, self.inbox.drain())
+        self._flush(keep=0)
+        self.to_scheduler.send(Goodbye())
+        self.to_scheduler.close(linger_ms=500)
+        self.beacon.end()
+        self.inbox.close()
+
+    def _handle(self, engine: Engine, batch: list[tuple[int, ToWorker]]) -> None:
+        plans = 0
+        for sender, message in batch:
+            if isinstance(message, Members):
+                self._on_members(engine, sender, message)
+            elif sender == self.view.scheduler:
+                self._execute(engine, message)
+                plans += 1
+        # Results that are still on their way may wait for one more plan, never longer.
+        self._flush(keep=0 if plans == 0 or not self.inbox.wait(0) else 1)
+
+    def _on_members(self, engine: Engine, sender: int, message: Members) -> None:
+        change = self.view.update(sender, message, time.monotonic())
+        self.inbox.departed = self.view.departed
+        own = self.process.incarnation
+        if own in self.view.departed:
+            raise RuntimeError("the scheduler has given this worker up; ending, to start afresh")
+        self.beacon.joined = own in self.view.members
+        if change.new_scheduler:
+            self._in_flight.clear()
+            engine.reset()
+            self._announced = False
+        if self.beacon.joined and not self._announced:
+            self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
+
+    def _execute(self, engine: Engine, plan: StepPlan) -> None:
+        start_s = time.perf_counter()
+        self._in_flight.append((plan.step, start_s, engine.execute(plan)))
+        self.steps += 1
+        self.beacon.progress += 1
+        self._flush(keep=1)
+
+    def _flush(self, keep: int) -> None:
+        """Sends every result that is there; waits for all but the newest `keep`."""
+        while self._in_flight and (len(self._in_flight) > keep or self._in_flight[0][2].ready()):
+            step, start_s, pending = self._in_flight.popleft()
+            tokens = pending.tokens()
+            elapsed_s = time.perf_counter() - start_s
+            self.step_s += elapsed_s
+            self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6)))
+
+    def _report(self, stage: Progress) -> None:
+        """Start-up progress; also counts as progress, since kernel builds may take minutes."""
+        self.beacon.stage = stage
+        self.beacon.progress += 1
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stopping or self.beacon.state != "ready":
+            sys.exit(0 if not self._stopping else 1)
+        self._stopping = True
+
+
+def engine_of(kind: str) -> MakeEngine:
+    """The engine's constructor; torch is imported only for the model engine."""
+    if kind == "null":
+        from services.worker.null import NullEngine
+
+        return NullEngine
+    from services.worker.model_engine import ModelEngine
+
+    return ModelEngine
+
+
+def serve(process: Process, engine: Callable[[str], MakeEngine] = engine_of) -> None:
+    WorkerProcess(process, engine(process.config.worker.kind)).run()

@@ -1,0 +1,27 @@
+import pytest
+
+from common import env
+from common.errors import ConfigError
+
+
+def test_a_misspelt_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_CONFG", "x")
+    with pytest.raises(ConfigError, match="VALENCE_CONFG"):
+        env.check()
+
+
+def test_known_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_CONFIG", "a.toml")
+    monkeypatch.setenv("VALENCE_SET", "a.b=1  c.d=2")
+    env.check()
+    assert env.config_path() == "a.toml"
+    assert env.settings() == ["a.b=1", "c.d=2"]
+
+
+def test_children_get_their_settings_from_the_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_SET", "a.b=1")
+    child = env.child_environment(threads=3)
+    assert "VALENCE_SET" not in child
+    assert child["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "OMP_NUM_THREADS" not in env.child_environment(threads=0)

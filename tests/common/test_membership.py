@@ -1,0 +1,32 @@
+from common.membership import Membership
+from common.protocol import Load, Member, Members, Peer
+
+
+def member(service: str, instance: int, incarnation: int, state: str = "ready") -> Member:
+    return Member(Peer(service, instance, incarnation, f"ipc://x{incarnation}"), state)
+
+
+def test_changes_are_told_once() -> None:
+    view = Membership()
+    first = view.update(7, Members([member("api", 0, 1), member("worker", 0, 2)], [], Load()), 1.0)
+    assert ([p.incarnation for p in first.joined], first.left, first.new_scheduler) == ([1, 2], [], True)
+    again = view.update(7, Members([member("api", 0, 1), member("worker", 0, 2)], [], Load()), 2.0)
+    assert again == ([], [], False)
+    replaced = view.update(7, Members([member("api", 0, 3), member("worker", 0, 2)], [1], Load()), 3.0)
+    assert ([p.incarnation for p in replaced.joined], [p.incarnation for p in replaced.left]) == ([3], [1])
+    assert view.departed == {1}
+    assert view.heard_s == 3.0
+
+
+def test_another_scheduler_is_noticed() -> None:
+    view = Membership()
+    view.update(7, Members([], [], Load()), 1.0)
+    assert view.update(8, Members([], [], Load()), 2.0).new_scheduler
+    assert view.scheduler == 8
+
+
+def test_only_ready_peers_take_work() -> None:
+    view = Membership()
+    members = [member("tokenizer", 1, 1), member("tokenizer", 0, 2), member("tokenizer", 2, 3, "draining")]
+    view.update(7, Members(members, [], Load()), 1.0)
+    assert [peer.instance for peer in view.ready("tokenizer")] == [0, 1]

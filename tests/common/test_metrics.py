@@ -1,0 +1,19 @@
+import pytest
+
+from common.metrics import METRICS, checked, link_metrics
+from common.transport import LinkCounters
+
+
+def test_link_counters_are_all_listed() -> None:
+    values = link_metrics(LinkCounters(received=3))
+    assert values["link_received"] == 3
+    assert checked(values) is values
+
+
+def test_an_unlisted_name_is_an_error() -> None:
+    with pytest.raises(KeyError, match="no_such"):
+        checked({"no_such": 1.0})
+
+
+def test_every_metric_says_what_it_means() -> None:
+    assert all(metric.meaning and metric.kind in ("counter", "gauge") for metric in METRICS.values())

@@ -1,0 +1,80 @@
+import pytest
+
+from common.protocol import Heartbeat, Hello, Load, Peer
+from services.scheduler.members import Registry
+
+ROOT = "ipc:///run/"
+
+
+def peer(service: str, instance: int, incarnation: int, endpoint: str = ROOT + "x") -> Peer:
+    return Peer(service, instance, incarnation, endpoint)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(peer("scheduler", 0, 1), (ROOT,), dead_after_s=5)
+
+
+def hello(registry: Registry, joining: Peer, now_s: float = 0.0, sender: int | None = None):
+    return registry.hello(joining.incarnation if sender is None else sender, Hello(joining, "hash"), now_s)
+
+
+def test_a_hello_joins_and_a_repeat_changes_nothing(registry: Registry) -> None:
+    api = peer("api", 0, 11)
+    assert hello(registry, api) == (api, None)
+    assert hello(registry, api) == (None, None)
+    assert registry.service_of(11) == "api"
+    assert registry.find("api", 0) == api
+
+
+def test_a_new_incarnation_replaces_the_old_which_never_comes_back(registry: Registry) -> None:
+    old, new = peer("api", 0, 11), peer("api", 0, 12)
+    hello(registry, old)
+    assert hello(registry, new) == (new, old)
+    assert registry.departed == {11}
+    assert hello(registry, old) == (None, None)
+    assert registry.find("api", 0) == new
+
+
+@pytest.mark.parametrize(
+    ("joining", "sender"),
+    [
+        (peer("api", 0, 11), 12),
+        (peer("api", 0, 11, "ipc:///etc/passwd"), 11),
+        (peer("api", 0, 11, ROOT + "../x"), 11),
+        (peer("api", 0, 11, "tcp://10.0.0.1:80"), 11),
+        (peer("scheduler", 0, 11), 11),
+        (peer("api", 256, 11), 11),
+        (peer("api", -1, 11), 11),
+    ],
+)
+def test_a_false_hello_is_not_accepted(registry: Registry, joining: Peer, sender: int) -> None:
+    assert hello(registry, joining, sender=sender) == (None, None)
+    assert len(registry.members()) == 1
+
+
+def test_heartbeats_update_known_members_only(registry: Registry) -> None:
+    hello(registry, peer("worker", 0, 11))
+    assert registry.heartbeat(11, Heartbeat("ready", 7), 1.0)
+    assert not registry.heartbeat(11, Heartbeat("ready", 8), 2.0)
+    assert not registry.heartbeat(99, Heartbeat("ready", 8), 2.0)
+    assert not registry.heartbeat(1, Heartbeat("failed", 8), 2.0)
+    assert [(m.state, m.progress) for m in registry.members()] == [("ready", 0), ("ready", 8)]
+
+
+def test_silent_members_are_found_and_removed(registry: Registry) -> None:
+    hello(registry, peer("worker", 0, 11), now_s=0.0)
+    hello(registry, peer("api", 0, 12), now_s=0.0)
+    registry.heartbeat(12, Heartbeat("ready", 1), 4.0)
+    assert registry.silent(5.0) == []
+    assert [p.incarnation for p in registry.silent(5.1)] == [11]
+    registry.remove(11)
+    assert registry.silent(6.0) == []
+    message = registry.message(Load(), None)
+    assert message.departed == [11]
+    assert [m.peer.incarnation for m in message.members] == [1, 12]
+
+
+def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
+    assert registry.remove(1) is None
+    assert registry.service_of(1) == "scheduler"
