@@ -41,9 +41,6 @@ class PromptKind(IntEnum):
     CHAT = 2
 
 
-# --- sequence ids: routing is inside the id, nobody keeps a routing map -----------------------------------------------
-
-
 def make_seq_id(api: int, tokenizer: int, salt: int, counter: int) -> int:
     """api instance (8 bits) | tokenizer instance (8) | low 16 bits of the API's incarnation | counter (32).
 
@@ -58,9 +55,6 @@ def api_of(seq_id: int) -> int:
 
 def tokenizer_of(seq_id: int) -> int:
     return seq_id >> 48 & 0xFF
-
-
-# --- values -----------------------------------------------------------------------------------------------------------
 
 
 class Peer(Struct, frozen=True):
@@ -174,9 +168,6 @@ class Member(Struct, frozen=True):
     counters: dict[str, float] = {}
 
 
-# --- anyone <-> scheduler: membership ---------------------------------------------------------------------------------
-
-
 class Hello(Message, frozen=True):
     """First message of every process start, repeated until the sender sees itself in `Members`."""
 
@@ -208,9 +199,6 @@ class Members(Message, frozen=True):
     departed: list[int]
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
-
-
-# --- API -> tokenizer -------------------------------------------------------------------------------------------------
 
 
 class Submit(Message, frozen=True):
@@ -258,9 +246,6 @@ class Detokenize(Message, frozen=True):
     tokens: bytes  # _i32
 
 
-# --- tokenizer -> API -------------------------------------------------------------------------------------------------
-
-
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
@@ -294,11 +279,12 @@ class Detokenized(Message, frozen=True):
     text: str
 
 
-# --- tokenizer -> scheduler -------------------------------------------------------------------------------------------
-
-
 class Admit(Message, frozen=True):
-    """An encoded request: n sequences seq_id .. seq_id + n - 1 that share one prompt. Idempotent by seq_id."""
+    """An encoded request: n sequences seq_id .. seq_id + n - 1 that share one prompt. Idempotent by seq_id.
+
+    When a new scheduler takes over, each open sequence is admitted again by itself with its `output` so far; its next
+    token then has index len(output), and `sampling` still counts from the first output token.
+    """
 
     seq_id: int
     tokens: bytes  # _i32: the prompt, at least one token
@@ -306,15 +292,13 @@ class Admit(Message, frozen=True):
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    output: bytes = b""  # _i32
 
 
 class Stop(Message, frozen=True):
     """A stop string ended this sequence; the tokenizer has told the API already."""
 
     seq_id: int
-
-
-# --- scheduler -> tokenizer -------------------------------------------------------------------------------------------
 
 
 class TokenBatch(Message, frozen=True):
@@ -327,9 +311,6 @@ class TokenBatch(Message, frozen=True):
     first_index: bytes  # _i32
     tokens: bytes  # _i32
     finished: list[Finished]
-
-
-# --- scheduler <-> worker ---------------------------------------------------------------------------------------------
 
 
 class StepPlan(Message, frozen=True):
@@ -366,9 +347,6 @@ class WorkerReady(Message, frozen=True):
 
     model: ModelFacts
     max_rows: int
-
-
-# --- administration ---------------------------------------------------------------------------------------------------
 
 
 class StatusQuery(Message, frozen=True):

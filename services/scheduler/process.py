@@ -65,8 +65,6 @@ class SchedulerProcess:
         self._model = None
         self._changed = False  # members changed since the last broadcast
 
-    # --- frames in ---------------------------------------------------------------------------------------------------
-
     def receive(self, batch: list[tuple[int, ToScheduler]]) -> None:
         """All frames of one wake-up, in order."""
         events: list[Event] = []
@@ -132,8 +130,6 @@ class SchedulerProcess:
             return self._on_worker_lost()
         return []
 
-    # --- the worker --------------------------------------------------------------------------------------------------
-
     def _on_worker(self, sender: int, ready: WorkerReady) -> list[Event]:
         if self.registry.service_of(sender) != "worker":
             return []
@@ -151,8 +147,6 @@ class SchedulerProcess:
             sender, ready = self._spare.popitem()
             events += self._on_worker(sender, ready)
         return events
-
-    # --- effects out -------------------------------------------------------------------------------------------------
 
     def _handle(self, events: list[Event]) -> None:
         if not events:
@@ -186,8 +180,6 @@ class SchedulerProcess:
         message = self.registry.message(self.core.load(), self._model)
         for link in self._links.values():
             link.send(message)
-
-    # --- time --------------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
         """Every heartbeat interval: silent members leave, everybody hears the members, the core sees the time."""
