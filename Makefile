@@ -1,0 +1,57 @@
+# Every command of a developer. `make` alone lists them.
+# Needs make and Python 3.11 or newer; everything else goes into .venv.
+
+PYTHON ?= python3
+SEEDS ?= 1000
+NAME ?= http
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve chat test check fmt sim bench lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make or renew .venv
+
+$(STAMP): pyproject.toml constraints.txt valence/bootstrap.py
+	@for python in $(PYTHON) python3.13 python3.12 python3.11; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    $$python -I valence/bootstrap.py && touch $@ && exit 0 || exit 1; \
+	  fi; \
+	done; \
+	echo "Valence needs Python 3.11 or newer, and '$(PYTHON)' is not one (have: $$($(PYTHON) --version 2>&1 || true))." >&2; \
+	echo "Install it, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1
+
+serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."]
+	@exec $(BIN)/valence serve $(if $(MODEL),--model '$(MODEL)') $(if $(PORT),--port '$(PORT)') \
+	  $(if $(DEVICE),--device '$(DEVICE)') $(foreach setting,$(SET),--set '$(setting)')
+
+chat: $(STAMP) ## talk to the running server
+	@exec $(BIN)/valence chat
+
+test: $(STAMP) ## all tests that need no GPU [ARGS=]
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fmt: $(STAMP) ## format, and repair what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+sim: $(STAMP) ## simulate the scheduler [SEEDS=1000]
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+bench: $(STAMP) ## one benchmark [NAME=http ARGS="--json OUT"]
+	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)
+
+lock: $(STAMP) ## write the installed versions to constraints.txt
+	$(BIN)/python valence/bootstrap.py --lock
+
+clean: ## remove .venv and caches
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

