@@ -1,0 +1,213 @@
+"""KV blocks: who holds them, which are free, and which hold a prefix that can be used again.
+
+Owned by the core's state; the planner takes and publishes, releases give back. Invariants (`check`): a block is in
+use (references > 0), idle (0 references, findable by its digest, evicted oldest first) or free (holds nothing).
+The digest of a block chains over all tokens before it: xxh3_128(parent digest + token bytes); the hashed bytes are
+kept and compared on a hit, so that a collision cannot hand out another prompt's KV.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_128_digest
+
+TOKEN_BYTES = 4
+
+
+class NoSpace(Exception):
+    """Fewer blocks can be had than were asked for; ask `can_allocate` first."""
+
+
+class Label(NamedTuple):
+    """What a findable block holds: `key` is parent digest + token bytes, `digest` its hash."""
+
+    digest: bytes
+    key: bytes
+
+
+def chain_root(cache_salt: str, hash_seed: int) -> bytes:
+    """Digest that a chain starts from. Requests with different salts never share blocks."""
+    return xxh3_128_digest(cache_salt.encode(errors="surrogatepass"), hash_seed)
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1 of `block_tokens` tokens each."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, hash_seed: int = 0) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self._hash_seed = hash_seed
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._references = [0] * num_blocks
+        self._by_digest: dict[bytes, int] = {}
+        self._labels: list[Label | None] = [None] * num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allocated: free and idle ones."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def idle_blocks(self) -> int:
+        """Unused blocks that hold a prefix."""
+        return len(self._idle)
+
+    @property
+    def used_blocks(self) -> int:
+        return self.num_blocks - self.free_blocks
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    # --- taking and giving back ---------------------------------------------------------------------------------------
+
+    def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
+        """Whether `allocate(count)` succeeds after `share(shared)`."""
+        return count <= self.free_after_share(shared)
+
+    def free_after_share(self, shared: Sequence[int]) -> int:
+        """`free_blocks` after `share(shared)`: idle blocks that get shared are no longer there to be taken."""
+        references = self._references
+        return self.free_blocks - sum(1 for block in shared if references[block] == 0)
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` blocks with one reference each; the oldest idle prefix goes only when no block is empty.
+
+        Raises NoSpace, and then takes nothing.
+        """
+        free = self._free
+        if count > len(free):
+            self._evict(count - len(free))
+        taken = free[-count:] if count else []
+        del free[len(free) - count :]
+        for block in taken:
+            self._references[block] = 1
+        return taken
+
+    def _evict(self, count: int) -> None:
+        if count > len(self._idle):
+            raise NoSpace(f"{count} more blocks needed than the {self.free_blocks} that can be had")
+        for _ in range(count):
+            block, _ = self._idle.popitem(last=False)
+            self._unlabel(block)
+            self._free.append(block)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more user for each of these blocks, which must be in use or idle."""
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                del self._idle[block]
+            references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One user less. The last blocks of a chain become idle first, so they are also evicted first."""
+        references = self._references
+        for block in reversed(blocks):
+            left = references[block] - 1
+            assert left >= 0, f"block {block} released more often than taken"
+            references[block] = left
+            if left == 0:
+                if self._labels[block] is None:
+                    self._free.append(block)
+                else:
+                    self._idle[block] = None
+
+    # --- prefixes -----------------------------------------------------------------------------------------------------
+
+    def match(self, tokens: bytes | bytearray, most: int, root: bytes, chain: list[bytes]) -> list[int]:
+        """The findable blocks that hold the longest prefix of `tokens`, at most `most` of them. Takes nothing.
+
+        `chain` caches the digests of the blocks of `tokens`; missing ones are appended as far as the search gets.
+        """
+        width = self.block_tokens * TOKEN_BYTES
+        found: list[int] = []
+        parent = root
+        for idx in range(most):
+            key = parent + tokens[idx * width : (idx + 1) * width]
+            if idx == len(chain):
+                chain.append(xxh3_128_digest(key, self._hash_seed))
+            parent = chain[idx]
+            block = self._by_digest.get(parent)
+            if block is None:
+                break
+            label = self._labels[block]
+            if label is None or label.key != key:
+                break
+            found.append(block)
+        return found
+
+    def publish(
+        self, blocks: Sequence[int], first: int, last: int, tokens: bytearray, root: bytes, chain: list[bytes]
+    ) -> list[int]:
+        """Makes blocks[first:last] of a table findable; `tokens` are the table's from its start, at least up to `last`.
+
+        Only for blocks whose content is computed by plans that are already issued. A block whose content another one
+        already offers stays private. Returns the blocks that became findable.
+        """
+        width = self.block_tokens * TOKEN_BYTES
+        by_digest, labels, seed = self._by_digest, self._labels, self._hash_seed
+        known = len(chain)
+        parent = chain[first - 1] if first else root
+        published: list[int] = []
+        for idx in range(first, last):
+            key = parent + tokens[idx * width : (idx + 1) * width]
+            if idx < known:
+                parent = chain[idx]
+            else:
+                parent = xxh3_128_digest(key, seed)
+                chain.append(parent)
+            block = blocks[idx]
+            if parent not in by_digest and labels[block] is None:
+                by_digest[parent] = block
+                labels[block] = Label(parent, key)
+                published.append(block)
+        return published
+
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """These blocks' content cannot be trusted: nobody finds them any more. Users keep them."""
+        for block in blocks:
+            if self._labels[block] is not None:
+                self._unlabel(block)
+                if self._references[block] == 0:
+                    del self._idle[block]
+                    self._free.append(block)
+
+    def forget(self) -> None:
+        """No block's content exists any more, used or not."""
+        self.withdraw(range(self.num_blocks))
+
+    def _unlabel(self, block: int) -> None:
+        label = self._labels[block]
+        assert label is not None
+        del self._by_digest[label.digest]
+        self._labels[block] = None
+
+    # --- accounting ---------------------------------------------------------------------------------------------------
+
+    def fragmentation(self, unused_tokens: int) -> float:
+        """Reserved but unused KV tokens / reserved KV tokens; 0 with nothing reserved."""
+        reserved = self.used_blocks * self.block_tokens
+        return unused_tokens / reserved if reserved else 0.0
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Asserts all invariants, given the block tables of all users."""
+        expected = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                expected[block] += 1
+        assert expected == self._references, "reference counts differ from the block tables"
+        free, idle = set(self._free), set(self._idle)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & idle, "a block is free and idle"
+        unused = {block for block, count in enumerate(expected) if count == 0}
+        assert free | idle == unused, "free and idle blocks differ from the unreferenced ones"
+        labelled = {block for block, label in enumerate(self._labels) if label is not None}
+        assert idle == labelled & unused, "idle blocks differ from the findable unreferenced ones"
+        by_digest = {label.digest: block for block, label in enumerate(self._labels) if label is not None}
+        assert by_digest == self._by_digest, "digests differ from the labels"
+        for label in self._labels:
+            if label is not None:
+                assert xxh3_128_digest(label.key, self._hash_seed) == label.digest, "a label's digest is wrong"

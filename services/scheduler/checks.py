@@ -1,0 +1,62 @@
+"""Recomputes every invariant of the core's state from scratch. For tests and the simulator; O(everything)."""
+
+from services.scheduler.request import NEVER, Row, Sequence, Stage
+from services.scheduler.state import State, Worker, by_key
+
+
+def check(state: State) -> None:
+    """Raises AssertionError, with the story where one sequence is at fault."""
+    waiting = {seq_id for seq_id, sequence in state.sequences.items() if sequence.stage is Stage.WAITING}
+    state.waiting.check(waiting)
+    assert len(state.in_flight) <= state.limits.plans_in_flight, "too many plans in flight"
+    steps = [flight.step for flight in state.in_flight]
+    assert steps == sorted(set(steps)), "plans in flight are out of order"
+    assert not steps or steps[-1] == state.step, "the newest plan in flight is not the last made"
+    rows = [sequence.row for sequence in state.sequences.values() if sequence.row is not None]
+    for sequence in state.sequences.values():
+        _check_sequence(sequence)
+    filling = [row for row in rows if row.sequence.stage is Stage.FILLING]
+    assert state.filling == sorted(filling, key=by_key), "the list of filling rows is wrong"
+    if state.worker is None:
+        assert not state.sequences and not state.ready, "sequences without any worker"
+        return
+    assert state.ready or not (rows or state.in_flight), "rows without a worker"
+    _check_worker(state, state.worker, rows)
+
+
+def _check_sequence(sequence: Sequence) -> None:
+    story = "\n".join(sequence.story())
+    row = sequence.row
+    assert sequence.stage is not Stage.FINISHED, f"finished but kept\n{story}"
+    assert (row is None) == (sequence.stage is Stage.WAITING), f"row and stage disagree\n{story}"
+    assert row is None or (row.alive and row.sequence is sequence), f"the row is not its own\n{story}"
+    assert sequence in sequence.request.choices, f"its request has forgotten it\n{story}"
+    assert sequence.request.num_prompt <= sequence.known <= sequence.limit, f"known tokens out of range\n{story}"
+    assert bytes(sequence.tokens[: len(sequence.request.prompt)]) == sequence.request.prompt, f"prompt changed\n{story}"
+
+
+def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
+    worker.pool.check([row.blocks for row in rows])
+    worker.slots.check({row.slot for row in rows})
+    stepping = {row for row in rows if row.sequence.stage is Stage.STEPPING}
+    worker.rows.check(set(rows), stepping)
+    assert worker.rows.received_tick <= worker.rows.tick, "a tick was received before it was planned"
+    expected = {row for flight in state.in_flight for row in (*flight.samplers, *flight.ending)}
+    for row in rows:
+        _check_row(worker, row, row in expected)
+
+
+def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
+    sequence, block_tokens = row.sequence, worker.pool.block_tokens
+    story = "\n".join(sequence.story())
+    scheduled = worker.rows.scheduled(row)
+    reserved = max(sequence.known, scheduled) if sequence.stage is Stage.FILLING else scheduled
+    assert len(row.blocks) == -(-reserved // block_tokens), f"{len(row.blocks)} blocks for {reserved} tokens\n{story}"
+    assert len(set(row.blocks)) == len(row.blocks), f"a block is twice in the table\n{story}"
+    assert scheduled < sequence.limit, f"scheduled up to {scheduled} of {sequence.limit}\n{story}"
+    assert sequence.stage is not Stage.FILLING or scheduled < sequence.known, f"filling though full\n{story}"
+    assert (row.filled_step == NEVER) == (sequence.stage is Stage.FILLING), f"filled_step is wrong\n{story}"
+    assert sequence.stage is not Stage.ENDING or scheduled == sequence.limit - 1, f"ends too early\n{story}"
+    assert row.published <= scheduled // block_tokens, f"published before it was scheduled\n{story}"
+    assert len(sequence.chain) <= sequence.limit // block_tokens, f"digests of blocks that cannot exist\n{story}"
+    assert sequence.stage is not Stage.ENDING or result_expected, f"waits for a result that never comes\n{story}"

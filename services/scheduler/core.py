@@ -1,0 +1,220 @@
+"""The scheduler of one worker group: events in, effects out. No I/O, no clock, no randomness.
+
+`SchedulerCore.handle` is the only mutator; it owns `State` and hands it to the planner and the results. The process
+shell calls it with whatever has arrived, and carries out the effects in order (plans come first).
+Every admitted sequence gets exactly one Finished; nothing that a peer sends makes `handle` raise.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from common.errors import Reject, RejectReason
+from common.protocol import (
+    Abort,
+    Admit,
+    FinishReason,
+    Load,
+    Refused,
+    StepResult,
+    Stop,
+    WorkerReady,
+    api_of,
+    tokenizer_of,
+)
+from services.scheduler import checks
+from services.scheduler.admission import sequences_of
+from services.scheduler.events import (
+    ApiLost,
+    Drain,
+    Effect,
+    Event,
+    SendPlan,
+    SendRefused,
+    Tick,
+    TokenizerLost,
+    WorkerFault,
+    WorkerLost,
+)
+from services.scheduler.planner import make_plan
+from services.scheduler.policy import Limits
+from services.scheduler.request import story_lines
+from services.scheduler.results import Fault, apply_result
+from services.scheduler.state import State
+
+MAX_ID = 2**64
+
+
+class SchedulerCore:
+    """`hash_seed` (64 bits) keys the prefix cache's hashes; draw it per process."""
+
+    def __init__(self, limits: Limits, hash_seed: int = 0) -> None:
+        self._state = State(limits, hash_seed)
+        self._effects: list[Effect] = []
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            StepResult: self._on_step_result,
+            Admit: self._on_admit,
+            Stop: self._on_stop,
+            Abort: self._on_abort,
+            WorkerReady: self._on_worker_ready,
+            WorkerLost: self._on_worker_lost,
+            TokenizerLost: self._on_tokenizer_lost,
+            ApiLost: self._on_api_lost,
+            Drain: self._on_drain,
+            Tick: self._on_tick,
+        }
+
+    def handle(self, events: Iterable[Event], now_s: float) -> list[Effect]:
+        """Applies events in order, then plans as many steps as the worker may have in flight.
+
+        `now_s` only dates the stories. A token batch never mixes two steps.
+        """
+        state = self._state
+        state.now_s = now_s
+        handlers = self._handlers
+        for event in events:
+            handlers[type(event)](event)
+        plans: list[Effect] = []
+        if state.ready:
+            most = state.limits.plans_in_flight
+            while len(state.in_flight) < most:
+                plan = make_plan(state)
+                if plan is None:
+                    break
+                plans.append(SendPlan(plan))
+        plans += self._effects
+        plans += state.outbox.drain()
+        self._effects.clear()
+        return plans
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is open: a draining scheduler may leave."""
+        return not self._state.sequences
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Cumulative counts of what happened, for metrics."""
+        return dict(self._state.counters)
+
+    def load(self) -> Load:
+        state = self._state
+        worker = state.worker
+        if worker is None:
+            return Load()
+        idle = worker.pool.idle_blocks
+        return Load(
+            running=worker.slots.max_rows - worker.slots.free,
+            waiting=len(state.waiting),
+            blocks_total=worker.pool.num_blocks,
+            blocks_free=worker.pool.free_blocks - idle,
+            blocks_cached=idle,
+            steps=state.step,
+            tokens_in_flight=sum(flight.num_tokens for flight in state.in_flight),
+        )
+
+    def fragmentation(self) -> float:
+        """Reserved but unused KV tokens / reserved KV tokens."""
+        worker = self._state.worker
+        if worker is None:
+            return 0.0
+        rows = [row for row in worker.rows.by_slot if row is not None]
+        unused = sum(len(row.blocks) * worker.pool.block_tokens - worker.rows.scheduled(row) for row in rows)
+        return worker.pool.fragmentation(unused)
+
+    def story(self, seq_id: int) -> list[str]:
+        """What happened to a sequence, oldest first; empty if it is unknown or long forgotten."""
+        sequence = self._state.sequences.get(seq_id)
+        if sequence is not None:
+            return sequence.story()
+        log = self._state.past.get(seq_id)
+        return [] if log is None else story_lines(seq_id, log)
+
+    def check(self) -> None:
+        """Recomputes all invariants. Raises AssertionError."""
+        checks.check(self._state)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _on_step_result(self, result: StepResult) -> None:
+        state = self._state
+        if not any(flight.step == result.step for flight in state.in_flight):
+            state.counters["unknown_results"] += 1
+            return
+        try:
+            apply_result(state, result)
+        except Fault as fault:
+            state.counters["worker_faults"] += 1
+            state.detach(str(fault))
+            self._effects.append(WorkerFault(str(fault)))
+        self._effects += state.outbox.drain()
+
+    def _on_admit(self, admit: Admit) -> None:
+        state = self._state
+        if not 0 <= admit.seq_id <= admit.seq_id + max(admit.n, 1) <= MAX_ID:
+            state.counters["malformed"] += 1
+            return
+        try:
+            sequences = self._new_sequences(admit)
+        except Reject as reject:
+            state.counters[f"refused_{reject.reason}"] += 1
+            refused = Refused(admit.seq_id, reject.reason, reject.message, reject.param)
+            self._effects.append(SendRefused(tokenizer_of(admit.seq_id), refused))
+            return
+        for sequence in sequences:
+            state.enqueue(sequence)
+        state.arrivals += len(sequences)
+
+    def _new_sequences(self, admit: Admit) -> list[Any]:
+        state = self._state
+        if admit.n > state.limits.max_waiting:
+            raise Reject(RejectReason.INVALID, f"n may be at most {state.limits.max_waiting}, not {admit.n}", "n")
+        seq_ids = range(admit.seq_id, admit.seq_id + admit.n)
+        if any(seq_id in state.sequences or seq_id in state.past for seq_id in seq_ids):
+            state.counters["duplicates"] += 1
+            return []
+        return list(sequences_of(state, admit))
+
+    def _on_stop(self, stop: Stop) -> None:
+        self._end(stop.seq_id, FinishReason.STOP_STRING)
+
+    def _on_abort(self, abort: Abort) -> None:
+        self._end(abort.seq_id, FinishReason.ABORT)
+
+    def _end(self, seq_id: int, reason: FinishReason) -> None:
+        sequence = self._state.sequences.get(seq_id)
+        if sequence is None:
+            self._state.counters["unknown_sequences"] += 1
+        else:
+            self._state.finish(sequence, reason)
+
+    def _on_worker_ready(self, ready: WorkerReady) -> None:
+        state = self._state
+        facts = ready.model
+        if min(facts.num_blocks, facts.block_tokens, facts.vocab_size, facts.max_model_len, ready.max_rows) < 1:
+            self._effects.append(WorkerFault(f"a worker that can run nothing: {ready}"))
+            return
+        if state.ready:
+            state.detach("restarted")
+        state.attach(ready)
+
+    def _on_worker_lost(self, lost: WorkerLost) -> None:
+        if self._state.ready:
+            self._state.detach(lost.reason)
+
+    def _on_tokenizer_lost(self, lost: TokenizerLost) -> None:
+        self._abort_all(lambda seq_id: tokenizer_of(seq_id) == lost.instance)
+
+    def _on_api_lost(self, lost: ApiLost) -> None:
+        self._abort_all(lambda seq_id: api_of(seq_id) == lost.instance)
+
+    def _abort_all(self, concerns: Callable[[int], bool]) -> None:
+        for seq_id in [seq_id for seq_id in self._state.sequences if concerns(seq_id)]:
+            self._end(seq_id, FinishReason.ABORT)
+
+    def _on_drain(self, _: Drain) -> None:
+        self._state.draining = True
+
+    def _on_tick(self, _: Tick) -> None:
+        """Planning after the events is all there is to do."""

@@ -1,0 +1,110 @@
+"""One sequence's life: what it is, where it stands, what happened to it.
+
+Only state.py moves a sequence from stage to stage, along NEXT; every other move is an error that tells the story.
+Counts are in tokens: known (prompt and received output), scheduled (positions that issued plans compute). A row is
+one stay on the worker; a preempted sequence gets a new row later, and results for a row that is gone are dropped.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from common.protocol import Sampling
+from services.scheduler.blocks import TOKEN_BYTES
+from services.scheduler.policy import Key
+
+STORY_LINES = 64
+NEVER = 1 << 62  # a tick or step that does not come
+
+
+class Stage(IntEnum):
+    WAITING = 0  # in the queue, holds nothing
+    FILLING = 1  # has a row; more than one known token is not scheduled yet
+    STEPPING = 2  # has a row in the table; every decode step computes one token
+    ENDING = 3  # has a row; all its tokens are scheduled, the last results are on their way
+    FINISHED = 4
+
+
+NEXT: dict[Stage, frozenset[Stage]] = {
+    Stage.WAITING: frozenset({Stage.FILLING, Stage.FINISHED}),
+    Stage.FILLING: frozenset({Stage.STEPPING, Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
+    Stage.STEPPING: frozenset({Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
+    Stage.ENDING: frozenset({Stage.WAITING, Stage.FINISHED}),
+    Stage.FINISHED: frozenset(),
+}
+
+
+class IllegalTransition(Exception):
+    """A move that the table does not allow; the text is the sequence's story."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What the n choices of one Admit share."""
+
+    prompt: bytes  # _i32
+    num_prompt: int
+    root: bytes  # what its digest chains start from
+    choices: "list[Sequence]" = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One stay of a sequence on the worker. `alive` until the slot is given back."""
+
+    sequence: "Sequence"
+    slot: int
+    blocks: list[int]
+    scheduled: int  # not kept up while STEPPING: then the table's tick tells it
+    published: int  # leading blocks that need no publishing any more
+    alive: bool = True
+    epoch: int = -1  # unique per stay, given by the table
+    filled_step: int = NEVER  # step that computes the last known token of the FILLING stage
+    position_base: int = 0  # STEPPING: the position computed at tick t is position_base + t
+    flushed_tick: int = NEVER  # STEPPING, ENDING: results up to this tick are in sequence.tokens
+    last_tick: int = NEVER  # STEPPING, ENDING: tick that computes the last token before the length limit
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request."""
+
+    seq_id: int
+    request: Request
+    sampling: Sampling
+    key: Key
+    limit: int  # prompt and output tokens at which it ends with LENGTH
+    tokens: bytearray  # _i32: prompt and received output, except what the table has not flushed yet
+    stage: Stage = Stage.WAITING
+    row: Row | None = None
+    chain: list[bytes] = field(default_factory=list)  # digests of its full blocks, as far as computed
+    cached_tokens: int = -1  # prompt tokens found in the prefix cache by its first row; -1 before
+    worker_deaths: int = 0
+    log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def num_output(self) -> int:
+        return self.known - self.request.num_prompt
+
+    def note(self, now_s: float, text: str) -> None:
+        self.log.append((now_s, text))
+
+    def story(self) -> list[str]:
+        return story_lines(self.seq_id, self.log)
+
+    def move(self, stage: Stage, now_s: float, why: str) -> None:
+        """Changes the stage. Raises IllegalTransition with the story."""
+        if stage not in NEXT[self.stage]:
+            lines = [f"{self.stage.name} -> {stage.name} ({why}) is not allowed", *self.story()]
+            raise IllegalTransition("\n".join(lines))
+        self.stage = stage
+        self.log.append((now_s, why))
+
+
+def story_lines(seq_id: int, log: "deque[tuple[float, str]]") -> list[str]:
+    """A bounded log as text, oldest first; times in seconds of the core's clock."""
+    return [f"{seq_id:#018x}", *(f"{at_s:.6f} {text}" for at_s, text in log)]

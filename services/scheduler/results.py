@@ -1,0 +1,99 @@
+"""Applies a step's result: which tokens are new, who ends by them, what tokenizers must hear.
+
+Called by the core with the oldest plan in flight. Results of rows that have gone meanwhile are dropped.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.protocol import FinishReason, StepResult
+from services.scheduler.request import Row
+from services.scheduler.rows import I64, U32, Roster
+from services.scheduler.state import Flight, State, Worker
+
+
+class Fault(Exception):
+    """The result cannot be what the plan asked for."""
+
+
+def apply_result(state: State, result: StepResult) -> None:
+    """Takes the oldest plan out of flight. Raises Fault, having changed nothing, if the result does not fit it."""
+    worker = state.worker
+    assert worker is not None
+    flight = state.in_flight[0]
+    if result.step != flight.step:
+        raise Fault(f"result of step {result.step} came before that of step {flight.step}")
+    if result.error:
+        state.in_flight.popleft()
+        state.counters["failed_steps"] += 1
+        state.fail_step(flight, result.error)
+        return
+    if len(result.tokens) != 4 * flight.num_samples:
+        raise Fault(f"step {flight.step} gave {len(result.tokens)} bytes of tokens for {flight.num_samples} rows")
+    tokens = np.frombuffer(result.tokens, np.uint32)
+    try:
+        flags = worker.stops.flags(tokens)
+    except IndexError:
+        outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
+        raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
+    state.in_flight.popleft()
+    num_stepped = 0
+    if flight.roster is not None:
+        num_stepped = flight.roster.size
+        _apply_stepped(state, worker, flight, flight.roster, tokens[:num_stepped], flags)
+    for place, row in enumerate(flight.samplers, num_stepped):
+        if row.alive:
+            _apply_first(state, worker, row, int(tokens[place]))
+
+
+def _apply_first(state: State, worker: Worker, row: Row, token: int) -> None:
+    """The token after a row's known ones."""
+    sequence = row.sequence
+    index = sequence.num_output
+    sequence.tokens += token.to_bytes(4, "little")
+    state.outbox.add_row(sequence.seq_id, index, token)
+    reason = worker.stops.reason(sequence.sampling, token, index)
+    if reason is not None:
+        state.finish(sequence, reason, token)
+    elif sequence.known == sequence.limit:
+        state.finish(sequence, FinishReason.LENGTH)
+
+
+def _apply_stepped(state: State, worker: Worker, flight: Flight, roster: Roster, tokens: U32, flags: bytes) -> None:
+    rows, tick = worker.rows, flight.tick
+    living = rows.living(roster)
+    rows.receive(roster, tokens, living, tick)
+    indices = roster.indices + (tick - roster.tick)
+    _post(state, roster, indices, tokens, living)
+    place = flags.find(1, 0, roster.size)
+    while place >= 0:
+        row = rows.by_slot[roster.slots[place]]
+        if row is not None and row.epoch == roster.epochs[place]:
+            token = int(tokens[place])
+            reason = worker.stops.reason(row.sequence.sampling, token, int(indices[place]))
+            if reason is not None:
+                state.finish(row.sequence, reason, token)
+        place = flags.find(1, place + 1, roster.size)
+    for row in flight.ending:
+        if row.alive:
+            state.finish(row.sequence, FinishReason.LENGTH)
+    for row in rows.filled_blocks(tick):
+        state.settle(row)
+
+
+def _post(state: State, roster: Roster, indices: NDArray[np.int32], tokens: U32, living: I64 | None) -> None:
+    """Hands the tokens of living rows to their tokenizers."""
+    outbox = state.outbox
+    if living is None and roster.tokenizers is None:
+        outbox.add_rows(roster.tokenizer, roster.seq_ids_column, indices.tobytes(), tokens.tobytes())
+        return
+    kinds = [roster.tokenizer] if roster.tokenizers is None else np.unique(roster.tokenizers).tolist()
+    for tokenizer in kinds:
+        places = living
+        if roster.tokenizers is not None:
+            own = roster.tokenizers == tokenizer
+            places = np.flatnonzero(own) if living is None else living[own[living]]
+        assert places is not None
+        if len(places):
+            seq_ids = roster.seq_ids[places].tobytes()
+            outbox.add_rows(tokenizer, seq_ids, indices[places].tobytes(), tokens[places].tobytes())

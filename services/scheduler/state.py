@@ -1,0 +1,232 @@
+"""All state of one worker group's core, and the moves that change where a sequence stands.
+
+Written only under SchedulerCore.handle: by these methods, by the planner and by the results. Invariants are
+recomputed in checks.py. A sequence is in exactly one place: the waiting queue, or a row of the worker's table.
+"""
+
+from bisect import insort
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from common.columns import unpack_i32
+from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
+from services.scheduler.blocks import BlockPool
+from services.scheduler.ends import StopTokens
+from services.scheduler.outbox import Outbox
+from services.scheduler.policy import Key, Limits, length_limit, longest_sequence, rows_allowed
+from services.scheduler.request import NEVER, Row, Sequence, Stage
+from services.scheduler.rows import Roster, RowTable
+from services.scheduler.slots import SlotPool
+from services.scheduler.waiting import WaitingQueue
+
+STORIES_KEPT = 4096  # finished sequences whose story can still be told
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """The worker group as the core sees it: its facts, and what is handed out of it."""
+
+    facts: ModelFacts
+    longest: int  # tokens that one sequence may have
+    pool: BlockPool
+    slots: SlotPool
+    rows: RowTable
+    stops: StopTokens
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A plan whose result has not come. Results list the roster's rows first, then `samplers`."""
+
+    step: int
+    roster: Roster | None = None
+    tick: int = 0
+    ending: list[Row] = field(default_factory=list)  # roster rows whose last token this step computes
+    samplers: list[Row] = field(default_factory=list)  # rows whose last known token this step computes
+    fillers: list[Row] = field(default_factory=list)  # rows with known tokens left after this step
+    added: list[Row] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)  # blocks that became findable when this plan was issued
+    num_tokens: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        return (self.roster.size if self.roster is not None else 0) + len(self.samplers)
+
+
+def by_key(row: Row) -> Key:
+    return row.sequence.key
+
+
+class State:
+    """`ready` is False while no worker is there; `worker` then still holds the facts of the last one."""
+
+    def __init__(self, limits: Limits, hash_seed: int) -> None:
+        self.limits = limits
+        self.hash_seed = hash_seed
+        self.now_s = 0.0
+        self.step = 0
+        self.arrivals = 0
+        self.ready = False
+        self.draining = False
+        self.worker: Worker | None = None
+        self.waiting = WaitingQueue()
+        self.filling: list[Row] = []  # by key
+        self.sequences: dict[int, Sequence] = {}  # all that are not finished
+        self.in_flight: deque[Flight] = deque()
+        self.past: OrderedDict[int, deque[tuple[float, str]]] = OrderedDict()
+        self.outbox = Outbox()
+        self.counters: Counter[str] = Counter()
+
+    # --- moves of one sequence ----------------------------------------------------------------------------------------
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """A new sequence begins to wait."""
+        assert self.worker is not None
+        self.sequences[sequence.seq_id] = sequence
+        self.worker.stops.add(sequence.sampling)
+        self.waiting.add(sequence)
+
+    def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
+        """From the queue (the caller takes it out) to a row; `blocks` are already this sequence's."""
+        worker = self.worker
+        assert worker is not None
+        sequence.move(Stage.FILLING, self.now_s, why)
+        row = Row(sequence, worker.slots.take(), blocks, computed, computed // worker.pool.block_tokens)
+        sequence.row = row
+        worker.rows.open(row)
+        insort(self.filling, row, key=by_key)
+        return row
+
+    def settle(self, row: Row) -> None:
+        """Moves received results into the sequence and offers its full, surely computed blocks to others."""
+        worker = self.worker
+        assert worker is not None
+        worker.rows.flush(row)
+        # The newest token's KV may not be computed yet.
+        self.publish(row, min(worker.rows.scheduled(row), row.sequence.known - 1))
+
+    def publish(self, row: Row, num_tokens: int) -> list[int]:
+        """Offers the row's full blocks among its first `num_tokens` tokens."""
+        worker = self.worker
+        assert worker is not None
+        full = num_tokens // worker.pool.block_tokens
+        if full <= row.published or not self.limits.prefix_caching:
+            return []
+        sequence = row.sequence
+        first, row.published = row.published, full
+        return worker.pool.publish(row.blocks, first, full, sequence.tokens, sequence.request.root, sequence.chain)
+
+    def preempt(self, row: Row, why: str) -> None:
+        """Back to the queue; all tokens are kept, all KV is given up (what is published may be found again)."""
+        self.settle(row)
+        self._release(row)
+        self._requeue(row.sequence, why)
+        self.counters["preemptions"] += 1
+
+    def _requeue(self, sequence: Sequence, why: str) -> None:
+        sequence.move(Stage.WAITING, self.now_s, why)
+        self.waiting.add(sequence)
+
+    def _release(self, row: Row) -> None:
+        worker = self.worker
+        assert worker is not None
+        if row.sequence.stage is Stage.FILLING:
+            self.filling.remove(row)
+        worker.rows.close(row)
+        worker.pool.release(row.blocks)
+        worker.slots.give_back(row.slot)
+        row.sequence.row = None
+
+    def finish(self, sequence: Sequence, reason: FinishReason, stop_token: int = -1, message: str = "") -> None:
+        """The one terminal of a sequence, from any stage."""
+        if sequence.row is not None:
+            self.settle(sequence.row)
+            self._release(sequence.row)
+        elif sequence.stage is Stage.WAITING:
+            self.waiting.remove(sequence)
+        sequence.move(Stage.FINISHED, self.now_s, f"{reason.name} {message}" if message else reason.name)
+        if self.worker is not None:
+            self.worker.stops.remove(sequence.sampling)
+        del self.sequences[sequence.seq_id]
+        sequence.request.choices.remove(sequence)
+        self.past[sequence.seq_id] = sequence.log
+        if len(self.past) > STORIES_KEPT:
+            self.past.popitem(last=False)
+        cached_tokens = max(sequence.cached_tokens, 0)
+        self.outbox.finish(Finished(sequence.seq_id, reason, stop_token, cached_tokens, message))
+        self.counters[f"finished_{reason.name.lower()}"] += 1
+
+    # --- the worker comes and goes ------------------------------------------------------------------------------------
+
+    def attach(self, ready: WorkerReady) -> None:
+        """A worker that holds no rows. Sequences that it cannot serve are ended."""
+        facts, limits = ready.model, self.limits
+        longest = longest_sequence(facts.max_model_len, facts.num_blocks, facts.block_tokens)
+        max_rows = rows_allowed(limits, ready.max_rows)
+        self.worker = Worker(
+            facts=facts,
+            longest=longest,
+            pool=BlockPool(facts.num_blocks, facts.block_tokens, self.hash_seed),
+            slots=SlotPool(max_rows),
+            rows=RowTable(max_rows, facts.block_tokens, limits.plans_in_flight),
+            stops=StopTokens(facts.vocab_size, facts.eos_token_ids),
+        )
+        self.ready = True
+        for sequence in list(self.sequences.values()):
+            self.worker.stops.add(sequence.sampling)
+            sequence.chain.clear()
+            sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, longest)
+            largest = max(unpack_i32(bytes(sequence.tokens)))
+            if sequence.known >= sequence.limit or largest >= facts.vocab_size:
+                message = (
+                    f"{sequence.known} tokens up to id {largest} do not fit the new worker, "
+                    f"which takes {longest} of a vocabulary of {facts.vocab_size}"
+                )
+                self.finish(sequence, FinishReason.ERROR, message=message)
+
+    def detach(self, reason: str) -> None:
+        """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker."""
+        self.ready = False
+        self.in_flight.clear()
+        worker = self.worker
+        assert worker is not None
+        for row in [row for row in worker.rows.by_slot if row is not None]:
+            sequence = row.sequence
+            worker.rows.flush(row)
+            self._release(row)
+            sequence.worker_deaths += 1
+            self._requeue(sequence, f"worker lost: {reason}")
+            if sequence.worker_deaths >= self.limits.max_worker_deaths:
+                message = f"the worker died {sequence.worker_deaths} times while it ran this request"
+                self.finish(sequence, FinishReason.ERROR, message=message)
+        worker.pool.forget()
+        worker.slots.drain_removed()
+
+    def fail_step(self, flight: Flight, error: str) -> None:
+        """The step computed nothing. Its rows end; what later plans built upon it starts over."""
+        roster_rows: Iterable[Row] = ()
+        if flight.roster is not None:
+            roster_rows = self.roster_rows(flight.roster)
+        for row in [*roster_rows, *flight.samplers, *flight.fillers]:
+            if row.alive:
+                self.finish(row.sequence, FinishReason.ERROR, message=error)
+        worker = self.worker
+        assert worker is not None
+        for later in self.in_flight:
+            for row in later.added:
+                if row.alive:
+                    # It may have found blocks of the failed step, or copied one; its own KV would be built on them.
+                    row.published = NEVER
+                    self.preempt(row, "an earlier step failed")
+        for unsure in (flight, *self.in_flight):
+            worker.pool.withdraw(unsure.published)
+
+    def roster_rows(self, roster: Roster) -> list[Row]:
+        """The living rows of a roster."""
+        assert self.worker is not None
+        by_slot = self.worker.rows.by_slot
+        rows = [
+            (by_slot[slot], epoch) for slot, epoch in zip(roster.slots.tolist(), roster.epochs.tolist(), strict=True)
+        ]
+        return [row for row, epoch in rows if row is not None and row.epoch == epoch]
