@@ -102,7 +102,7 @@ class Config:
         self._values = values
 
     def get(self, kind: type[T], key: str, default: object = REQUIRED) -> T:
-        """The value of `key` as `kind`. Absent or null gives `default`. Raises ValueError if absent or of another type."""
+        """The value of `key` as `kind`; absent or null gives `default`. Raises ValueError if missing or mistyped."""
         value = self._values.get(key)
         if value is None:
             if default is REQUIRED:

@@ -1,0 +1,216 @@
+"""Causal grouped-query attention of a mixed batch against the paged KV cache, straight from the block tables.
+
+The torch meaning reads the tables on the host once per step (`AttentionRows.groups`), because that choice of views and
+gathers serves every layer. Decode rows of similar length share one call; a row whose blocks are one run is a view.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.worker.kernels.registry import Case, Tolerance, op
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that one attention call serves: either decode rows (one token each), or one row with more tokens."""
+
+    tokens: slice | Tensor  # of the step's T tokens: a range, or int64 [G]
+    context: int  # KV positions read, padded for the shorter rows
+    run: int  # first block, if the row's blocks are one run, else -1
+    blocks: Tensor | None  # int64 [G * blocks per row], if gathered
+    mask: Tensor | None  # bool, True may be seen: [G, 1, 1, context] of decode rows, [tokens, context] of a chunk
+    causal: bool  # a whole prompt: query i sees KV 0..i
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """Which tokens belong to which row, and where the rows' KV lies. Row j's tokens are the last of its context."""
+
+    query_starts: Tensor  # int32 [R + 1]: row j has tokens query_starts[j] .. query_starts[j + 1] - 1
+    context_lens: Tensor  # int32 [R]: KV length including this step's tokens, at least the row's tokens
+    block_tables: Tensor  # int32 [R, M]: only the first ceil(context / B) entries of a row count
+    block_tokens: int
+    max_query: int
+    max_context: int
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The torch meaning's plan, made at first use (off a CPU this waits for the device)."""
+        starts, context = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
+        tables = self.block_tables.cpu().numpy()
+        counts = np.diff(starts)
+        decode = np.flatnonzero(counts == 1)
+        groups = [self._decode_group(rows, starts, context, tables) for rows in _similar(context, decode)]
+        groups += [self._chunk_group(row, starts, context, tables) for row in np.flatnonzero(counts > 1).tolist()]
+        return tuple(groups)
+
+    def _run(self, table: npt.NDArray[np.int32]) -> int:
+        first = int(table[0])
+        return first if bool((np.diff(table) == 1).all()) else -1
+
+    def _decode_group(
+        self,
+        rows: npt.NDArray[np.intp],
+        starts: npt.NDArray[np.int32],
+        context: npt.NDArray[np.int32],
+        tables: npt.NDArray[np.int32],
+    ) -> Group:
+        lens, first = context[rows], starts[rows]
+        longest = int(lens.max())
+        width = -(-longest // self.block_tokens)
+        ordered = bool((np.diff(first) == 1).all())
+        tokens = slice(int(first[0]), int(first[0]) + len(rows)) if ordered else self._index(first)
+        if len(rows) == 1:
+            run = self._run(tables[rows[0], :width])
+            blocks = None if run >= 0 else self._index(tables[rows[0], :width])
+            return Group(tokens, longest, run, blocks, None, False)
+        pages = tables[rows, :width].copy()
+        # a short row's table is padded with its own first block, whose content is finite
+        own = -(-lens[:, None] // self.block_tokens) > np.arange(width)
+        pages = np.where(own, pages, pages[:, :1])
+        mask = None
+        if int(lens.min()) != width * self.block_tokens:
+            seen = np.arange(width * self.block_tokens) < lens[:, None]
+            mask = torch.from_numpy(seen).to(self.query_starts.device)[:, None, None, :]
+        return Group(tokens, width * self.block_tokens, -1, self._index(pages.reshape(-1)), mask, False)
+
+    def _chunk_group(
+        self,
+        row: int,
+        starts: npt.NDArray[np.int32],
+        context: npt.NDArray[np.int32],
+        tables: npt.NDArray[np.int32],
+    ) -> Group:
+        tokens, length = slice(int(starts[row]), int(starts[row + 1])), int(context[row])
+        table = tables[row, : -(-length // self.block_tokens)]
+        run = self._run(table)
+        count = tokens.stop - tokens.start
+        mask = None
+        if count < length:
+            seen = torch.ones(count, length, dtype=torch.bool, device=self.query_starts.device)
+            mask = seen.tril_(length - count)
+        return Group(tokens, length, run, None if run >= 0 else self._index(table), mask, count == length)
+
+    def _index(self, values: npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self.query_starts.device)
+
+
+def _similar(context: npt.NDArray[np.int32], rows: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
+    """Splits decode rows so that padding to the longest of a part costs at most a quarter of what it reads."""
+    if not len(rows):
+        return []
+    if int(context[rows].min()) * 4 + 128 >= int(context[rows].max()) * 3:
+        return [rows]
+    order = rows[np.argsort(-context[rows], kind="stable")]
+    parts, start = [], 0
+    lens = context[order].tolist()
+    for end in range(1, len(order) + 1):
+        if end == len(order) or lens[end] * 4 + 128 < lens[start] * 3:
+            parts.append(np.sort(order[start:end]))
+            start = end
+    return parts
+
+
+def make_attention_rows(
+    counts: Sequence[int], context: Sequence[int], tables: Sequence[Sequence[int]], block_tokens: int
+) -> AttentionRows:
+    """From plain numbers; for cases, tests and benchmarks."""
+    width = max((len(table) for table in tables), default=0)
+    padded = [list(table) + [0] * (width - len(table)) for table in tables]
+    return AttentionRows(
+        query_starts=torch.tensor([0, *np.cumsum(counts, dtype=np.int64).tolist()], dtype=torch.int32),
+        context_lens=torch.tensor(context, dtype=torch.int32),
+        block_tables=torch.tensor(padded, dtype=torch.int32).view(len(tables), width),
+        block_tokens=block_tokens,
+        max_query=max(counts, default=0),
+        max_context=max(context, default=0),
+    )
+
+
+def make_attention_case(
+    name: str, counts: Sequence[int], context: Sequence[int], heads: tuple[int, int, int], runs: bool = False
+) -> Case:
+    """`heads` is (query heads, KV heads, head size); blocks of 16 tokens, scattered unless `runs`."""
+
+    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, float]:
+        generator = torch.Generator().manual_seed(sum(context))
+        num_heads, num_kv_heads, head_dim = heads
+        needed = [-(-length // 16) for length in context]
+        pool = torch.arange(sum(needed)) if runs else torch.randperm(sum(needed) + 3, generator=generator)
+        tables = [part.tolist() for part in torch.split(pool[: sum(needed)], needed)] if needed else []
+        q = torch.randn(sum(counts), num_heads, head_dim, generator=generator).to(dtype)
+        cache = torch.randn(2, len(pool), 16, num_kv_heads, head_dim, generator=generator).to(dtype)
+        return q, cache[0], cache[1], make_attention_rows(counts, context, tables, 16), head_dim**-0.5
+
+    return Case(name, make)
+
+
+@op(
+    cases=[
+        make_attention_case("decode1", [1], [257], (9, 3, 64)),
+        make_attention_case("decode1_run", [1], [40], (9, 3, 64), runs=True),
+        make_attention_case("decode_even", [1] * 4, [32] * 4, (4, 4, 32)),
+        make_attention_case("decode_ragged", [1] * 6, [1, 700, 16, 33, 650, 5], (8, 2, 64)),
+        make_attention_case("prompts", [5, 16, 40], [5, 16, 40], (9, 3, 64), runs=True),
+        make_attention_case("chunks", [16, 7], [300, 8], (8, 1, 128)),
+        make_attention_case("mixed", [1, 30, 1, 1, 9], [90, 30, 17, 64, 200], (6, 2, 20)),
+        make_attention_case("empty", [], [], (9, 3, 64)),
+    ],
+    tolerances={
+        torch.float32: Tolerance(1e-5, 5e-6, "order of sums over the context"),
+        torch.bfloat16: Tolerance(1.6e-2, 2e-2, "probabilities rounded to 8 bits before the second product, or not"),
+        torch.float16: Tolerance(2e-3, 4e-3, "probabilities rounded to 11 bits before the second product, or not"),
+    },
+)
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    """softmax(q k^T * scale) v over each row's own context, causal. Query head h reads KV head h * K // H.
+
+    q: [T, H, D], last dimension dense; k_cache, v_cache: [num_blocks, B, K, D]; returns a new contiguous [T, H, D].
+    Masked positions of read blocks must hold finite numbers.
+    """
+    num_heads, num_kv_heads, head_dim = q.shape[1], k_cache.shape[2], q.shape[2]
+    share = num_heads // num_kv_heads
+    parts = []
+    for group in rows.groups:
+        if group.blocks is None:
+            first = group.run * rows.block_tokens
+            k = k_cache.view(-1, num_kv_heads, head_dim)[first : first + group.context].unsqueeze(0)
+            v = v_cache.view(-1, num_kv_heads, head_dim)[first : first + group.context].unsqueeze(0)
+        else:
+            k = k_cache.index_select(0, group.blocks)
+            v = v_cache.index_select(0, group.blocks)
+            size = -(-group.context // rows.block_tokens) * rows.block_tokens
+            k = k.view(-1, size, num_kv_heads, head_dim)[:, : group.context]
+            v = v.view(-1, size, num_kv_heads, head_dim)[:, : group.context]
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        picked = q[group.tokens]
+        if (group.mask is not None and group.mask.dim() == 2) or group.causal:
+            out = functional.scaled_dot_product_attention(
+                picked.transpose(0, 1).unsqueeze(0),
+                k,
+                v,
+                attn_mask=group.mask,
+                is_causal=group.causal,
+                scale=scale,
+                enable_gqa=share > 1,
+            )
+            out = out.squeeze(0).transpose(0, 1)
+        else:
+            # the query heads of one KV head are its query positions, so that its keys are read once
+            out = functional.scaled_dot_product_attention(
+                picked.view(len(picked), num_kv_heads, share, head_dim), k, v, attn_mask=group.mask, scale=scale
+            ).flatten(1, 2)
+        parts.append((group.tokens, out))
+    if len(parts) == 1:
+        return parts[0][1].contiguous()
+    result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for tokens, out in parts:
+        result[tokens] = out
+    return result

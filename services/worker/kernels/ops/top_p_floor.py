@@ -1,0 +1,55 @@
+"""The lowest logit that top-p keeps, without sorting the vocabulary. Only for rows that have a top_p and no top_k.
+
+A radix selection: exp(logit - max) is in [0, 1], where the bits of a float32 grow with its value. Three passes over
+10 bits each add up the mass per bin and keep the bin in which the mass from above reaches the target.
+"""
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.registry import Case, Tolerance, op
+
+BINS = 1024
+
+
+def make_top_p_case(num_rows: int, vocab_size: int, spread: float) -> Case:
+    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(num_rows)
+        logits = torch.randn(num_rows, vocab_size, generator=generator).to(dtype).float() * spread
+        temperature = torch.rand(num_rows, generator=generator) + 0.5
+        return logits, temperature, torch.rand(num_rows, generator=generator).clamp_(0.01, 0.999)
+
+    return Case(f"{num_rows}x{vocab_size}s{spread}", make)
+
+
+@op(
+    cases=[make_top_p_case(1, 49152, 3.0), make_top_p_case(8, 1000, 0.01), make_top_p_case(5, 33, 20.0)],
+    tolerances={torch.float32: Tolerance(0.0, 0.0, "one of the logits; sums may differ at a border of top_p")},
+)
+def top_p_floor(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest logit kept: the fewest tokens whose softmax(logits / temperature) mass reaches top_p, at least one.
+
+    logits: float32 [S, V]; temperature, top_p: float32 [S], 0 < top_p <= 1. Returns float32 [S]; ties are kept.
+    """
+    top = logits.amax(-1, keepdim=True)
+    weight = ((logits - top) / temperature[:, None]).exp_()
+    bits = weight.view(torch.int32)
+    live = weight
+    border = torch.zeros(len(logits), 1, dtype=torch.int32, device=logits.device)
+    short = torch.empty(0)
+    for shift in (20, 10, 0):
+        bins = (bits >> shift & (BINS - 1)).long()
+        mass = torch.zeros(len(logits), BINS, device=logits.device).scatter_add_(1, bins, live)
+        above = mass.flip(-1).double().cumsum(-1)  # mass of this bin and all higher ones, highest first
+        if shift == 20:
+            short = above[:, -1:] * top_p[:, None].double()
+        rank = torch.searchsorted(above, short).clamp_(max=BINS - 1)
+        # rounding may leave the target just above the bin's whole mass: then its lowest nonempty part is the border
+        nonempty = torch.where(mass.flip(-1) > 0, torch.arange(BINS, device=logits.device), 0).amax(-1, keepdim=True)
+        rank = torch.minimum(rank, nonempty)
+        chosen = BINS - 1 - rank
+        short = short - (above.gather(1, rank) - mass.double().gather(1, chosen))
+        border = border | (chosen << shift).to(torch.int32)
+        live = live.masked_fill(bins != chosen, 0.0)
+    kept = bits >= border
+    return torch.where(kept, logits, torch.inf).amin(-1)

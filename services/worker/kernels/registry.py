@@ -1,0 +1,187 @@
+"""Ops, their implementations, and the one binding at start.
+
+An op means its typed torch function. Providers other than `torch` implement it with the same signature in
+impl/<provider>/<op>.py, whose `IMPL` is found by scanning that folder. `bind` chooses once from a priority list and
+facts; layers keep the plain callables. Nothing here is written after import; `Bindings` is a value.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROVIDERS = ("aiter", "triton", "torch")
+
+
+class BindError(Exception):
+    """An explicit choice of a provider that cannot be met; the text says why."""
+
+
+class Tolerance(NamedTuple):
+    """How far an implementation may be from the meaning, and why not closer."""
+
+    relative: float
+    absolute: float
+    why: str
+
+
+class Case(NamedTuple):
+    """One set of arguments: real model shapes, odd sizes, empty ones. `make` must be deterministic."""
+
+    name: str
+    make: Callable[[torch.dtype], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Op(Generic[F]):
+    """`meaning` is the definition, the fallback on every device, and the fake kernel of tracing."""
+
+    name: str
+    meaning: F
+    cases: tuple[Case, ...]
+    tolerances: Mapping[torch.dtype, Tolerance]
+
+
+def op(cases: Sequence[Case], tolerances: Mapping[torch.dtype, Tolerance]) -> Callable[[F], Op[F]]:
+    """Makes the decorated torch function an op of the same name."""
+
+    def make(meaning: F) -> Op[F]:
+        return Op(meaning.__name__, meaning, tuple(cases), dict(tolerances))
+
+    return make
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a choice may depend on: nothing else, no environment."""
+
+    device: str  # "cpu" or "cuda" (torch's name for ROCm too)
+    arch: str = ""  # "gfx942", "sm_90"; empty on a CPU
+    dtype: torch.dtype = torch.float32
+    shapes: Mapping[str, int] = field(default_factory=dict)  # head_dim, num_heads, num_kv_heads, block_tokens, ...
+
+
+def _accept(facts: Facts) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Impl(Generic[F]):
+    """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None."""
+
+    op: Op[F]
+    provider: str
+    run: F
+    refuses: Callable[[Facts], str | None] = _accept
+
+    def __post_init__(self) -> None:
+        wanted, given = inspect.signature(self.op.meaning), inspect.signature(self.run)
+        if wanted != given:
+            raise TypeError(f"{self.provider}/{self.op.name}: signature {given} is not the op's {wanted}")
+
+
+class Binding(NamedTuple):
+    """One row of the table: what runs, and why."""
+
+    op: str
+    provider: str
+    reason: str
+
+
+class Bindings:
+    """The chosen callables: `bindings(rms_norm)` is a plain function with the op's signature."""
+
+    def __init__(self, table: Sequence[Binding], chosen: Mapping[str, Callable[..., Any]]) -> None:
+        self.table = tuple(table)
+        self._chosen = dict(chosen)
+
+    def __call__(self, wanted: Op[F]) -> F:
+        run: F = self._chosen[wanted.name]  # type: ignore[assignment]
+        return run
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal choices; part of WorkerReady, so that unlike workers are noticed."""
+        rows = "\n".join(f"{row.op} {row.provider}" for row in self.table)
+        return hashlib.sha256(rows.encode()).hexdigest()[:16]
+
+
+@cache
+def all_ops() -> dict[str, Op[Any]]:
+    """Every op by name, found in kernels/ops."""
+    found: dict[str, Op[Any]] = {}
+    package = importlib.import_module("services.worker.kernels.ops")
+    for entry in sorted(pkgutil.iter_modules(package.__path__), key=lambda entry: entry.name):
+        module = importlib.import_module(f"{package.__name__}.{entry.name}")
+        item = getattr(module, entry.name)
+        assert isinstance(item, Op) and item.name == entry.name, f"ops/{entry.name}.py must define the op {entry.name}"
+        found[item.name] = item
+    return found
+
+
+def find_impls(provider: str) -> tuple[dict[str, Impl[Any]], str]:
+    """The provider's implementations by op, or none and the reason."""
+    package_name = f"services.worker.kernels.impl.{provider}"
+    if importlib.util.find_spec(package_name) is None:
+        return {}, f"no {provider} implementations in this build"
+    if importlib.util.find_spec(provider) is None:
+        return {}, f"{provider} is not installed"
+    package = importlib.import_module(package_name)
+    impls: dict[str, Impl[Any]] = {}
+    for entry in pkgutil.iter_modules(package.__path__):
+        item = importlib.import_module(f"{package_name}.{entry.name}").IMPL
+        assert isinstance(item, Impl) and item.op.name == entry.name, f"{provider}/{entry.name}.py must define IMPL"
+        impls[item.op.name] = item
+    return impls, ""
+
+
+def bind(
+    priority: Sequence[str],
+    facts: Facts,
+    choices: Mapping[str, str] | None = None,
+    finder: Callable[[str], tuple[dict[str, Impl[Any]], str]] = find_impls,
+) -> Bindings:
+    """For each op the first provider of `priority` that can run it; `choices` (op to provider) must be met exactly.
+
+    Raises BindError for an unknown name, for a choice that cannot be met, and when nothing in `priority` can run an op.
+    """
+    ops, choices = all_ops(), dict(choices or {})
+    for name in [*priority, *choices.values()]:
+        if name not in PROVIDERS:
+            raise BindError(f"unknown kernel provider {name!r}; known: {', '.join(PROVIDERS)}")
+    if unknown := sorted(set(choices) - set(ops)):
+        raise BindError(f"unknown op {unknown[0]!r}; known: {', '.join(ops)}")
+    impls = {name: finder(name) for name in dict.fromkeys([*priority, *choices.values()]) if name != "torch"}
+
+    def refusal(item: Op[Any], provider: str) -> str | None:
+        if provider == "torch":
+            return None
+        found, reason = impls[provider]
+        if item.name not in found:
+            return reason or f"{provider} does not implement it"
+        return found[item.name].refuses(facts)
+
+    table: list[Binding] = []
+    chosen: dict[str, Callable[..., Any]] = {}
+    for item in ops.values():
+        candidates = [choices[item.name]] if item.name in choices else list(priority)
+        refusals: list[str] = []
+        for provider in candidates:
+            if (reason := refusal(item, provider)) is None:
+                why = "chosen" if item.name in choices else "; ".join(refusals) or "first choice"
+                table.append(Binding(item.name, provider, why))
+                chosen[item.name] = item.meaning if provider == "torch" else impls[provider][0][item.name].run
+                break
+            refusals.append(f"{provider}: {reason}")
+        else:
+            raise BindError(f"op {item.name}: no provider can run it on {facts.device} ({'; '.join(refusals)})")
+    return Bindings(table, chosen)
