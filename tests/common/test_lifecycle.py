@@ -1,0 +1,183 @@
+"""Exit statuses of real processes, and a Node against a scheduler played by the test over real sockets."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.config import Config, load
+from common.errors import ConfigError
+from common.lifecycle import Node, Process, make_run_dir, scheduler_endpoint
+from common.membership import Change
+from common.protocol import Abort, Goodbye, Heartbeat, Hello, Load, Member, Members, Peer, ToApi, ToScheduler
+from common.transport import AsyncInbox, LinkCounters, Push
+
+SCRIPT = """
+import asyncio, sys
+from common.errors import ConfigError
+from common.lifecycle import main
+
+async def serve(process):
+    print("started", flush=True)
+    {body}
+
+main("api", serve)
+"""
+
+
+def start(tmp_path: Path, body: str) -> subprocess.Popen:
+    script = SCRIPT.format(body=body)
+    command = [sys.executable, "-c", script, f"--set=links.run_dir={tmp_path}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ("return", 0, ""),
+        ("raise ValueError('broken')", 1, "broken"),
+        ("raise ConfigError('port taken')", 78, "configuration: port taken"),
+        ("asyncio.get_running_loop().call_soon(lambda: 1 / 0); await asyncio.sleep(60)", 1, "division by zero"),
+    ],
+)
+def test_how_a_service_ends_is_its_exit_status(tmp_path: Path, body: str, status: int, words: str) -> None:
+    process = start(tmp_path, body)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert words in errors
+
+
+def test_one_signal_asks_and_a_second_ends(tmp_path: Path) -> None:
+    process = start(tmp_path, "await process.stopping.wait(); print('stopping', flush=True); await asyncio.sleep(60)")
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "stopping\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+
+
+def test_the_run_directory_is_private(tmp_path: Path) -> None:
+    make_run_dir(tmp_path / "run")
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="run directory"):
+        make_run_dir(tmp_path / "file")
+    with pytest.raises(ConfigError, match="too long"):
+        make_run_dir(tmp_path / ("x" * 100))
+
+
+class System:
+    """A Node and the scheduler it talks to, on one loop."""
+
+    def __init__(self, config: Config) -> None:
+        self.process = Process("api", 0, config)
+        self.left = False
+        self.handled: list = []
+        self.changes: list[Change] = []
+        self.node: Node = Node(self.process, ToApi, self.handled.extend, self.changes.append, lambda: {"requests": 2.0})
+        self.heard: list = []
+        self.inbox: AsyncInbox = AsyncInbox(scheduler_endpoint(config), ToScheduler, 100, LinkCounters())
+        self.inbox.start(lambda batch: self.heard.extend(message for _, message in batch))
+        self.push = Push(self.node.inbox.endpoint, 1, 100, LinkCounters())
+        self.task = asyncio.ensure_future(self.node.run())
+
+    def members(self, *peers: Peer, departed: tuple[int, ...] = ()) -> Members:
+        return Members([Member(peer, "ready") for peer in peers], list(departed), Load())
+
+    def own(self) -> Peer:
+        return self.process.peer(self.node.inbox.endpoint)
+
+    async def until(self, condition) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        if not self.left:
+            self.node.leave()
+        self.push.close()
+        self.inbox.close()
+
+
+def run(tmp_path: Path, scenario) -> None:
+    async def whole() -> None:
+        system = System(load(None, [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.02"]))
+        try:
+            await scenario(system)
+        finally:
+            await system.end()
+
+    asyncio.run(whole())
+
+
+def test_a_node_says_hello_until_it_is_listed_then_beats(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        await system.until(lambda: sum(isinstance(m, Hello) for m in system.heard) >= 2)
+        system.push.send(system.members(system.own()))
+        await system.until(lambda: system.node.joined)
+        system.heard.clear()
+        await system.until(lambda: sum(isinstance(m, Heartbeat) for m in system.heard) >= 3)
+        assert not any(isinstance(m, Hello) for m in system.heard)
+        assert system.heard[0].counters["requests"] == 2
+        assert system.heard[0].counters["resident_bytes"] > 1e6
+        # A scheduler that does not know us gets a Hello at once.
+        system.heard.clear()
+        successor = Push(system.node.inbox.endpoint, 2, 100, LinkCounters())
+        successor.send(system.members())
+        await system.until(lambda: any(isinstance(m, Hello) for m in system.heard))
+        successor.close()
+
+    run(tmp_path, scenario)
+
+
+def test_links_to_peers_follow_the_members(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        other: AsyncInbox = AsyncInbox(f"ipc://{tmp_path}/other", ToScheduler, 100, LinkCounters())
+        received: list = []
+        other.start(received.extend)
+        peer = Peer("tokenizer", 0, 55, other.endpoint)
+        assert not system.node.send(55, Abort(1))
+        system.push.send(system.members(system.own(), peer))
+        await system.until(lambda: system.changes)
+        assert peer in system.changes[0].joined
+        assert system.node.send(55, Abort(1))
+        await system.until(lambda: received)
+        assert received == [(system.process.incarnation, Abort(1))]
+        system.push.send(system.members(system.own(), departed=(55,)))
+        await system.until(lambda: len(system.changes) == 2)
+        assert system.changes[1].left == [peer]
+        assert not system.node.send(55, Abort(2))
+        assert system.node.inbox.departed == {55}
+        other.close()
+
+    run(tmp_path, scenario)
+
+
+def test_leaving_says_goodbye(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        system.push.send(system.members(system.own()))
+        await system.until(lambda: system.node.joined)
+        system.task.cancel()
+        system.node.leave()
+        system.left = True
+        await system.until(lambda: any(isinstance(m, Goodbye) for m in system.heard))
+
+    run(tmp_path, scenario)
+
+
+def test_a_node_that_was_given_up_faults(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        faults: list = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+        system.push.send(system.members(departed=(system.process.incarnation,)))
+        await system.until(lambda: faults)
+        assert "given this process up" in str(faults[0])
+
+    run(tmp_path, scenario)

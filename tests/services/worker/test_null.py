@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from common.columns import pack_i32, unpack_i32
+from common.config import load
+from common.errors import ConfigError
+from common.model_source import ModelFiles
+from common.protocol import RowStart, Sampling, StepPlan
+from services.worker.null import NullEngine, vocab_size
+
+
+@pytest.fixture
+def engine() -> NullEngine:
+    return NullEngine(load(None, ["scheduler.max_rows=8", "kv.blocks=10", "model.max_len=64"]), lambda stage: None)
+
+
+def start(slot: int, seq_id: int) -> RowStart:
+    return RowStart(slot, seq_id, pack_i32([1, 2]), 2, 0, pack_i32([0]), Sampling(max_tokens=5))
+
+
+def step(
+    engine: NullEngine, added: list[RowStart], slots: list[int], positions: list[int], samples: bytes
+) -> list[int]:
+    columns = {"slots": pack_i32(slots), "positions": pack_i32(positions), "counts": pack_i32([1] * len(slots))}
+    return unpack_i32(engine.execute(StepPlan(1, added=added, samples=samples, **columns)).tokens()).tolist()
+
+
+def test_facts_follow_the_settings(engine: NullEngine) -> None:
+    facts = engine.facts
+    assert (facts.num_blocks, facts.max_model_len, facts.vocab_size, facts.block_tokens) == (10, 64, 49152, 16)
+
+
+def test_a_token_depends_on_sequence_and_position_only(engine: NullEngine) -> None:
+    together = step(engine, [start(0, 70), start(5, 71)], [0, 5], [9, 9], b"\x01\x01")
+    engine.reset()
+    alone = step(engine, [start(3, 71)], [3], [9], b"\x01")
+    assert together[1:] == alone
+    assert together[0] != together[1]
+
+
+def test_only_sampling_rows_give_tokens(engine: NullEngine) -> None:
+    assert len(step(engine, [start(0, 1), start(1, 2)], [0, 1], [0, 0], b"\x00\x01")) == 1
+    assert step(engine, [], [], [], b"") == []
+
+
+def test_the_vocabulary_size_is_read_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 99}))
+    assert vocab_size(ModelFiles("folder", tmp_path, "x")) == 99
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="vocabulary"):
+        vocab_size(ModelFiles("folder", tmp_path, "x"))

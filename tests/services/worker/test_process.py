@@ -1,0 +1,175 @@
+"""The worker as a real process on real sockets, with the null engine; the test plays the scheduler."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.columns import pack_i32, unpack_i32
+from common.protocol import (
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Load,
+    Member,
+    Members,
+    Peer,
+    RowStart,
+    Sampling,
+    StepPlan,
+    StepResult,
+    ToScheduler,
+    WorkerReady,
+)
+from common.transport import Inbox, LinkCounters, Push
+
+LIMIT_S = 30
+
+
+class FakeScheduler:
+    """The other end of the worker's links; a real inbox at the well-known address."""
+
+    def __init__(self, run_dir: Path, incarnation: int = 1) -> None:
+        self.peer = Peer("scheduler", 0, incarnation, f"ipc://{run_dir}/scheduler")
+        self.inbox: Inbox = Inbox(self.peer.endpoint, ToScheduler, 1000, LinkCounters())
+        self.seen: list = []
+        self.push: Push | None = None
+        self.worker: Peer | None = None
+
+    def until(self, found: Callable[[object], bool]) -> object:
+        """The first message, from now on, for which `found` holds."""
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            while self.seen:
+                _, message = self.seen.pop(0)
+                if found(message):
+                    return message
+            self.inbox.wait(1)
+            self.seen += self.inbox.drain()
+        raise AssertionError("the message did not come")
+
+    def welcome(self) -> WorkerReady:
+        """Answers a Hello and waits for WorkerReady."""
+        self.worker = self.until(lambda m: isinstance(m, Hello)).peer
+        self.push = Push(self.worker.endpoint, self.peer.incarnation, 1000, LinkCounters())
+        self.tell_members([])
+        return self.until(lambda m: isinstance(m, WorkerReady))
+
+    def tell_members(self, departed: list[int]) -> None:
+        members = [Member(self.peer, "ready")]
+        if self.worker.incarnation not in departed:
+            members.append(Member(self.worker, "ready"))
+        self.push.send(Members(members, departed, Load()))
+
+    def close(self) -> None:
+        if self.push:
+            self.push.close()
+        self.inbox.close()
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[FakeScheduler]:
+    scheduler = FakeScheduler(tmp_path)
+    yield scheduler
+    scheduler.close()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    settings = [f"links.run_dir={tmp_path}", "worker.kind=null", "kv.blocks=100", "links.heartbeat_s=0.05"]
+    command = [sys.executable, "-m", "services.worker", *[f"--set={setting}" for setting in settings]]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def plan(step: int, position: int, added: bool = False) -> StepPlan:
+    row = RowStart(3, 70, pack_i32([5, 6]), 2, 0, pack_i32([0]), Sampling(max_tokens=9))
+    return StepPlan(
+        step,
+        added=[row] if added else [],
+        slots=pack_i32([3]),
+        positions=pack_i32([0 if added else position]),
+        counts=pack_i32([2 if added else 1]),
+        samples=b"\x01",
+    )
+
+
+def run(scheduler: FakeScheduler, step_plan: StepPlan) -> list[int]:
+    scheduler.push.send(step_plan)
+    result = scheduler.until(lambda m: isinstance(m, StepResult))
+    assert (result.step, result.error) == (step_plan.step, "")
+    return unpack_i32(result.tokens).tolist()
+
+
+def test_plans_are_answered_in_order(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
+    ready = scheduler.welcome()
+    assert (ready.model.num_blocks, ready.model.architecture, ready.model.name) == (
+        100,
+        "null",
+        "SmolLM2-135M-Instruct",
+    )
+    for message in (plan(1, 0, added=True), plan(2, 2), plan(3, 3)):
+        scheduler.push.send(message)
+    results = [scheduler.until(lambda m: isinstance(m, StepResult)) for _ in range(3)]
+    assert [result.step for result in results] == [1, 2, 3]
+    beat = scheduler.until(lambda m: isinstance(m, Heartbeat) and m.counters["steps"] == 3)
+    assert beat.state == "ready"
+    assert beat.progress >= 3
+
+
+def test_a_new_scheduler_gets_a_fresh_worker(
+    scheduler: FakeScheduler, worker: subprocess.Popen, tmp_path: Path
+) -> None:
+    scheduler.welcome()
+    first = run(scheduler, plan(1, 0, added=True))
+    scheduler.close()
+    successor = FakeScheduler(tmp_path, incarnation=2)
+    try:
+        successor.worker, successor.push = scheduler.worker, Push(scheduler.worker.endpoint, 2, 100, LinkCounters())
+        successor.tell_members([])
+        successor.until(lambda m: isinstance(m, WorkerReady))
+        assert run(successor, plan(1, 0, added=True)) == first
+    finally:
+        successor.close()
+
+
+def test_plans_of_a_stranger_are_not_run(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
+    scheduler.welcome()
+    stranger = Push(scheduler.worker.endpoint, 99, 10, LinkCounters())
+    stranger.send(plan(8, 0, added=True))
+    scheduler.until(lambda m: isinstance(m, Heartbeat) and m.counters["link_received"] >= 2)
+    stranger.close()
+    run(scheduler, plan(1, 0, added=True))
+    beat = scheduler.until(lambda m: isinstance(m, Heartbeat) and m.counters["steps"] > 0)
+    assert beat.counters["steps"] == 1
+
+
+def test_sigterm_says_goodbye_and_exits_zero(
+    scheduler: FakeScheduler, worker: subprocess.Popen, tmp_path: Path
+) -> None:
+    scheduler.welcome()
+    worker.send_signal(signal.SIGTERM)
+    scheduler.until(lambda m: isinstance(m, Goodbye))
+    assert worker.wait(LIMIT_S) == 0
+    assert os.listdir(tmp_path) == ["scheduler"]
+
+
+def test_a_worker_that_was_given_up_ends_with_a_fault(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
+    scheduler.welcome()
+    scheduler.tell_members([scheduler.worker.incarnation])
+    assert worker.wait(LIMIT_S) == 1
+    assert "given this worker up" in worker.stderr.read()
+
+
+def test_bad_settings_end_with_the_configuration_status(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.worker", f"--set=links.run_dir={tmp_path}", "--set=worker.knd=null"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 78
+    assert "unknown key worker.knd; the nearest known key is worker.kind" in done.stderr
