@@ -7,7 +7,7 @@ lazily, and it can report what it was never asked for (except `ModelDef.ignored`
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -16,6 +16,12 @@ from services.worker.quant.contract import Weight
 
 T = TypeVar("T")
 REQUIRED = object()
+ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each needs
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor",),
+}
 
 
 class Parameters(Protocol):
@@ -123,3 +129,60 @@ class Config:
         value = self._values.get(key)
         if value is not None and value not in allowed:
             raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed))}")
+
+
+def read_rope(config: Config, rotary_dim: int) -> RopeSpec:
+    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+    Raises ValueError for a kind that layers/rope.py has no formula for.
+    """
+    table = dict(config.mapping("rope_scaling")) | dict(config.mapping("rope_parameters"))
+    kind = table.pop("rope_type", None) or table.pop("type", None) or "default"
+    table.pop("type", None)
+    theta = table.pop("rope_theta", None) or config.get(float, "rope_theta", 10000.0)
+    partial = table.pop("partial_rotary_factor", None) or config.get(float, "partial_rotary_factor", 1.0)
+    if kind not in ROPE_KINDS:
+        raise ValueError(f"config: rope type {kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}")
+    scaling = {}
+    for key, value in table.items():
+        if value is None:
+            continue
+        if not isinstance(value, int | float):
+            raise ValueError(f"config: rope parameter {key!r} is {value!r}, expected a number")
+        scaling[key] = float(value)
+    if missing := [key for key in ROPE_KINDS[str(kind)] if key not in scaling]:
+        raise ValueError(f"config: rope type {kind!r} needs {missing[0]!r}")
+    if not isinstance(theta, int | float) or not isinstance(partial, int | float):
+        raise ValueError(f"config: rope_theta is {theta!r}, partial_rotary_factor is {partial!r}, expected numbers")
+    return RopeSpec(
+        theta=float(theta),
+        rotary_dim=int(rotary_dim * partial),
+        kind=str(kind),
+        scaling=scaling,
+        max_position=config.get(int, "max_position_embeddings"),
+    )
+
+
+def read_decoder(config: Config, **changes: bool) -> DecoderSpec:
+    """The keys that dense decoders share; `changes` are the model's own fields of DecoderSpec."""
+    config.require("hidden_act", ("silu", "swish"))
+    hidden_size = config.get(int, "hidden_size")
+    num_heads = config.get(int, "num_attention_heads")
+    num_kv_heads = config.get(int, "num_key_value_heads", num_heads)
+    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"config: {num_heads} query heads cannot share {num_kv_heads} KV heads")
+    head_dim = config.get(int, "head_dim", hidden_size // num_heads)
+    spec = DecoderSpec(
+        vocab_size=config.get(int, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=config.get(int, "intermediate_size"),
+        num_layers=config.get(int, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_eps=config.get(float, "rms_norm_eps", 1e-6),
+        rope=read_rope(config, head_dim),
+        max_position=config.get(int, "max_position_embeddings"),
+        tie_embeddings=config.get(bool, "tie_word_embeddings", False),
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
