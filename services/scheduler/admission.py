@@ -6,24 +6,28 @@ from common.errors import Reject, RejectReason
 from common.protocol import Admit, Sampling
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.policy import length_limit
-from services.scheduler.request import Request, Sequence
+from services.scheduler.request import NEVER, Request, Sequence
 from services.scheduler.state import State, Worker
 
 
 def sequences_of(state: State, admit: Admit) -> list[Sequence]:
-    """The n sequences of a request, in the order of their choices. Raises Reject."""
-    worker = state.worker
+    """The n sequences of a request, in the order of their choices. Raises Reject.
+
+    Before the first worker is ready nothing is known about the model; then `State.attach` checks what this cannot.
+    """
     if state.draining:
         raise Reject(RejectReason.UNAVAILABLE, "the server is shutting down")
-    if worker is None:
-        raise Reject(RejectReason.UNAVAILABLE, "no worker has been ready yet")
-    _validate(admit, worker)
-    waiting = len(state.waiting)
-    if waiting + admit.n > state.limits.max_waiting:
-        raise Reject(RejectReason.OVERLOADED, f"{waiting} of {state.limits.max_waiting} places in the queue are taken")
+    _validate(admit)
+    limit = NEVER
     num_prompt = len(admit.tokens) // TOKEN_BYTES
+    if state.worker is not None:
+        _validate_for(admit, state.worker)
+        limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
+    waiting = len(state.waiting)
+    # What comes with output was accepted before, by another scheduler.
+    if waiting + admit.n > state.limits.max_waiting and not admit.output:
+        raise Reject(RejectReason.OVERLOADED, f"{waiting} of {state.limits.max_waiting} places in the queue are taken")
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
-    limit = length_limit(num_prompt, admit.sampling.max_tokens, worker.longest)
     for choice in range(admit.n):
         sequence = Sequence(
             seq_id=admit.seq_id + choice,
@@ -31,9 +35,9 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             sampling=_sampling_of(admit.sampling, choice),
             key=(admit.priority, state.arrivals + choice),
             limit=limit,
-            tokens=bytearray(admit.tokens),
+            tokens=bytearray(admit.tokens + admit.output),
         )
-        sequence.note(state.now_s, f"admitted with {num_prompt} tokens as choice {choice} of {admit.n}")
+        sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)
     return list(request.choices)
 
@@ -47,20 +51,26 @@ def _sampling_of(sampling: Sampling, choice: int) -> Sampling:
     return Sampling(**values)
 
 
-def _validate(admit: Admit, worker: Worker) -> None:
-    facts = worker.facts
+def _validate(admit: Admit) -> None:
+    """What can be said without knowing the model."""
     if admit.n < 1:
         raise Reject(RejectReason.INVALID, f"n must be at least 1, not {admit.n}", "n")
+    if admit.output and admit.n != 1:
+        raise Reject(RejectReason.INVALID, "choices that have output are admitted one by one", "n")
     if admit.sampling.max_tokens < 1:
-        raise Reject(
-            RejectReason.INVALID, f"max_tokens must be at least 1, not {admit.sampling.max_tokens}", "max_tokens"
-        )
-    num_bytes = len(admit.tokens)
-    if num_bytes == 0:
+        text = f"max_tokens must be at least 1, not {admit.sampling.max_tokens}"
+        raise Reject(RejectReason.INVALID, text, "max_tokens")
+    if not admit.tokens:
         raise Reject(RejectReason.INVALID, "the prompt is empty", "prompt")
-    if num_bytes % TOKEN_BYTES:
-        raise Reject(RejectReason.INVALID, f"{num_bytes} bytes are no column of tokens", "prompt")
-    num_prompt = num_bytes // TOKEN_BYTES
+    for column in (admit.tokens, admit.output):
+        if len(column) % TOKEN_BYTES:
+            raise Reject(RejectReason.INVALID, f"{len(column)} bytes are no column of tokens", "prompt")
+
+
+def _validate_for(admit: Admit, worker: Worker) -> None:
+    """Whether this worker can ever run it."""
+    facts = worker.facts
+    num_prompt = len(admit.tokens) // TOKEN_BYTES
     if num_prompt >= worker.longest:
         raise Reject(
             RejectReason.TOO_LONG,
@@ -68,8 +78,7 @@ def _validate(admit: Admit, worker: Worker) -> None:
             f"(model: {facts.max_model_len}, KV blocks: {facts.num_blocks} of {facts.block_tokens} tokens)",
             "prompt",
         )
-    largest = int(np.frombuffer(admit.tokens, np.uint32).max())
-    if largest >= facts.vocab_size:
-        tokens = np.frombuffer(admit.tokens, np.int32).tolist()
-        outside = next(token for token in tokens if not 0 <= token < facts.vocab_size)
+    tokens = np.frombuffer(admit.tokens + admit.output, np.uint32)
+    if int(tokens.max()) >= facts.vocab_size:
+        outside = next(token for token in tokens.view(np.int32).tolist() if not 0 <= token < facts.vocab_size)
         raise Reject(RejectReason.INVALID, f"token {outside} is outside the vocabulary of {facts.vocab_size}", "prompt")

@@ -61,8 +61,6 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
-    # --- taking and giving back ---------------------------------------------------------------------------------------
-
     def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
         """Whether `allocate(count)` succeeds after `share(shared)`."""
         return count <= self.free_after_share(shared)
@@ -114,8 +112,6 @@ class BlockPool:
                     self._free.append(block)
                 else:
                     self._idle[block] = None
-
-    # --- prefixes -----------------------------------------------------------------------------------------------------
 
     def match(self, tokens: bytes | bytearray, most: int, root: bytes, chain: list[bytes]) -> list[int]:
         """The findable blocks that hold the longest prefix of `tokens`, at most `most` of them. Takes nothing.
@@ -184,8 +180,6 @@ class BlockPool:
         assert label is not None
         del self._by_digest[label.digest]
         self._labels[block] = None
-
-    # --- accounting ---------------------------------------------------------------------------------------------------
 
     def fragmentation(self, unused_tokens: int) -> float:
         """Reserved but unused KV tokens / reserved KV tokens; 0 with nothing reserved."""

@@ -18,7 +18,7 @@ def check(state: State) -> None:
     filling = [row for row in rows if row.sequence.stage is Stage.FILLING]
     assert state.filling == sorted(filling, key=by_key), "the list of filling rows is wrong"
     if state.worker is None:
-        assert not state.sequences and not state.ready, "sequences without any worker"
+        assert not rows and not state.ready, "rows without any worker"
         return
     assert state.ready or not (rows or state.in_flight), "rows without a worker"
     _check_worker(state, state.worker, rows)
@@ -31,7 +31,7 @@ def _check_sequence(sequence: Sequence) -> None:
     assert (row is None) == (sequence.stage is Stage.WAITING), f"row and stage disagree\n{story}"
     assert row is None or (row.alive and row.sequence is sequence), f"the row is not its own\n{story}"
     assert sequence in sequence.request.choices, f"its request has forgotten it\n{story}"
-    assert sequence.request.num_prompt <= sequence.known <= sequence.limit, f"known tokens out of range\n{story}"
+    assert sequence.request.num_prompt <= sequence.known < sequence.limit, f"known tokens out of range\n{story}"
     assert bytes(sequence.tokens[: len(sequence.request.prompt)]) == sequence.request.prompt, f"prompt changed\n{story}"
 
 

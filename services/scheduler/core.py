@@ -8,6 +8,7 @@ Every admitted sequence gets exactly one Finished; nothing that a peer sends mak
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from common.config import Kv, Scheduler
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
@@ -36,19 +37,29 @@ from services.scheduler.events import (
     WorkerLost,
 )
 from services.scheduler.planner import make_plan
-from services.scheduler.policy import Limits
-from services.scheduler.request import story_lines
+from services.scheduler.request import Sequence, story_lines
 from services.scheduler.results import Fault, apply_result
 from services.scheduler.state import State
 
 MAX_ID = 2**64
+COUNTERS = (
+    "requests",
+    "refused",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "preemptions",
+    "worker_faults",
+    "failed_steps",
+    "unknown_results",
+)
 
 
 class SchedulerCore:
-    """`hash_seed` (64 bits) keys the prefix cache's hashes; draw it per process."""
+    """`seed` (64 bits) keys the prefix cache's hashes; draw it per process."""
 
-    def __init__(self, limits: Limits, hash_seed: int = 0) -> None:
-        self._state = State(limits, hash_seed)
+    def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0) -> None:
+        self._state = State(limits, kv, seed)
         self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             StepResult: self._on_step_result,
@@ -86,17 +97,18 @@ class SchedulerCore:
         self._effects.clear()
         return plans
 
-    # --- questions ----------------------------------------------------------------------------------------------------
-
     @property
     def idle(self) -> bool:
         """Nothing is open: a draining scheduler may leave."""
         return not self._state.sequences
 
-    @property
-    def counters(self) -> dict[str, int]:
-        """Cumulative counts of what happened, for metrics."""
-        return dict(self._state.counters)
+    def metrics(self) -> dict[str, float]:
+        """Figures by the names of common/metrics.py."""
+        counters = self._state.counters
+        return {name: float(counters[name]) for name in COUNTERS} | {
+            "open_requests": float(len(self._state.sequences)),
+            "steps": float(self._state.step),
+        }
 
     def load(self) -> Load:
         state = self._state
@@ -135,8 +147,6 @@ class SchedulerCore:
         """Recomputes all invariants. Raises AssertionError."""
         checks.check(self._state)
 
-    # --- events -------------------------------------------------------------------------------------------------------
-
     def _on_step_result(self, result: StepResult) -> None:
         state = self._state
         if not any(flight.step == result.step for flight in state.in_flight):
@@ -153,28 +163,33 @@ class SchedulerCore:
     def _on_admit(self, admit: Admit) -> None:
         state = self._state
         if not 0 <= admit.seq_id <= admit.seq_id + max(admit.n, 1) <= MAX_ID:
-            state.counters["malformed"] += 1
+            state.counters["unknown_results"] += 1
             return
         try:
             sequences = self._new_sequences(admit)
         except Reject as reject:
-            state.counters[f"refused_{reject.reason}"] += 1
+            state.counters["refused"] += 1
             refused = Refused(admit.seq_id, reject.reason, reject.message, reject.param)
             self._effects.append(SendRefused(tokenizer_of(admit.seq_id), refused))
             return
+        state.arrivals += len(sequences)
+        state.counters["requests"] += len(sequences)
+        state.counters["prompt_tokens"] += sum(sequence.request.num_prompt for sequence in sequences)
         for sequence in sequences:
             state.enqueue(sequence)
-        state.arrivals += len(sequences)
+            # An output that came with the request may have been whole.
+            if sequence.num_output and sequence.known >= sequence.limit:
+                state.finish(sequence, FinishReason.LENGTH)
 
-    def _new_sequences(self, admit: Admit) -> list[Any]:
+    def _new_sequences(self, admit: Admit) -> list[Sequence]:
         state = self._state
         if admit.n > state.limits.max_waiting:
             raise Reject(RejectReason.INVALID, f"n may be at most {state.limits.max_waiting}, not {admit.n}", "n")
         seq_ids = range(admit.seq_id, admit.seq_id + admit.n)
         if any(seq_id in state.sequences or seq_id in state.past for seq_id in seq_ids):
-            state.counters["duplicates"] += 1
+            state.counters["unknown_results"] += 1
             return []
-        return list(sequences_of(state, admit))
+        return sequences_of(state, admit)
 
     def _on_stop(self, stop: Stop) -> None:
         self._end(stop.seq_id, FinishReason.STOP_STRING)
@@ -185,7 +200,7 @@ class SchedulerCore:
     def _end(self, seq_id: int, reason: FinishReason) -> None:
         sequence = self._state.sequences.get(seq_id)
         if sequence is None:
-            self._state.counters["unknown_sequences"] += 1
+            self._state.counters["unknown_results"] += 1
         else:
             self._state.finish(sequence, reason)
 

@@ -34,7 +34,7 @@ def make_plan(state: State) -> StepPlan | None:
     """The next plan, already counted as issued; None if there is nothing to compute."""
     worker = state.worker
     assert worker is not None and state.ready
-    draft = Draft(Flight(state.step + 1), state.limits.token_budget)
+    draft = Draft(Flight(state.step + 1), state.limits.step_tokens)
     if state.limits.policy == "decode_first":
         preempted = _step_rows(state, worker, draft)
         # Admission after a preemption would hand the blocks straight back.
@@ -46,7 +46,7 @@ def make_plan(state: State) -> StepPlan | None:
     flight = draft.flight
     if flight.roster is None and not draft.slots:
         return None
-    flight.num_tokens = state.limits.token_budget - draft.budget
+    flight.num_tokens = state.limits.step_tokens - draft.budget
     if draft.slots:
         for row in (*flight.samplers, *flight.fillers):
             flight.published += state.publish(row, row.scheduled)
@@ -80,9 +80,6 @@ def _pack(worker: Worker, draft: Draft) -> StepPlan:
         counts,
         samples,
     )
-
-
-# --- rows that step ---------------------------------------------------------------------------------------------------
 
 
 def _step_rows(state: State, worker: Worker, draft: Draft) -> bool:
@@ -135,9 +132,6 @@ def _make_room(state: State, worker: Worker, row: Row, draft: Draft) -> bool:
 def _may_yield(row: Row) -> bool:
     """A row that only waits for its last results gives its blocks back soon anyway."""
     return row.sequence.stage is not Stage.ENDING
-
-
-# --- rows that fill ---------------------------------------------------------------------------------------------------
 
 
 def _fill_rows(state: State, worker: Worker, draft: Draft, admit: bool) -> None:
@@ -204,7 +198,7 @@ def _admit(state: State, worker: Worker, draft: Draft, sequence: Sequence, donor
     reusable = (known - 1) // pool.block_tokens
     if donor is not None:
         shared = donor.blocks[:reusable]
-    elif state.limits.prefix_caching:
+    elif state.prefix_cache:
         shared = pool.match(sequence.tokens, reusable, sequence.request.root, sequence.chain)
     else:
         shared = []
@@ -215,15 +209,15 @@ def _admit(state: State, worker: Worker, draft: Draft, sequence: Sequence, donor
     pool.share(shared)
     blocks = shared + pool.allocate(needed)
     computed = len(shared) * pool.block_tokens
+    if sequence.cached_tokens < 0:
+        found = computed if donor is None else donor.sequence.cached_tokens
+        sequence.cached_tokens = min(found, sequence.request.num_prompt)
+        state.counters["cached_tokens"] += sequence.cached_tokens
     if donor is not None:
         if (known - 1) % pool.block_tokens:
             draft.copy_source.append(donor.blocks[reusable])
             draft.copy_target.append(blocks[reusable])
         computed = known - 1
-    if sequence.cached_tokens < 0:
-        sequence.cached_tokens = computed if donor is None else donor.sequence.cached_tokens
-    state.counters["prefix_hit_tokens"] += computed if donor is None else 0
-    state.counters["prefix_query_tokens"] += known if donor is None else 0
     why = f"row in step {draft.flight.step}, {computed} of {known} tokens have KV"
     row = state.start_row(sequence, blocks, computed, why)
     draft.flight.added.append(row)

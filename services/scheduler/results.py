@@ -37,6 +37,7 @@ def apply_result(state: State, result: StepResult) -> None:
         outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
     state.in_flight.popleft()
+    state.counters["output_tokens"] += len(tokens)
     num_stepped = 0
     if flight.roster is not None:
         num_stepped = flight.roster.size

@@ -58,8 +58,6 @@ class RowTable:
         self._opened = 0
         self._roster: Roster | None = None
 
-    # --- membership ---------------------------------------------------------------------------------------------------
-
     def open(self, row: Row) -> None:
         """A sequence takes the row's slot."""
         slot, seq_id = row.slot, row.sequence.seq_id
@@ -133,8 +131,6 @@ class RowTable:
             seq_ids_column=seq_ids.tobytes(),
         )
 
-    # --- planning -----------------------------------------------------------------------------------------------------
-
     def entering_block(self) -> list[Row]:
         """Rows whose next position is the first of a block."""
         return list(self._phases[(self.tick + 1) % len(self._phases)].values())
@@ -150,8 +146,6 @@ class RowTable:
         for row in rows:
             self._leave(row)
         return rows
-
-    # --- receiving ----------------------------------------------------------------------------------------------------
 
     def living(self, roster: Roster) -> I64 | None:
         """Places in the roster whose rows still live; None is all of them."""

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.columns import unpack_i32
+from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import BlockPool
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
-from services.scheduler.policy import Key, Limits, length_limit, longest_sequence, rows_allowed
+from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
 from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable
 from services.scheduler.slots import SlotPool
@@ -61,8 +62,9 @@ def by_key(row: Row) -> Key:
 class State:
     """`ready` is False while no worker is there; `worker` then still holds the facts of the last one."""
 
-    def __init__(self, limits: Limits, hash_seed: int) -> None:
+    def __init__(self, limits: Scheduler, kv: Kv, hash_seed: int) -> None:
         self.limits = limits
+        self.prefix_cache = kv.prefix_cache
         self.hash_seed = hash_seed
         self.now_s = 0.0
         self.step = 0
@@ -78,13 +80,11 @@ class State:
         self.outbox = Outbox()
         self.counters: Counter[str] = Counter()
 
-    # --- moves of one sequence ----------------------------------------------------------------------------------------
-
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
-        assert self.worker is not None
         self.sequences[sequence.seq_id] = sequence
-        self.worker.stops.add(sequence.sampling)
+        if self.worker is not None:
+            self.worker.stops.add(sequence.sampling)
         self.waiting.add(sequence)
 
     def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
@@ -111,7 +111,7 @@ class State:
         worker = self.worker
         assert worker is not None
         full = num_tokens // worker.pool.block_tokens
-        if full <= row.published or not self.limits.prefix_caching:
+        if full <= row.published or not self.prefix_cache:
             return []
         sequence = row.sequence
         first, row.published = row.published, full
@@ -155,15 +155,12 @@ class State:
             self.past.popitem(last=False)
         cached_tokens = max(sequence.cached_tokens, 0)
         self.outbox.finish(Finished(sequence.seq_id, reason, stop_token, cached_tokens, message))
-        self.counters[f"finished_{reason.name.lower()}"] += 1
-
-    # --- the worker comes and goes ------------------------------------------------------------------------------------
 
     def attach(self, ready: WorkerReady) -> None:
-        """A worker that holds no rows. Sequences that it cannot serve are ended."""
+        """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
         longest = longest_sequence(facts.max_model_len, facts.num_blocks, facts.block_tokens)
-        max_rows = rows_allowed(limits, ready.max_rows)
+        max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(
             facts=facts,
             longest=longest,
@@ -178,12 +175,14 @@ class State:
             sequence.chain.clear()
             sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, longest)
             largest = max(unpack_i32(bytes(sequence.tokens)))
-            if sequence.known >= sequence.limit or largest >= facts.vocab_size:
+            if largest >= facts.vocab_size or (sequence.known >= sequence.limit and not sequence.num_output):
                 message = (
-                    f"{sequence.known} tokens up to id {largest} do not fit the new worker, "
+                    f"{sequence.known} tokens up to id {largest} do not fit the worker, "
                     f"which takes {longest} of a vocabulary of {facts.vocab_size}"
                 )
                 self.finish(sequence, FinishReason.ERROR, message=message)
+            elif sequence.known >= sequence.limit:
+                self.finish(sequence, FinishReason.LENGTH)
 
     def detach(self, reason: str) -> None:
         """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker."""
