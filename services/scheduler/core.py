@@ -8,6 +8,7 @@ Every admitted sequence gets exactly one Finished; nothing that a peer sends mak
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from common.config import Kv, Scheduler
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
@@ -36,7 +37,6 @@ from services.scheduler.events import (
     WorkerLost,
 )
 from services.scheduler.planner import make_plan
-from services.scheduler.policy import Limits
 from services.scheduler.request import Sequence, story_lines
 from services.scheduler.results import Fault, apply_result
 from services.scheduler.state import State
@@ -56,10 +56,10 @@ COUNTERS = (
 
 
 class SchedulerCore:
-    """`hash_seed` (64 bits) keys the prefix cache's hashes; draw it per process."""
+    """`seed` (64 bits) keys the prefix cache's hashes; draw it per process."""
 
-    def __init__(self, limits: Limits, hash_seed: int = 0) -> None:
-        self._state = State(limits, hash_seed)
+    def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0) -> None:
+        self._state = State(limits, kv, seed)
         self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             StepResult: self._on_step_result,
@@ -102,10 +102,13 @@ class SchedulerCore:
         """Nothing is open: a draining scheduler may leave."""
         return not self._state.sequences
 
-    @property
-    def counters(self) -> dict[str, int]:
-        """Cumulative counts by the names of common/metrics.py."""
-        return {name: self._state.counters[name] for name in COUNTERS}
+    def metrics(self) -> dict[str, float]:
+        """Figures by the names of common/metrics.py."""
+        counters = self._state.counters
+        return {name: float(counters[name]) for name in COUNTERS} | {
+            "open_requests": float(len(self._state.sequences)),
+            "steps": float(self._state.step),
+        }
 
     def load(self) -> Load:
         state = self._state

@@ -34,7 +34,7 @@ def make_plan(state: State) -> StepPlan | None:
     """The next plan, already counted as issued; None if there is nothing to compute."""
     worker = state.worker
     assert worker is not None and state.ready
-    draft = Draft(Flight(state.step + 1), state.limits.token_budget)
+    draft = Draft(Flight(state.step + 1), state.limits.step_tokens)
     if state.limits.policy == "decode_first":
         preempted = _step_rows(state, worker, draft)
         # Admission after a preemption would hand the blocks straight back.
@@ -46,7 +46,7 @@ def make_plan(state: State) -> StepPlan | None:
     flight = draft.flight
     if flight.roster is None and not draft.slots:
         return None
-    flight.num_tokens = state.limits.token_budget - draft.budget
+    flight.num_tokens = state.limits.step_tokens - draft.budget
     if draft.slots:
         for row in (*flight.samplers, *flight.fillers):
             flight.published += state.publish(row, row.scheduled)
@@ -198,7 +198,7 @@ def _admit(state: State, worker: Worker, draft: Draft, sequence: Sequence, donor
     reusable = (known - 1) // pool.block_tokens
     if donor is not None:
         shared = donor.blocks[:reusable]
-    elif state.limits.prefix_caching:
+    elif state.prefix_cache:
         shared = pool.match(sequence.tokens, reusable, sequence.request.root, sequence.chain)
     else:
         shared = []

@@ -5,36 +5,13 @@ sooner.
 """
 
 from collections.abc import Iterable
-from typing import Literal
-
-import msgspec
 
 Key = tuple[int, int]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operator allows. Raises ValueError for values that cannot work."""
-
-    token_budget: int = 2048  # tokens of one step, all rows together
-    max_rows: int = 256  # rows of one step
-    chunk_tokens: int = 0  # most tokens of one row in one step; 0 is no limit of its own
-    plans_in_flight: int = 2
-    max_waiting: int = 4096  # sequences in the queue, beyond which requests are refused
-    max_worker_deaths: int = 2  # a sequence that ran in so many deaths is ended
-    policy: Literal["decode_first", "prefill_first"] = "decode_first"
-    prefix_caching: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("token_budget", "max_rows", "plans_in_flight", "max_waiting", "max_worker_deaths"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.chunk_tokens < 0:
-            raise ValueError(f"chunk_tokens must not be negative, not {self.chunk_tokens}")
-
-
-def rows_allowed(limits: Limits, worker_rows: int) -> int:
-    """Rows that may run at once. Every row must fit a step with one token, so the token budget bounds them too."""
-    return min(limits.max_rows, limits.token_budget, worker_rows)
+def rows_allowed(max_rows: int, step_tokens: int, worker_rows: int) -> int:
+    """Rows that may run at once. Every row must fit a step with one token, so the step's budget bounds them too."""
+    return min(max_rows, step_tokens, worker_rows)
 
 
 def chunk(pending: int, budget: int, chunk_tokens: int) -> int:

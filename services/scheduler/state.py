@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.columns import unpack_i32
+from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import BlockPool
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
-from services.scheduler.policy import Key, Limits, length_limit, longest_sequence, rows_allowed
+from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
 from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable
 from services.scheduler.slots import SlotPool
@@ -61,8 +62,9 @@ def by_key(row: Row) -> Key:
 class State:
     """`ready` is False while no worker is there; `worker` then still holds the facts of the last one."""
 
-    def __init__(self, limits: Limits, hash_seed: int) -> None:
+    def __init__(self, limits: Scheduler, kv: Kv, hash_seed: int) -> None:
         self.limits = limits
+        self.prefix_cache = kv.prefix_cache
         self.hash_seed = hash_seed
         self.now_s = 0.0
         self.step = 0
@@ -109,7 +111,7 @@ class State:
         worker = self.worker
         assert worker is not None
         full = num_tokens // worker.pool.block_tokens
-        if full <= row.published or not self.limits.prefix_caching:
+        if full <= row.published or not self.prefix_cache:
             return []
         sequence = row.sequence
         first, row.published = row.published, full
@@ -158,7 +160,7 @@ class State:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
         longest = longest_sequence(facts.max_model_len, facts.num_blocks, facts.block_tokens)
-        max_rows = rows_allowed(limits, ready.max_rows)
+        max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(
             facts=facts,
             longest=longest,
