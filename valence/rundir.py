@@ -14,10 +14,11 @@ from common import config as configuration
 from common.config import Config
 from common.errors import ConfigError
 from common.lifecycle import make_run_dir
+from valence.errors import CommandError
 from valence.supervisor import Supervisor
 
 
-class NotRunning(Exception):
+class NotRunning(CommandError):
     """No run fits what was asked for; the text says what was looked at."""
 
 

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.env import child_environment
+from valence.errors import CommandError
 from valence.programs import Program
 
 CALL_S = 10.0
 BAD_NAME, ALREADY_STARTED, NOT_RUNNING = 10, 60, 70  # supervisor.xmlrpc.Faults
 
 
-class SupervisorGone(Exception):
+class SupervisorGone(CommandError):
     """There is no supervisor in this run directory (any more)."""
 
 
@@ -149,7 +150,9 @@ def start(run_dir: Path, config_text: str, lock_fd: int) -> "subprocess.Popen[by
         )
 
 
-_LINE = re.compile(r"(?P<kind>spawned|exited|stopped): '?(?P<name>[a-z]+-\d+)'? (?:with pid (?P<pid>\d+)|\((?P<how>.*)\))")
+_LINE = re.compile(
+    r"(?P<kind>spawned|exited|stopped): '?(?P<name>[a-z]+-\d+)'? (?:with pid (?P<pid>\d+)|\((?P<how>.*)\))"
+)
 
 
 class EventLog:

@@ -1,0 +1,259 @@
+"""The command line. Each command is a thin layer; what it needs is imported when it runs, so that --help is fast."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from common.errors import ConfigError
+from valence.errors import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from common.config import Config
+    from valence.programs import Program
+    from valence.replicas import Change
+
+EXIT_CONFIG = 78  # as common.lifecycle.EXIT_CONFIG, which is dear to import
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Serve language models, and look after the server.",
+)
+
+RunDir = Annotated[str, typer.Option("--run-dir", help="Run directory of the server, if there are several.")]
+Port = Annotated[int | None, typer.Option("--port", help="Port of the server, if there are several.")]
+ServePort = Annotated[int | None, typer.Option("--port", help="Port of the API; 0: any free one.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="One setting; may be repeated.")]
+ConfigFile = Annotated[str, typer.Option("--config", help="TOML file of settings.")]
+Model = Annotated[str, typer.Option("--model", help="Folder, .gguf file, hub id, or bundled.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (also for ROCm).")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def _load(config: str, model: str, port: int | None, device: str, settings: list[str] | None) -> "Config":
+    from common import config as configuration
+    from common import env
+
+    env.check()
+    named = {"model.source": model, "api.port": "" if port is None else str(port), "worker.device": device}
+    own = [f"{key}={value if key == 'api.port' else json.dumps(value)}" for key, value in named.items() if value]
+    return configuration.load(config or env.config_path(), env.settings() + own + (settings or []))
+
+
+@app.command()
+def serve(
+    model: Model = "", port: ServePort = None, device: Device = "", config: ConfigFile = "", settings: Settings = None
+) -> None:
+    """Run all services in the foreground; Ctrl-C ends them."""
+    tree = _load(config, model, port, device, settings)
+    from valence.serve import serve as run
+
+    sys.exit(run(tree))
+
+
+@app.command("config")
+def show_config(
+    model: Model = "", port: ServePort = None, device: Device = "", config: ConfigFile = "", settings: Settings = None
+) -> None:
+    """Print the resolved settings as TOML."""
+    from common.config import render
+
+    print(render(_load(config, model, port, device, settings)), end="")
+
+
+@app.command()
+def status(as_json: AsJson = False, run_dir: RunDir = "", port: Port = None) -> None:
+    """Show processes, requests and KV use of the running server."""
+    from valence import rundir
+    from valence.status import StatusClient, document
+    from valence.supervisor import Supervisor
+
+    path = rundir.find(run_dir, port)
+    with StatusClient(rundir.running_config(path)) as client:
+        answer = client.ask()
+    found = document(Supervisor(path).processes(), answer)
+    if as_json:
+        print(json.dumps(found))
+        return
+    from rich.console import Console
+
+    from valence.display import status_table
+
+    Console().print(status_table(found, time.time()))
+
+
+@app.command()
+def restart(
+    service: Annotated[str, typer.Argument(help="api, tokenizer, scheduler, worker or all.")],
+    instance: Annotated[int | None, typer.Option("--instance", help="Only this replica.")] = None,
+    run_dir: RunDir = "",
+    port: Port = None,
+) -> None:
+    """Replace processes one after the other while the server runs."""
+    _change(run_dir, port, lambda change: change.restart(service, instance), "ready")
+
+
+@app.command()
+def scale(
+    service: Annotated[str, typer.Argument(help="api or tokenizer.")],
+    count: Annotated[int, typer.Argument(help="Number of replicas.")],
+    run_dir: RunDir = "",
+    port: Port = None,
+) -> None:
+    """Change the number of replicas while the server runs."""
+    _change(run_dir, port, lambda change: change.scale(service, count), "done")
+
+
+def _change(run_dir: str, port: int | None, make: "Callable[[Change], Iterator[Program]]", done: str) -> None:
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from valence import rundir
+    from valence.replicas import Change
+    from valence.status import StatusClient
+
+    path = rundir.find(run_dir, port)
+    config = rundir.running_config(path)
+    console = Console()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with StatusClient(config) as client, Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("")
+        change = Change(config, client, lambda name, what: bar.update(task, description=f"{name} {what}"))
+        start_s = time.monotonic()
+        for program in make(change):
+            console.print(f"{program.name} {done} after {time.monotonic() - start_s:.1f} s", highlight=False)
+            start_s = time.monotonic()
+
+
+@app.command()
+def stop(run_dir: RunDir = "", port: Port = None) -> None:
+    """End the running server."""
+    from valence import rundir
+    from valence.replicas import stop as end
+
+    path = rundir.find(run_dir, port)
+    end(path)
+    print(f"stopped {path}")
+
+
+@app.command()
+def logs(
+    service: Annotated[str, typer.Argument(help="Only this service or process, like api or api-1.")] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each file.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines.")] = False,
+    run_dir: RunDir = "",
+    port: Port = None,
+) -> None:
+    """Print the services' logs."""
+    from valence import rundir
+    from valence.logs import Logs
+
+    found = Logs(rundir.find(run_dir, port) / "log", service)
+    for line in found.last(lines):
+        print(line)
+    while follow:
+        for line in found.new():
+            print(line, flush=True)
+        time.sleep(0.2)
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option("--url", help="Base URL; empty: the server that runs here.")] = "",
+    model: Annotated[str, typer.Option("--model", help="Name of the model; empty: the first one.")] = "",
+    system: Annotated[str, typer.Option("--system", help="System message.")] = "",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 1024,
+    temperature: Annotated[float | None, typer.Option("--temperature")] = None,
+    run_dir: RunDir = "",
+    port: Port = None,
+) -> None:
+    """Talk to a model in the terminal."""
+    import httpx
+    from rich.console import Console
+
+    from valence import rundir
+    from valence.chat import Conversation, converse, served_model
+
+    base = url or rundir.url(rundir.running_config(rundir.find(run_dir, port)))
+    options: dict[str, Any] = {"max_tokens": max_tokens}
+    if temperature is not None:
+        options["temperature"] = temperature
+    with httpx.Client(base_url=base, timeout=httpx.Timeout(10.0, read=None)) as client:
+        name = model or served_model(client)
+        converse(Console(), Conversation(client, name, options, system), name)
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the architectures that can be served."""
+    from valence.listings import models as listed
+
+    _print_listing(listed(), as_json)
+
+
+@app.command()
+def ops(as_json: AsJson = False) -> None:
+    """List the operations, which provider runs each on this host, and why."""
+    from valence.listings import ops as listed
+
+    _print_listing(listed(), as_json)
+
+
+def _print_listing(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+
+    from valence.display import listing_table
+
+    Console().print(listing_table(rows))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="scheduler, chain, bundled, http ...")]
+) -> None:
+    """Run one benchmark; what follows the name goes to it."""
+    import runpy
+    from importlib.util import find_spec
+
+    if not name.isidentifier() or find_spec(f"benchmarks.{name}") is None:
+        found = sorted(path.stem for path in Path(__file__).parents[1].glob("benchmarks/[a-z]*.py"))
+        _fail(f"no benchmark {name!r}; there are {', '.join(found)}")
+    sys.argv = [f"benchmarks.{name}", *context.args]
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__", alter_sys=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(f"valence {installed('valence')}, Python {sys.version.split()[0]}")
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    print(f"valence: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def main() -> None:
+    """Entry point of the `valence` script. Errors meant for people are one line, without a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        _fail(str(error), EXIT_CONFIG)
+    except CommandError as error:
+        _fail(str(error))
+
+
+if __name__ == "__main__":
+    main()

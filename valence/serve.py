@@ -1,0 +1,266 @@
+"""`valence serve`: brings the services up under a supervisor, stays in the foreground, and ends everything.
+
+Owns the run directory and the supervisor process from claim to release. Nothing that it started outlives it: on a
+signal it ends the supervisor, which drains the services from the edge inwards; killed, the kernel ends the supervisor.
+"""
+
+import errno
+import http.client
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+import xmlrpc.client
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import psutil
+from rich.console import Console
+
+from common import config as configuration
+from common import model_source
+from common.config import Config
+from common.errors import ConfigError
+from common.lifecycle import EXIT_CONFIG
+from common.protocol import ModelFacts
+from valence import display, programs, rundir, supervisor
+from valence.programs import Program
+from valence.status import StatusClient, is_ready
+from valence.supervisor import Event, EventLog, Supervisor, SupervisorGone
+
+START_TRIES = 3  # a service that ended so often before it was ready will not get ready
+LOOK_S = 0.25  # how often a running system is looked at
+LOG_LINES = 25
+
+
+class Failure(Exception):
+    """The services cannot be brought up, or kept up."""
+
+    def __init__(self, message: str, log: Path) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class Interrupts:
+    """SIGINT, SIGTERM and SIGHUP as a count to look at and a pipe to wait on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._read, self._write = os.pipe()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        os.write(self._write, b".")
+
+    def wait(self, wait_s: float) -> None:
+        """Returns after `wait_s`, or at the next signal."""
+        if select.select([self._read], [], [], wait_s)[0]:
+            os.read(self._read, 1)
+
+
+def prepare(config: Config) -> Config:
+    """The settings with everything decided that serve decides. Raises ConfigError for what can be seen beforehand."""
+    model_source.resolve(config.model.source)
+    port = free_port(config.api.host, config.api.port)
+    config = msgspec.structs.replace(config, api=msgspec.structs.replace(config.api, port=port))
+    run_dir = str(Path(config.run_dir).absolute())
+    return msgspec.structs.replace(config, links=msgspec.structs.replace(config.links, run_dir=run_dir))
+
+
+def free_port(host: str, port: int) -> int:
+    """`port`, or any free one for 0. Raises ConfigError if it cannot be bound."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except socket.gaierror as error:
+        raise ConfigError(f"api.host {host!r} is no address: {error.strerror}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} is taken{_holder(port)}; choose another with PORT= or --port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _holder(port: int) -> str:
+    try:
+        listening = (
+            c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+        )
+        pid = next((c.pid for c in listening if c.pid), None)
+        return f" by {psutil.Process(pid).name()} (pid {pid})" if pid else ""
+    except (psutil.Error, OSError):
+        return ""
+
+
+def serve(config: Config) -> int:
+    """Runs until a signal or a failure. Returns the exit status."""
+    interrupts = Interrupts()
+    console = Console(highlight=False)
+    run_dir = Path(config.run_dir)
+    if not Supervisor(run_dir).alive():  # otherwise the claim names who runs there, rather than the port being taken
+        config = prepare(config)
+        run_dir = config.run_dir
+    claim = rundir.claim(run_dir)
+    (run_dir / "config.toml").write_text(configuration.render(config))
+    replicas = programs.configured_replicas(config)
+    daemon = supervisor.start(run_dir, programs.render(config, run_dir, replicas), claim.fd)
+    session = Session(config, daemon, console, interrupts)
+    failed = True
+    try:
+        model = session.bring_up(sum(replicas.values()))
+        if model:
+            elapsed_s = time.time() - psutil.Process().create_time()
+            display.announce(console, rundir.url(config), model, run_dir / "log", elapsed_s)
+            session.watch()
+        failed = False
+    except Failure as failure:
+        console.print(f"[bold red]failed:[/] {failure}", soft_wrap=True)
+        for line in display.tail(failure.log, LOG_LINES):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(f"logs: {run_dir / 'log'}", soft_wrap=True)
+    finally:
+        session.end()
+        claim.release(keep_logs=failed)
+    return 1 if failed else 0
+
+
+class Session:
+    """One supervisor process, watched."""
+
+    def __init__(
+        self, config: Config, daemon: "subprocess.Popen[bytes]", console: Console, interrupts: Interrupts
+    ) -> None:
+        self._config = config
+        self._daemon = daemon
+        self._console = console
+        self._interrupts = interrupts
+        self._supervisor = Supervisor(config.run_dir)
+        self._events = EventLog(config.run_dir)
+
+    def bring_up(self, expected: int) -> ModelFacts | None:
+        """Shows the start until all is ready; None if a signal came first. Raises Failure."""
+        ended: Counter[Program] = Counter()
+        with StatusClient(self._config) as client, display.StartDisplay(self._console) as bars:
+            while not self._interrupts.count:
+                for event in self._news():
+                    if event.kind == "exited":
+                        ended[event.program] += 1
+                        self._tell(event)
+                        self._give_up_on(event, ended[event.program])
+                status = client.ask(wait_s=0.1)
+                if status:
+                    bars.show(display.stages(status, expected))
+                    if status.model and is_ready(status) and self._answers():
+                        bars.complete()
+                        return status.model
+                self._interrupts.wait(0.03)
+        return None
+
+    def _give_up_on(self, event: Event, tries: int) -> None:
+        log = self._log_of(event.program)
+        if event.exit_status == EXIT_CONFIG:
+            raise Failure(f"{event.program.name} cannot work with these settings", log)
+        if tries >= START_TRIES:
+            raise Failure(f"{event.program.name} ended {tries} times before it was ready", log)
+
+    def _answers(self) -> bool:
+        """Whether /health/ready says 200."""
+        url = rundir.url(self._config).removeprefix("http://")
+        connection = http.client.HTTPConnection(url, timeout=2.0)
+        try:
+            connection.request("GET", "/health/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def watch(self) -> None:
+        """Until a signal: a line for each end and start of a service, and one when all is well again."""
+        broken_s: float | None = None
+        with StatusClient(self._config) as client:
+            while not self._interrupts.count:
+                for event in self._news():
+                    self._tell(event)
+                    if event.kind != "spawned" and broken_s is None:
+                        broken_s = time.monotonic()
+                    if event.exit_status == EXIT_CONFIG:
+                        self._hold(event)
+                if broken_s is not None and is_ready(client.ask(wait_s=LOOK_S)):
+                    self._say(f"all services ready again after {time.monotonic() - broken_s:.1f} s")
+                    broken_s = None
+                self._interrupts.wait(LOOK_S)
+
+    def _news(self) -> list[Event]:
+        """New events. Raises Failure if the supervisor is gone."""
+        if self._daemon.poll() is not None:
+            log = self._config.run_dir / "log" / "supervisord.out"
+            raise Failure(f"the supervisor ended with status {self._daemon.returncode}", log)
+        events = list(self._events.new())
+        if any(event.kind == "exited" for event in events):
+            self._wake()
+        return events
+
+    def _wake(self) -> None:
+        """Makes the supervisor look at its processes now instead of within a second."""
+        try:
+            self._supervisor.call("getState")
+        except (SupervisorGone, xmlrpc.client.Fault):
+            return  # it is ending, and will be noticed by its exit
+
+    def _hold(self, event: Event) -> None:
+        """A service that refuses its settings is not tried again until somebody restarts it."""
+        self._supervisor.stop(event.program)
+        for line in display.tail(self._log_of(event.program), LOG_LINES):
+            self._say(line)
+        self._say(f"{event.program.name} stays down; repair it, then: valence restart {event.program.service}")
+
+    def _tell(self, event: Event) -> None:
+        name = event.program.name
+        if event.kind == "spawned":
+            self._say(f"{name} started (pid {event.pid})")
+        elif event.kind == "stopped":
+            self._say(f"{name} stopped ({event.detail})")
+        else:
+            self._say(f"{name} ended: {event.detail}; see {self._log_of(event.program)}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(f"{display.clock()} {line}", markup=False, soft_wrap=True)
+
+    def _log_of(self, program: Program) -> Path:
+        return self._config.run_dir / "log" / f"{program.name}.log"
+
+    def end(self) -> None:
+        """Drains and ends the services and the supervisor. One more signal ends them without draining."""
+        asked = self._interrupts.count
+        if self._daemon.poll() is None:
+            self._console.print("stopping (once more to stop without finishing open requests)")
+            self._daemon.terminate()
+        while self._daemon.poll() is None:
+            self._wake()
+            self._interrupts.wait(0.05)
+            if self._interrupts.count > max(asked, 1):
+                break
+        kill_rest(self._config.run_dir)
+        self._daemon.kill()
+        self._daemon.wait()
+
+
+def kill_rest(run_dir: Path) -> None:
+    """Kills whatever still runs for this run directory."""
+    config_file = str(run_dir / "config.toml")
+    for process in psutil.process_iter(["cmdline"]):
+        if config_file in (process.info["cmdline"] or []):
+            try:
+                process.kill()
+                process.wait(timeout=10)
+            except psutil.NoSuchProcess:
+                continue  # it was faster
