@@ -8,9 +8,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from common.errors import RejectReason
-from common.protocol import FinishReason
-
 
 class Metric(NamedTuple):
     kind: Literal["counter", "gauge"]
@@ -37,21 +34,6 @@ METRICS = {
     "step_seconds": Metric("counter", "Time spent in steps"),
     "worker_faults": Metric("counter", "Results that no worker may send; the worker is then replaced"),
     "failed_steps": Metric("counter", "Steps that the worker could not run"),
-    "rows_running": Metric("gauge", "Sequences that hold a worker row"),
-    "rows_waiting": Metric("gauge", "Sequences that wait for a worker row"),
-    "kv_blocks": Metric("gauge", "KV blocks in all"),
-    "kv_blocks_free": Metric("gauge", "KV blocks that hold nothing"),
-    "kv_blocks_cached": Metric("gauge", "KV blocks that nobody uses and that hold a reusable prefix"),
-    "kv_fragmentation": Metric("gauge", "Reserved but unused KV tokens per reserved KV token"),
-    "prefix_hit_tokens": Metric("counter", "Prompt tokens found in the prefix cache"),
-    "prefix_query_tokens": Metric("counter", "Prompt tokens looked up in the prefix cache"),
-    "failed_steps": Metric("counter", "Steps that the worker reported as failed"),
-    "worker_faults": Metric("counter", "Times that a worker broke the protocol"),
-    "duplicates": Metric("counter", "Admissions of sequences that are known already"),
-    "malformed": Metric("counter", "Admissions with an impossible sequence id"),
-    "unknown_sequences": Metric("counter", "Stops and aborts of sequences that are not open"),
-    **{f"finished_{r.name.lower()}": Metric("counter", f"Sequences ended by {r.name}") for r in FinishReason},
-    **{f"refused_{reason}": Metric("counter", f"Admissions refused as {reason}") for reason in RejectReason},
     "unknown_results": Metric("counter", "Results and requests for something unknown or already ended"),
 }
 

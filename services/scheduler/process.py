@@ -1,6 +1,6 @@
 """The scheduler process: sockets and membership around the pure core. The only file of the scheduler that awaits.
 
-Every wake-up turns all frames that have arrived into one list of events, calls the core once, and sends what it returns.
+Every wake-up turns all frames that have arrived into one list of events, calls the core once, sends what it returns.
 Owns the registry, the links and the choice of the worker; the core owns requests and blocks.
 """
 
@@ -19,7 +19,9 @@ from common.protocol import (
     Goodbye,
     Heartbeat,
     Hello,
+    ModelFacts,
     Peer,
+    Refused,
     Status,
     StatusQuery,
     StepResult,
@@ -28,6 +30,7 @@ from common.protocol import (
     StoryQuery,
     ToScheduler,
     WorkerReady,
+    tokenizer_of,
 )
 from common.transport import AsyncInbox, Push
 from services.scheduler.core import SchedulerCore
@@ -62,25 +65,35 @@ class SchedulerProcess:
         self._tokenizers: dict[int, Push] = {}  # by instance
         self._worker = 0  # incarnation of the worker that runs our plans
         self._spare: dict[int, WorkerReady] = {}  # workers that wait to take over
-        self._model = None
+        self._model: ModelFacts | None = None
+        self._early: list[Admit | Abort | Stop] | None = []  # came before the first worker; None once there was one
         self._changed = False  # members changed since the last broadcast
 
     def receive(self, batch: list[tuple[int, ToScheduler]]) -> None:
         """All frames of one wake-up, in order."""
         events: list[Event] = []
         for sender, message in batch:
-            kind = type(message)
-            if kind is StepResult:
+            if isinstance(message, StepResult):
                 if sender == self._worker:
                     events.append(message)
-            elif kind is Admit or kind is Abort or kind is Stop:
+            elif isinstance(message, Admit | Abort | Stop):
                 if self.registry.service_of(sender) == "tokenizer":
-                    events.append(message)
+                    self._queue(events, message)
             else:
                 events += self._control(sender, message)
         self._handle(events)
         if self._changed:
             self._broadcast()
+
+    def _queue(self, events: list[Event], message: Admit | Abort | Stop) -> None:
+        """A successor of a scheduler gets its predecessor's requests before its worker: the core cannot judge them."""
+        if self._early is None:
+            events.append(message)
+        elif len(self._early) < 2 * self.process.config.scheduler.max_waiting:
+            self._early.append(message)
+        elif isinstance(message, Admit):
+            text = "the scheduler has just started and its queue is full"
+            self._perform(SendRefused(tokenizer_of(message.seq_id), Refused(message.seq_id, "overloaded", text)))
 
     def _control(self, sender: int, message: ToScheduler) -> list[Event]:
         now_s = self._now_s()
@@ -138,7 +151,8 @@ class SchedulerProcess:
             return []
         self._worker, self._model = sender, ready.model
         self._changed = True
-        return [ready]
+        early, self._early = self._early, None
+        return [ready, *(early or ())]
 
     def _on_worker_lost(self) -> list[Event]:
         self._worker, self._model = 0, None
@@ -199,15 +213,15 @@ class SchedulerProcess:
 
 async def serve(process: Process) -> None:
     """Until SIGTERM. Tokenizers hand open requests to the next scheduler, so there is nothing to wait for."""
-    settings = process.config
-    core = SchedulerCore(settings.scheduler, settings.kv, seed=process.incarnation)
-    scheduler = SchedulerProcess(process, core)
+    scheduler = SchedulerProcess(
+        process, SchedulerCore(process.config.scheduler, process.config.kv, process.incarnation)
+    )
     gc.freeze()
     scheduler.inbox.start(scheduler.receive)
     while not process.stopping.is_set():
         scheduler.beat()
         try:
-            await asyncio.wait_for(process.stopping.wait(), settings.links.heartbeat_s)
+            await asyncio.wait_for(process.stopping.wait(), process.config.links.heartbeat_s)
         except TimeoutError:
             continue
     scheduler.inbox.close()
