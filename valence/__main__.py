@@ -199,11 +199,11 @@ def models(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def ops(as_json: AsJson = False) -> None:
+def ops(as_json: AsJson = False, device: Device = "", config: ConfigFile = "", settings: Settings = None) -> None:
     """List the operations, which provider runs each on this host, and why."""
     from valence.listings import ops as listed
 
-    _print_listing(listed(), as_json)
+    _print_listing(listed(_load(config, "", None, device, settings).worker), as_json)
 
 
 def _print_listing(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -91,9 +91,8 @@ def free_port(host: str, port: int) -> int:
 
 def _holder(port: int) -> str:
     try:
-        listening = (
-            c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
-        )
+        connections = psutil.net_connections("tcp")
+        listening = (c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr[1] == port)
         pid = next((c.pid for c in listening if c.pid), None)
         return f" by {psutil.Process(pid).name()} (pid {pid})" if pid else ""
     except (psutil.Error, OSError):
