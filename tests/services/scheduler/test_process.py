@@ -1,0 +1,244 @@
+"""The scheduler as a real process on real sockets; the test plays tokenizer, API, worker and administrator."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.columns import pack_i32, unpack_i32, unpack_u64
+from common.protocol import (
+    Abort,
+    Admit,
+    FinishReason,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Members,
+    ModelFacts,
+    Peer,
+    Refused,
+    Sampling,
+    Status,
+    StatusQuery,
+    StepPlan,
+    StepResult,
+    Story,
+    StoryQuery,
+    ToAdmin,
+    TokenBatch,
+    ToTokenizer,
+    ToWorker,
+    WorkerReady,
+    make_seq_id,
+)
+from common.transport import Inbox, LinkCounters, Push
+
+LIMIT_S = 30
+FACTS = ModelFacts("m", "x", vocab_size=100, max_model_len=64, eos_token_ids=(0,), block_tokens=4, num_blocks=32)
+
+
+class Actor:
+    """One process of the system, played by the test."""
+
+    def __init__(self, run_dir: Path, service: str, incarnation: int, union: Any) -> None:
+        self.inbox: Inbox = Inbox(f"ipc://{run_dir}/{service}-{incarnation}", union, 1000, LinkCounters())
+        self.peer = Peer(service, 0, incarnation, self.inbox.endpoint)
+        self.push = Push(f"ipc://{run_dir}/scheduler", incarnation, 1000, LinkCounters())
+        self.seen: list = []
+
+    def join(self) -> Members:
+        self.push.send(Hello(self.peer, "hash"))
+        self.push.send(Heartbeat("ready", 0))
+        return self.until(
+            lambda m: isinstance(m, Members) and self.peer.incarnation in {x.peer.incarnation for x in m.members}
+        )
+
+    def until(self, found: Callable[[Any], bool]) -> Any:
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            while self.seen:
+                _, message = self.seen.pop(0)
+                if found(message):
+                    return message
+            self.inbox.wait(1)
+            self.seen += self.inbox.drain()
+        raise AssertionError("the message did not come")
+
+    def next(self, kind: type) -> Any:
+        return self.until(lambda m: isinstance(m, kind))
+
+    def close(self) -> None:
+        self.push.close()
+        self.inbox.close()
+
+
+class Stage:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.actors: list[Actor] = []
+
+    def actor(self, service: str, incarnation: int, union: Any) -> Actor:
+        actor = Actor(self.run_dir, service, incarnation, union)
+        self.actors.append(actor)
+        return actor
+
+    def tokenizer(self, incarnation: int = 21) -> Actor:
+        tokenizer = self.actor("tokenizer", incarnation, ToTokenizer)
+        tokenizer.join()
+        return tokenizer
+
+    def worker(self, incarnation: int = 31) -> Actor:
+        worker = self.actor("worker", incarnation, ToWorker)
+        worker.join()
+        worker.push.send(WorkerReady(FACTS, 8))
+        return worker
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    for actor in stage.actors:
+        actor.close()
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    settings = [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.05", "links.dead_after_s=60"]
+    command = [sys.executable, "-m", "services.scheduler", *[f"--set={setting}" for setting in settings]]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+SEQ = make_seq_id(0, 0, 5, 1)
+
+
+def admit(seq_id: int = SEQ, max_tokens: int = 3) -> Admit:
+    return Admit(seq_id, pack_i32([7, 8, 9]), Sampling(max_tokens=max_tokens))
+
+
+def answer(worker: Actor, token: int) -> StepPlan:
+    """Runs the next plan of the worker."""
+    plan = worker.next(StepPlan)
+    worker.push.send(StepResult(plan.step, pack_i32([token] * plan.samples.count(1))))
+    return plan
+
+
+def test_a_request_goes_through(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.until(lambda m: isinstance(m, Members) and m.model == FACTS)
+    tokenizer.push.send(admit())
+    plan = answer(worker, 41)
+    assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9]
+    answer(worker, 42)
+    answer(worker, 43)
+    tokens, finished = [], []
+    while not finished:
+        batch = tokenizer.next(TokenBatch)
+        assert set(unpack_u64(batch.seq_ids)) <= {SEQ}
+        tokens += unpack_i32(batch.tokens).tolist()
+        finished += batch.finished
+    assert tokens == [41, 42, 43]
+    assert [(f.seq_id, f.reason) for f in finished] == [(SEQ, FinishReason.LENGTH)]
+
+
+def test_early_admissions_wait_for_the_first_worker(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer = stage.tokenizer()
+    tokenizer.push.send(admit())
+    tokenizer.push.send(admit(SEQ + 1))
+    tokenizer.push.send(Abort(SEQ))
+    worker = stage.worker()
+    plan = answer(worker, 41)
+    assert [row.seq_id for row in plan.added] == [SEQ + 1]
+
+
+def test_a_lost_worker_is_replaced_and_its_rows_run_again(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+    answer(worker, 41)
+    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [41]
+    successor = stage.worker(incarnation=32)  # same instance: replaces the first
+    plan = answer(successor, 42)
+    assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9, 41]
+    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [42]
+    worker.push.send(StepResult(2, pack_i32([99])))
+    answer(successor, 43)
+    batch = tokenizer.next(TokenBatch)
+    assert (unpack_i32(batch.tokens).tolist(), len(batch.finished)) == ([43], 1)
+
+
+def test_strangers_and_wrong_services_change_nothing(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    stranger = stage.actor("api", 77, ToTokenizer)
+    stranger.push.send(admit(SEQ + 9))
+    worker.push.send(admit(SEQ + 8))
+    tokenizer.push.send(WorkerReady(FACTS, 8))
+    tokenizer.push.send(admit())
+    assert [row.seq_id for row in answer(worker, 1).added] == [SEQ]
+
+
+def test_a_worker_that_breaks_the_protocol_is_given_up(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+    answer(worker, 5000)
+    members = tokenizer.until(lambda m: isinstance(m, Members) and worker.peer.incarnation in m.departed)
+    assert members.model is None
+    successor = stage.worker(incarnation=32)
+    assert unpack_i32(answer(successor, 1).added[0].tokens).tolist() == [7, 8, 9]
+
+
+def test_status_and_story_answer_inside_the_run_directory_only(
+    scheduler: subprocess.Popen, stage: Stage, tmp_path: Path
+) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+    worker.next(StepPlan)
+    asker = stage.actor("admin", 55, ToAdmin)
+    tokenizer.push.send(StatusQuery("ipc:///proc/self/x"))
+    asker.push.send(StatusQuery(asker.inbox.endpoint))
+    status = asker.next(Status)
+    assert sorted(member.peer.service for member in status.members) == ["scheduler", "tokenizer", "worker"]
+    assert (status.load.running, status.load.blocks_total, status.model) == (1, 32, FACTS)
+    asker.push.send(StoryQuery(asker.inbox.endpoint, SEQ))
+    assert "admitted" in "\n".join(asker.next(Story).lines)
+
+
+def test_goodbye_of_a_tokenizer_ends_its_sequences(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit(max_tokens=50))
+    answer(worker, 1)
+    other = stage.actor("tokenizer", 22, ToTokenizer)
+    tokenizer.push.send(Goodbye())
+    members = worker.until(lambda m: isinstance(m, Members) and 21 in m.departed and m.load.running == 0)
+    assert members.load.blocks_free + members.load.blocks_cached == members.load.blocks_total
+    other.join()
+
+
+def test_refusals_reach_the_tokenizer(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer = stage.tokenizer()
+    stage.worker()
+    tokenizer.until(lambda m: isinstance(m, Members) and m.model is not None)
+    tokenizer.push.send(Admit(SEQ, pack_i32([100]), Sampling(max_tokens=1)))
+    refused = tokenizer.next(Refused)
+    assert (refused.seq_id, refused.reason, refused.param) == (SEQ, "invalid", "prompt")
+
+
+def test_garbage_is_counted_and_shown(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer = stage.tokenizer()
+    tokenizer.push.send(StepPlan(1))  # no message of this receiver
+    members = tokenizer.until(lambda m: isinstance(m, Members) and m.members[0].counters.get("link_bad_frame") == 1)
+    assert members.members[0].peer.service == "scheduler"
+
+
+def test_sigterm_ends_it_well(scheduler: subprocess.Popen, stage: Stage, tmp_path: Path) -> None:
+    stage.tokenizer()
+    scheduler.send_signal(signal.SIGTERM)
+    assert scheduler.wait(LIMIT_S) == 0
+    assert not (tmp_path / "scheduler").exists()
