@@ -1,0 +1,180 @@
+"""The worker's rows: one per running sequence. Owner: `Rows.apply` (start of a step) and `Rows.commit` (end).
+
+Token ids live on the device, since sampled ones are appended there and the host need not know them; everything a plan
+decides (lengths, block tables, sampling parameters) lives on the host. The worker decides nothing: a plan that does not
+fit the rows is a broken invariant and ends the process.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.protocol import RowStart, Sampling, StepPlan
+
+Ints = npt.NDArray[np.int64]
+
+SAMPLING = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("repetition", np.float32),
+        ("top_k", np.int64),
+        ("seed", np.int64),
+        ("min_tokens", np.int64),
+    ]
+)
+
+
+class Step(NamedTuple):
+    """A plan's rows as int64 columns [R]; `samples` is bool [R]."""
+
+    slots: Ints
+    positions: Ints
+    counts: Ints
+    samples: npt.NDArray[np.bool_]
+
+
+class Edits(NamedTuple):
+    """Logit changes by token id that only some rows have; ids outside the vocabulary are left out."""
+
+    bias_ids: Ints
+    bias_values: npt.NDArray[np.float32]
+    end_ids: Ints  # tokens that may not come before min_tokens
+
+
+class PenaltyCounts:
+    """Which tokens a row has seen, for rows with penalties; int32 and bool [max_rows, V], made when first needed."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.in_output = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=device)
+        self.in_prompt = torch.zeros(max_rows, vocab_size, dtype=torch.bool, device=device)
+
+    def start(self, slot: int, tokens: Tensor, num_prompt: int) -> None:
+        """tokens: int64 [n], the prompt and the output so far."""
+        self.in_prompt[slot] = False
+        self.in_prompt[slot, tokens[:num_prompt]] = True
+        self.in_output[slot] = torch.bincount(tokens[num_prompt:], minlength=self.in_output.shape[1])
+
+
+class Rows:
+    """`length` counts a row's tokens, those on the way from the device included; `computed` those with KV."""
+
+    def __init__(
+        self, max_rows: int, max_len: int, block_tokens: int, vocab_size: int, eos_ids: tuple[int, ...], device: str
+    ) -> None:
+        self.max_len, self.block_tokens, self.vocab_size = max_len, block_tokens, vocab_size
+        self.eos_ids = eos_ids
+        # one column more than max_len: a row that has reached it may still draw a token that nobody will run
+        self.tokens = torch.zeros(max_rows, max_len + 1, dtype=torch.int32, device=device)
+        self.live = np.zeros(max_rows, np.bool_)
+        self.length = np.zeros(max_rows, np.int64)
+        self.computed = np.zeros(max_rows, np.int64)
+        self.num_prompt = np.zeros(max_rows, np.int64)
+        self.num_blocks = np.zeros(max_rows, np.int64)
+        self.tables = np.zeros((max_rows, -(-max_len // block_tokens)), np.int32)
+        self.sampling = np.zeros(max_rows, SAMPLING)
+        self.edits: dict[int, Edits] = {}
+        self.penalties: PenaltyCounts | None = None
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        self.live[:] = False
+        self.edits.clear()
+
+    def apply(self, plan: StepPlan) -> Step:
+        """Applies removed, added and grown in this order and checks the step's rows against the result."""
+        for slot in np.frombuffer(plan.removed, np.int32).tolist():
+            assert self.live[slot], f"step {plan.step} removes slot {slot}, which holds no row"
+            self.live[slot] = False
+            self.edits.pop(slot, None)
+        for row in plan.added:
+            self._start(row)
+        for slot, block in zip(
+            np.frombuffer(plan.grown_slots, np.int32).tolist(),
+            np.frombuffer(plan.grown_blocks, np.int32).tolist(),
+            strict=True,
+        ):
+            self.tables[slot, self.num_blocks[slot]] = block
+            self.num_blocks[slot] += 1
+        step = Step(
+            np.frombuffer(plan.slots, np.int32).astype(np.int64),
+            np.frombuffer(plan.positions, np.int32).astype(np.int64),
+            np.frombuffer(plan.counts, np.int32).astype(np.int64),
+            np.frombuffer(plan.samples, np.bool_),
+        )
+        self._check(plan.step, step)
+        return step
+
+    def commit(self, step: Step, places: Tensor, sampled: Tensor) -> None:
+        """Appends `sampled` (int32 [S]) at the flat `places` (int64 [S]) of `tokens`; nothing waits for the device."""
+        self.computed[step.slots] += step.counts
+        slots = step.slots[step.samples]
+        if not len(slots):
+            return
+        self.tokens.view(-1).index_copy_(0, places, sampled)
+        self.length[slots] += 1
+        if self.penalties is not None:
+            counts = self.penalties.in_output
+            flat = torch.from_numpy(slots * self.vocab_size).to(counts.device, non_blocking=True) + sampled
+            counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
+
+    def _start(self, row: RowStart) -> None:
+        slot = row.slot
+        tokens = np.frombuffer(row.tokens, np.int32)
+        blocks = np.frombuffer(row.blocks, np.int32)
+        assert not self.live[slot], f"slot {slot} is taken twice"
+        assert 0 < row.num_prompt <= len(tokens) <= self.max_len, (row.num_prompt, len(tokens), self.max_len)
+        assert 0 <= row.computed < len(tokens), (row.computed, len(tokens))
+        assert tokens.min() >= 0 and tokens.max() < self.vocab_size, "a token id is outside the vocabulary"
+        self.tokens[slot, : len(tokens)] = torch.from_numpy(tokens.copy()).to(self.tokens.device, non_blocking=True)
+        self.live[slot] = True
+        self.length[slot], self.computed[slot], self.num_prompt[slot] = len(tokens), row.computed, row.num_prompt
+        self.tables[slot, : len(blocks)] = blocks
+        self.num_blocks[slot] = len(blocks)
+        self._start_sampling(slot, row.sampling)
+        if self.has_penalty(row.sampling):
+            if self.penalties is None:
+                self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
+            self.penalties.start(slot, self.tokens[slot, : len(tokens)].long(), row.num_prompt)
+
+    def _start_sampling(self, slot: int, sampling: Sampling) -> None:
+        self.sampling[slot] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+            min(max(sampling.top_k, 0), self.vocab_size) % self.vocab_size,
+            np.uint64(sampling.seed % 2**64).astype(np.int64),
+            sampling.min_tokens,
+        )
+        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)] if sampling.min_tokens else []
+        bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
+        ends = [token for token in dict.fromkeys(ends) if 0 <= token < self.vocab_size]
+        if bias or ends:
+            self.edits[slot] = Edits(
+                np.array([token for token, _ in bias], np.int64),
+                np.array([value for _, value in bias], np.float32),
+                np.array(ends, np.int64),
+            )
+
+    @staticmethod
+    def has_penalty(sampling: Sampling) -> bool:
+        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+    def _check(self, number: int, step: Step) -> None:
+        slots, ends = step.slots, step.positions + step.counts
+        assert len(np.unique(slots)) == len(slots), f"step {number}: a slot has two rows"
+        assert self.live[slots].all(), f"step {number}: a slot holds no row"
+        assert (step.counts > 0).all(), f"step {number}: a row without tokens"
+        assert (step.positions == self.computed[slots]).all(), f"step {number}: positions are not what is computed"
+        assert (ends <= self.length[slots]).all(), f"step {number}: tokens that the row does not have"
+        assert (ends <= self.num_blocks[slots] * self.block_tokens).all(), f"step {number}: a row lacks blocks"
+        assert (ends == self.length[slots])[step.samples].all(), f"step {number}: a row samples before its end"
