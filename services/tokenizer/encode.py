@@ -1,0 +1,107 @@
+"""Turns a request's text, messages or token ids into prompt ids, and checks them. Runs in a pool of threads.
+
+An Encoder is never changed after it was made, so any number of threads may use it. The tokenizers library gives the
+interpreter lock back while it encodes a batch (not for a single text), so the event loop runs on meanwhile.
+"""
+
+from array import array
+from typing import NamedTuple
+
+from tokenizers import Encoding
+
+from common.columns import unpack_i32
+from common.errors import Reject, RejectReason
+from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from services.tokenizer.source import Loaded
+
+
+class Encoded(NamedTuple):
+    tokens: "array[int]"  # int32
+    strings: list[str]
+
+
+class Encoder:
+    def __init__(self, loaded: Loaded, max_template_chars: int) -> None:
+        self._tokenizer = loaded.tokenizer
+        self._vocabulary = loaded.vocabulary
+        self._template = loaded.template
+        self._no_template = loaded.no_template
+        self._max_template_chars = max_template_chars
+
+    def prompt(self, submit: Submit, vocab_size: int) -> "array[int]":
+        """The ids of a request's prompt, at least one. Raises Reject."""
+        if submit.kind == PromptKind.TOKENS:
+            tokens = _token_ids(submit.tokens, vocab_size, "prompt")
+        elif submit.kind == PromptKind.CHAT:
+            text = self._render(submit.messages, submit.template_kwargs, True)
+            tokens = array("i", self._encode(text, False, "messages").ids)
+        else:
+            tokens = array("i", self._encode(submit.text, True, "prompt").ids)
+        if not tokens:
+            raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
+        return tokens
+
+    def tokenize(self, call: Tokenize) -> Encoded:
+        """Ids and token strings for /tokenize. Raises Reject."""
+        if call.kind == PromptKind.CHAT:
+            text = self._render(call.messages, b"", call.add_generation_prompt)
+            encoding = self._encode(text, False, "messages")
+        elif call.kind == PromptKind.TEXT:
+            encoding = self._encode(call.text, call.add_special_tokens, "prompt")
+        else:
+            raise Reject(RejectReason.INVALID, "these are tokens already", "prompt")
+        return Encoded(array("i", encoding.ids), encoding.tokens)
+
+    def detokenize(self, tokens: bytes) -> str:
+        """The text for /detokenize. Raises Reject for ids outside the vocabulary."""
+        return self._vocabulary.decode(_token_ids(tokens, self._vocabulary.size, "tokens"))
+
+    def _render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool) -> str:
+        if self._template is None:
+            raise Reject(RejectReason.INVALID, self._no_template, "messages")
+        return self._template.render(messages, template_kwargs, add_generation_prompt, self._max_template_chars)
+
+    def _encode(self, text: str, add_special_tokens: bool, param: str) -> Encoding:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the text has a lone surrogate at character {error.start}: it is not valid Unicode"
+            raise Reject(RejectReason.INVALID, message, param) from error
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding
+
+
+def param_of(kind: PromptKind) -> str:
+    """The field of the request that its prompt came from."""
+    return "messages" if kind == PromptKind.CHAT else "prompt"
+
+
+def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) -> int:
+    """The request's max_tokens: as asked, or, for 0, what the model's length leaves. Raises Reject (TOO_LONG)."""
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    shorter = f"Please reduce the length of the {param}"
+    if not sampling.max_tokens:
+        if prompt_tokens >= max_model_len:
+            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens. {shorter}."
+            raise Reject(RejectReason.TOO_LONG, text, param)
+        return max_model_len - prompt_tokens
+    total = prompt_tokens + sampling.max_tokens
+    if total > max_model_len:
+        text = (
+            f"{limit} However, you requested {total} tokens ({prompt_tokens} in the {param}, "
+            f"{sampling.max_tokens} for the completion). {shorter} or completion."
+        )
+        raise Reject(RejectReason.TOO_LONG, text, param)
+    return sampling.max_tokens
+
+
+def _token_ids(column: bytes, vocab_size: int, param: str) -> "array[int]":
+    try:
+        tokens = array("i", unpack_i32(column))
+    except TypeError as error:
+        raise Reject(RejectReason.INVALID, "the token ids are not 32-bit numbers", param) from error
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        text = f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
+        raise Reject(RejectReason.INVALID, text, param)
+    return tokens

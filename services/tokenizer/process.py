@@ -1,0 +1,247 @@
+"""The tokenizer process: sockets, membership and the encode pool around the Streams. The only file here that awaits.
+
+Every wake-up handles all frames that have arrived: tokens and aborts at once, encodes in the pool afterwards, so that
+an abort stops an encode that has not begun and a long prompt delays nobody. Owns the node and the jobs in the pool.
+"""
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from common.errors import ConfigError, Reject, RejectReason
+from common.lifecycle import EXIT_CONFIG, Node, Process
+from common.membership import Change
+from common.protocol import (
+    Abort,
+    Detokenize,
+    Detokenized,
+    ModelFacts,
+    Refused,
+    Submit,
+    TokenBatch,
+    Tokenize,
+    Tokenized,
+    ToTokenizer,
+)
+from services.tokenizer.encode import Encoder
+from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.sequence import Request
+from services.tokenizer.source import Loaded, load
+from services.tokenizer.streams import BoxKey, Streams, box_key
+
+log = logging.getLogger("tokenizer")
+RETRY_S = 0.02
+LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try again in a moment")
+
+
+class TokenizerProcess:
+    def __init__(self, process: Process) -> None:
+        self.node: Node[ToTokenizer] = Node(process, ToTokenizer, self._receive, self._on_change, self._metrics)
+        self.streams = Streams(Upstream(self.node.to_scheduler.send))
+        self._config = process.config
+        self._pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode")
+        self._loop = asyncio.get_running_loop()
+        self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
+        self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
+        self._jobs: dict[int, Future[Any]] = {}  # encodes of requests by first seq_id, calls by call_id
+        self._retrying = self._closed = False
+
+    async def load(self) -> None:
+        """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
+        loaded: Loaded = await self._loop.run_in_executor(self._pool, load, self._config.model)
+        self.streams.vocabulary = loaded.vocabulary
+        self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
+        if self._model is not None:
+            loaded.vocabulary.widen(self._model.vocab_size)
+        gc.collect()
+        gc.freeze()  # the tables live as long as the process: no collection needs to look at them
+        self.node.state = "ready"
+        self.node.beat()
+
+    async def drain(self) -> None:
+        """Takes nothing new and waits for what is open, at most `links.drain_s`; what remains ends with an error."""
+        self.node.state = "draining"
+        self.node.beat()
+        deadline_s = self._loop.time() + self._config.links.drain_s
+        while (self.streams.open_requests or self._jobs) and self._loop.time() < deadline_s:
+            await asyncio.sleep(RETRY_S)
+        self.streams.end_all("the tokenizer was shut down before the request had ended")
+        self._flush()
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.node.leave()
+
+    def _receive(self, batch: list[tuple[int, ToTokenizer]]) -> None:
+        streams = self.streams
+        requests: list[Request] = []
+        calls: list[tuple[Outbox, Tokenize | Detokenize]] = []
+        self.node.progress += len(batch)
+        for sender, message in batch:
+            if isinstance(message, TokenBatch):
+                if sender == self.node.view.scheduler:
+                    streams.take(message)
+                else:
+                    streams.counts.unknown_results += 1
+            elif isinstance(message, Abort):
+                self._abort(message.seq_id)
+            elif isinstance(message, Submit):
+                requests += self._open(sender, message)
+            elif isinstance(message, Refused):
+                streams.refused(message)
+            elif isinstance(message, (Tokenize, Detokenize)) and (box := self._box(sender, message.call_id)):
+                calls.append((box, message))
+        for request in requests:
+            if request.live:
+                self._encode(request)
+        for box, call in calls:
+            self._call(box, call)
+        self._flush()
+
+    def _box(self, sender: int, seq_id: int) -> Outbox | None:
+        """The outbox of the API process that an id names; None if its sender is another one."""
+        key = box_key(seq_id)
+        if key.salt != sender & 0xFFFF:
+            self.streams.counts.unknown_results += 1
+            return None
+        box = self.streams.boxes.get(key)
+        if box is None:
+            # Its Submit may be faster than the scheduler's word that it has joined.
+            box = self.streams.boxes[key] = Outbox(sender, self._loop.time())
+        return box
+
+    def _open(self, sender: int, submit: Submit) -> Iterable[Request]:
+        box = self._box(sender, submit.seq_id)
+        request = self.streams.open(submit, box) if box is not None and submit.n > 0 else None
+        if request is None:
+            return ()
+        if self._encoder is None or self._model is None:
+            self.streams.refuse(request, LOADING)
+            return ()
+        return (request,)
+
+    def _abort(self, seq_id: int) -> None:
+        request = self.streams.abort(seq_id)
+        if request is not None and not request.live and (job := self._jobs.get(request.submit.seq_id)):
+            job.cancel()
+
+    def _encode(self, request: Request) -> None:
+        assert self._encoder is not None and self._model is not None, "checked when the request was opened"
+        work = partial(self._encoder.prompt, request.submit, self._model.vocab_size)
+        self._start(request.submit.seq_id, work, partial(self._encoded, request))
+
+    def _encoded(self, request: Request, job: "Future[Any]") -> None:
+        if not request.live:
+            return
+        try:
+            assert self._model is not None, "it is never forgotten"
+            self.streams.admit(request, result_of(job), self._model)
+        except Reject as reject:
+            self.streams.refuse(request, reject)
+
+    def _call(self, box: Outbox, call: Tokenize | Detokenize) -> None:
+        if self._encoder is None:
+            box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
+            return
+        work = partial(_answer, self._encoder, call)
+        self._start(call.call_id, work, partial(self._answered, box, call.call_id))
+
+    def _answered(self, box: Outbox, call_id: int, job: "Future[Any]") -> None:
+        try:
+            box.replies.append(result_of(job))
+        except Reject as reject:
+            box.replies.append(Refused(call_id, reject.reason, reject.message, reject.param))
+
+    def _start(self, job_id: int, work: Callable[[], Any], done: Callable[["Future[Any]"], None]) -> None:
+        """Runs `work` in the pool and then `done` on the loop."""
+
+        def finish(job: "Future[Any]") -> None:
+            del self._jobs[job_id]
+            if not job.cancelled() and not self._closed:
+                done(job)
+                self.node.progress += 1
+                self._flush()
+
+        if job_id in self._jobs:
+            self.streams.counts.unknown_results += 1  # a repeated call
+            return
+        job = self._jobs[job_id] = self._pool.submit(work)
+        job.add_done_callback(lambda job: self._loop.call_soon_threadsafe(finish, job))
+
+    def _flush(self) -> None:
+        """Sends what waits; what does not fit is tried again soon."""
+        sent = self._closed or self.streams.flush(self.node.send)
+        if not sent and not self._retrying:
+            self._retrying = True
+            self._loop.call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = False
+        self._flush()
+
+    def _on_change(self, change: Change) -> None:
+        view = self.node.view
+        if view.model is not None and view.model is not self._model:
+            self._model = view.model
+            if self._encoder is not None:
+                self.streams.vocabulary.widen(view.model.vocab_size)
+        for peer in change.left:
+            if peer.service == "api":
+                self.streams.drop(BoxKey(peer.instance, peer.incarnation & 0xFFFF))
+        oldest_s = self._loop.time() - self._config.links.dead_after_s
+        for key, box in list(self.streams.boxes.items()):
+            if box.incarnation not in view.members and box.made_s < oldest_s:
+                self.streams.drop(key)
+        if change.new_scheduler:
+            self.streams.admit_again()
+        self._flush()
+
+    def _metrics(self) -> dict[str, float]:
+        return {"open_requests": self.streams.open_requests, **msgspec.structs.asdict(self.streams.counts)}
+
+
+def result_of(job: "Future[Any]") -> Any:
+    """What the job returned. Raises its Reject; any other fault of it is logged and becomes a Reject (INTERNAL)."""
+    error = job.exception()
+    if error is None:
+        return job.result()
+    if isinstance(error, Reject):
+        raise error
+    log.error("a tokenizer call failed", exc_info=error)
+    raise Reject(RejectReason.INTERNAL, f"the tokenizer failed on this text: {error}")
+
+
+def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
+    if isinstance(call, Detokenize):
+        return Detokenized(call.call_id, encoder.detokenize(call.tokens))
+    encoded = encoder.tokenize(call)
+    return Tokenized(call.call_id, encoded.tokens.tobytes(), encoded.strings)
+
+
+async def serve(process: Process) -> None:
+    """Until SIGTERM, then drains. Ends with EXIT_CONFIG when the model's tokenizer cannot be used."""
+    tokenizer = TokenizerProcess(process)
+    beating = asyncio.ensure_future(tokenizer.node.run())
+    stopping = asyncio.ensure_future(process.stopping.wait())
+    try:
+        await tokenizer.load()
+        await asyncio.wait({beating, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not beating.done():
+            await tokenizer.drain()
+    except ConfigError as error:
+        log.critical("%s", error)
+        sys.exit(EXIT_CONFIG)
+    finally:
+        stopping.cancel()
+        beating.cancel()
+        tokenizer.close()
+    if beating.done() and not beating.cancelled():
+        beating.result()  # it only ends with a fault

@@ -1,0 +1,51 @@
+"""The state of open requests and their sequences. Plain records: the Streams own and change them."""
+
+from array import array
+
+from common.protocol import Submit
+from services.tokenizer.detokenize import Detokenizer
+from services.tokenizer.outbox import Outbox
+from services.tokenizer.stop import StopMatcher
+from services.tokenizer.vocabulary import Vocabulary
+
+
+class Request:
+    """What the choices of one Submit share."""
+
+    __slots__ = ("admitted", "box", "live", "readmitted", "sampling", "submit", "tokens")
+
+    def __init__(self, submit: Submit, box: Outbox) -> None:
+        self.submit = submit
+        self.box = box
+        self.sampling = submit.sampling
+        self.tokens: array[int] = array("i")  # the prompt, once it is encoded
+        self.admitted = self.readmitted = False
+        self.live = submit.n  # choices without a terminal
+
+    def choices(self) -> range:
+        """The seq_ids of all its choices."""
+        return range(self.submit.seq_id, self.submit.seq_id + self.submit.n)
+
+
+class Sequence:
+    """One choice. `fast` mirrors its detokenizer's table, so that most tokens need no call."""
+
+    __slots__ = ("box", "detokenizer", "ending", "fast", "matcher", "output", "request", "row", "seq_id", "turn")
+
+    def __init__(self, seq_id: int, request: Request, vocabulary: Vocabulary) -> None:
+        self.seq_id = seq_id
+        self.request = request
+        self.box = request.box
+        self.output: array[int] = array("i")
+        self.turn = self.row = -1  # where its row is in the box, if the box is still at this turn
+        self.ending: list[int] | None = None  # tokens that came together with its terminal
+        self.matcher: StopMatcher | None = None
+        self.start(vocabulary, False)
+
+    def start(self, vocabulary: Vocabulary, at_start: bool) -> None:
+        submit = self.request.submit
+        self.detokenizer = Detokenizer(vocabulary, submit.skip_special_tokens, at_start)
+        self.fast = self.detokenizer.table()
+        if any(submit.stop):
+            self.matcher = StopMatcher(submit.stop, submit.include_stop)
+            self.fast = vocabulary.no_texts

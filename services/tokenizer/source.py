@@ -1,0 +1,139 @@
+"""Loads a model's tokenizer and chat template: from a GGUF file, a folder's tokenizer.json, or through transformers.
+
+Called once per process, before it is ready. transformers takes seconds to import, so it is only loaded for folders
+that have no tokenizer.json.
+"""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from common.config import Model
+from common.errors import ConfigError, Reject
+from common.gguf_metadata import read_gguf
+from common.model_source import ModelFiles, resolve
+from services.tokenizer import gguf_tokenizer, vocabulary
+from services.tokenizer.chat import ChatTemplate
+from services.tokenizer.vocabulary import Vocabulary
+
+log = logging.getLogger("tokenizer")
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+TOOL_TEMPLATE = "tool_use"
+
+
+class Loaded(NamedTuple):
+    """Everything about a model that this service needs."""
+
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    template: ChatTemplate | None
+    no_template: str = ""  # why there is none
+
+
+def load(model: Model) -> Loaded:
+    """Raises ConfigError when the model's tokenizer cannot be found or used."""
+    files = resolve(model.source)
+    if files.kind == "gguf":
+        tokenizer, specials, templates = _from_gguf(files.path)
+    elif (files.path / "tokenizer.json").is_file():
+        tokenizer, specials, templates = _from_folder(files.path)
+    else:
+        tokenizer, specials, templates = _from_transformers(files, model.trust_remote_code)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    words = vocabulary.build(tokenizer)
+    main = templates.pop("default", "")
+    if not main:
+        return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template")
+    try:
+        return Loaded(tokenizer, words, ChatTemplate(main, specials, templates.get(TOOL_TEMPLATE, "")))
+    except Reject as fault:
+        log.warning("chat requests will be refused: %s", fault.message)
+        return Loaded(tokenizer, words, None, fault.message)
+
+
+def _from_gguf(path: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
+    metadata = read_gguf(path).metadata
+    templates: dict[str, str] = {}
+    for key, value in metadata.items():
+        name = key.removeprefix("tokenizer.chat_template")
+        if name != key and isinstance(value, str):
+            templates[name.removeprefix(".") or "default"] = value
+    return gguf_tokenizer.build(metadata), gguf_tokenizer.special_tokens(metadata), templates
+
+
+def _from_folder(folder: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
+    """A folder with tokenizer.json. tokenizer_config.json adds special tokens and may change what frames a text."""
+    try:
+        tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'tokenizer.json'}: {error}") from error
+    settings = _json(folder / "tokenizer_config.json")
+    specials = _special_names(_json(folder / "special_tokens_map.json") | settings)
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens([token for token in dict.fromkeys(specials.values()) if token not in added])
+    if "add_bos_token" in settings or "add_eos_token" in settings:
+        # transformers' rule: an explicit wish replaces the frame that tokenizer.json describes.
+        frame = [
+            specials.get(f"{name}_token") if settings.get(f"add_{name}_token") else None for name in ("bos", "eos")
+        ]
+        gguf_tokenizer.set_frame(tokenizer, *frame)
+    return tokenizer, specials, _templates(folder, settings)
+
+
+def _from_transformers(files: ModelFiles, trust_remote_code: bool) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
+    from transformers import AutoTokenizer  # takes seconds
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(files.path), trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        raise ConfigError(f"no usable tokenizer in {files.path}: {error}") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise ConfigError(f"the tokenizer in {files.path} ({type(tokenizer).__name__}) has no fast form")
+    specials = {name: value for name in SPECIAL_NAMES if isinstance(value := getattr(tokenizer, name, None), str)}
+    return backend, specials, _templates(files.path, _json(files.path / "tokenizer_config.json"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return found
+
+
+def _special_names(settings: dict[str, Any]) -> dict[str, str]:
+    """Named special tokens; each is a string or an object with its `content`."""
+    found: dict[str, str] = {}
+    for name in SPECIAL_NAMES:
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Templates by name. chat_template.jinja goes before tokenizer_config.json, whose entry may be a list."""
+    value = settings.get("chat_template") or _json(folder / "chat_template.json").get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        templates = {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
+    paths = {"default": folder / "chat_template.jinja"}
+    paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    for name, path in paths.items():
+        if path.is_file():
+            templates[name] = path.read_text(encoding="utf-8")
+    return templates

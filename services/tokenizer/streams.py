@@ -1,0 +1,325 @@
+"""All open sequences: from Submit to the one terminal of each choice. Synchronous and free of sockets and clocks.
+
+The only owner of sequences and outboxes; called by process.py. Invariants: every choice gets exactly one terminal
+(or the request one Refused), its text covers its tokens 0, 1, 2 ... without a gap or a repeat, and what ended here is
+unknown from then on, so late tokens of it are dropped. `take` is the hot path: one row of it costs about a microsecond.
+"""
+
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from common.columns import unpack_i32, unpack_u64
+from common.errors import Reject, RejectReason
+from common.protocol import (
+    Abort,
+    Admit,
+    Finished,
+    FinishReason,
+    ModelFacts,
+    Refused,
+    Stop,
+    Submit,
+    TextFinished,
+    TokenBatch,
+)
+from services.tokenizer.encode import fit, param_of
+from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.sequence import Request, Sequence
+from services.tokenizer.vocabulary import Vocabulary
+
+SEED_RANGE = 1 << 64
+NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
+
+
+class Counts(msgspec.Struct):
+    """Cumulative, for metrics."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    unknown_results: int = 0
+
+
+class BoxKey(NamedTuple):
+    """What a seq_id tells about its API process."""
+
+    instance: int
+    salt: int
+
+
+def box_key(seq_id: int) -> BoxKey:
+    return BoxKey(seq_id >> 56, seq_id >> 32 & 0xFFFF)
+
+
+class Streams:
+    def __init__(self, upstream: Upstream) -> None:
+        self.vocabulary = Vocabulary([])  # until the model's is loaded
+        self.boxes: dict[BoxKey, Outbox] = {}
+        self.open_requests = 0
+        self.counts = Counts()
+        self._upstream = upstream
+        self._sequences: dict[int, Sequence] = {}
+
+    def open(self, submit: Submit, box: Outbox) -> Request | None:
+        """A new request, not encoded yet. None if it is open already."""
+        if submit.seq_id in self._sequences:
+            return None
+        request = Request(submit, box)
+        for seq_id in request.choices():
+            self._sequences[seq_id] = Sequence(seq_id, request, self.vocabulary)
+        self.open_requests += 1
+        return request
+
+    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
+        """Hands an encoded request to the scheduler. Raises Reject; then `refuse` it."""
+        submit = request.submit
+        max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
+        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        admit = Admit(submit.seq_id, tokens.tobytes(), sampling, submit.n, submit.priority, submit.cache_salt)
+        if not self._upstream.offer(admit):
+            raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
+        request.tokens, request.sampling, request.admitted = tokens, sampling, True
+        request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
+        at_start = self.vocabulary.lead_spaces > 0 and all(token in self.vocabulary.special for token in tokens)
+        for seq_id in request.choices():
+            sequence = self._sequences.get(seq_id)
+            if sequence is None:
+                self._upstream.put(Abort(seq_id))  # ended while its prompt was encoded
+            elif at_start:
+                sequence.start(self.vocabulary, True)
+        self.counts.requests += 1
+        self.counts.prompt_tokens += len(tokens)
+
+    def refuse(self, request: Request, reject: Reject) -> None:
+        """Ends a request that is not served: by one Refused, or, if choices of it have begun or ended, one by one."""
+        self.counts.refused += 1
+        live = [sequence for seq_id in request.choices() if (sequence := self._sequences.get(seq_id)) is not None]
+        if len(live) == request.submit.n and not any(sequence.output for sequence in live):
+            reply = Refused(request.submit.seq_id, reject.reason, reject.message, reject.param)
+            request.box.replies.append(reply)
+            for sequence in live:
+                self._forget(sequence)
+        else:
+            for sequence in live:
+                self._finish(sequence, FinishReason.ERROR, message=reject.message)
+
+    def refused(self, message: Refused) -> None:
+        """The scheduler does not take a request, or one choice of it when it was admitted again."""
+        sequence = self._sequences.get(message.seq_id)
+        if sequence is None:
+            self.counts.unknown_results += 1
+        elif message.seq_id == sequence.request.submit.seq_id and not sequence.request.readmitted:
+            reject = Reject(RejectReason(message.reason), message.message, message.param)
+            self.refuse(sequence.request, reject)
+        else:
+            self._finish(sequence, FinishReason.ERROR, message=message.message)
+
+    def abort(self, seq_id: int) -> Request | None:
+        """The API gives this choice up. Its request, or None if the choice has ended by itself."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None:
+            return None
+        if sequence.request.admitted:
+            self._upstream.put(Abort(seq_id))
+        self._finish(sequence, FinishReason.ABORT)
+        return sequence.request
+
+    def take(self, batch: TokenBatch) -> None:
+        """One step's tokens and terminals. Their text is in the boxes afterwards."""
+        columns = self._columns(batch)
+        if columns is None:
+            return
+        for finished in batch.finished:
+            if (ended := self._sequences.get(finished.seq_id)) is not None:
+                ended.ending, ended.fast = [], self.vocabulary.no_texts
+        find = self._sequences.get
+        taken = 0
+        for seq_id, index, token in zip(*columns, strict=True):
+            sequence = find(seq_id)
+            if sequence is None:
+                self.counts.unknown_results += 1
+                continue
+            output = sequence.output
+            if index != len(output):
+                if index > len(output):
+                    self._lost(sequence, f"output tokens {len(output)} to {index - 1} were lost")
+                continue
+            output.append(token)
+            taken += 1
+            text = sequence.fast[token]
+            if text is None:
+                self._take_slowly(sequence, index, token)
+                continue
+            box = sequence.box
+            if sequence.turn == box.turn:
+                row = sequence.row
+                box.texts[row] += text
+                box.counts[row] += 1
+            else:
+                sequence.turn, sequence.row = box.turn, len(box.texts)
+                box.seq_ids.append(seq_id)
+                box.first_index.append(index)
+                box.counts.append(1)
+                box.texts.append(text)
+        self.counts.output_tokens += taken
+        for finished in batch.finished:
+            self._end(finished)
+
+    def _columns(self, batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None:
+        """The rows as lists, of known sequences with sensible tokens; None for a batch that makes no sense."""
+        try:
+            seq_ids = unpack_u64(batch.seq_ids).tolist()
+            first_index = unpack_i32(batch.first_index).tolist()
+            tokens = unpack_i32(batch.tokens).tolist()
+        except TypeError:
+            self.counts.unknown_results += 1
+            return None
+        if not len(seq_ids) == len(first_index) == len(tokens):
+            self.counts.unknown_results += 1
+            return None
+        size = self.vocabulary.size
+        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+            for seq_id, token in zip(seq_ids, tokens, strict=True):
+                if not 0 <= token < size and seq_id in self._sequences:
+                    self._lost(self._sequences[seq_id], f"the model gave token {token}, which does not exist")
+        return seq_ids, first_index, tokens
+
+    def _take_slowly(self, sequence: Sequence, index: int, token: int) -> None:
+        """A token that does not stand for itself: part of a character, a stop string, or at the end."""
+        if sequence.ending is not None:
+            sequence.ending.append(token)
+            return
+        text = sequence.detokenizer.feed(token)
+        if sequence.matcher is None:
+            sequence.fast = sequence.detokenizer.table()
+            self._row(sequence, index, 1, text)
+        elif self._matched(sequence, index, 1, text):
+            self._upstream.put(Stop(sequence.seq_id))
+
+    def _matched(
+        self, sequence: Sequence, index: int, count: int, text: str, finished: Finished = NOT_FINISHED
+    ) -> bool:
+        """Adds text that a stop string may hold back or end; True if one did."""
+        matcher, stop = sequence.matcher, None
+        if matcher is not None:
+            text, stop = matcher.feed(text, index + count >= sequence.request.sampling.min_tokens)
+        self._row(sequence, index, count, text)
+        if stop is None:
+            return False
+        known = (
+            NOT_FINISHED if finished is NOT_FINISHED else msgspec.structs.replace(finished, stop_token=-1, message="")
+        )
+        self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=known)
+        return True
+
+    def _row(self, sequence: Sequence, index: int, count: int, text: str) -> None:
+        box = sequence.box
+        if sequence.turn == box.turn:
+            box.texts[sequence.row] += text
+            box.counts[sequence.row] += count
+            return
+        sequence.turn, sequence.row = box.turn, len(box.texts)
+        box.seq_ids.append(sequence.seq_id)
+        box.first_index.append(index)
+        box.counts.append(count)
+        box.texts.append(text)
+
+    def _end(self, finished: Finished) -> None:
+        """The scheduler's terminal. The token that ended the sequence is counted, but is no text."""
+        sequence = self._sequences.get(finished.seq_id)
+        if sequence is None:
+            return  # ended here before
+        self.counts.cached_tokens += finished.cached_tokens
+        tokens = sequence.ending or []
+        index = len(sequence.output) - len(tokens)
+        for token in tokens:
+            last = index == len(sequence.output) - 1
+            shown = not last or token != finished.stop_token or self._shows_stop_token(sequence, token)
+            text = sequence.detokenizer.feed(token) if shown else ""
+            if self._matched(sequence, index, 1, text, finished):
+                return
+            index += 1
+        rest = sequence.detokenizer.flush()
+        if rest and self._matched(sequence, index, 0, rest, finished):
+            return
+        if sequence.matcher is not None and (held := sequence.matcher.flush()):
+            self._row(sequence, index, 0, held)
+        self._finish(sequence, finished.reason, finished=finished)
+
+    def _shows_stop_token(self, sequence: Sequence, token: int) -> bool:
+        return sequence.request.submit.include_stop and token not in self.vocabulary.special
+
+    def _lost(self, sequence: Sequence, message: str) -> None:
+        self._upstream.put(Abort(sequence.seq_id))
+        self._finish(sequence, FinishReason.ERROR, message=message)
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        output_tokens: int = -1,
+        stop_string: str = "",
+        message: str = "",
+        finished: Finished = NOT_FINISHED,
+    ) -> None:
+        """The one terminal. `finished` is the scheduler's, if it came."""
+        sequence.box.finished.append(
+            TextFinished(
+                sequence.seq_id,
+                reason,
+                len(sequence.request.tokens),
+                len(sequence.output) if output_tokens < 0 else output_tokens,
+                finished.cached_tokens,
+                finished.stop_token,
+                stop_string,
+                message or finished.message,
+            )
+        )
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.seq_id]
+        request = sequence.request
+        request.live -= 1
+        if not request.live:
+            self.open_requests -= 1
+
+    def admit_again(self) -> None:
+        """A new scheduler knows nothing: every admitted sequence is handed to it by itself, with its output so far."""
+        self._upstream.clear()
+        for sequence in self._sequences.values():
+            request = sequence.request
+            if not request.admitted:
+                continue
+            submit, request.readmitted = request.submit, True
+            seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
+            sampling = msgspec.structs.replace(request.sampling, seed=seed)
+            prompt, output = request.tokens.tobytes(), sequence.output.tobytes()
+            self._upstream.put(Admit(sequence.seq_id, prompt, sampling, 1, submit.priority, submit.cache_salt, output))
+
+    def drop(self, key: BoxKey) -> None:
+        """An API process has gone: nobody waits for its sequences."""
+        box = self.boxes.pop(key, None)
+        for sequence in list(self._sequences.values()):
+            if sequence.box is box:
+                if sequence.request.admitted:
+                    self._upstream.put(Abort(sequence.seq_id))
+                self._forget(sequence)
+
+    def end_all(self, message: str) -> None:
+        """Ends everything that is still open with an error."""
+        for sequence in list(self._sequences.values()):
+            if sequence.request.admitted:
+                self._lost(sequence, message)
+            else:
+                self._finish(sequence, FinishReason.ERROR, message=message)
+
+    def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
+        """Sends everything that waits, `send` to an API process; False when something had to stay."""
+        sent = [box.flush(send) for box in self.boxes.values()]
+        return self._upstream.flush() and all(sent)
