@@ -1,0 +1,104 @@
+"""Starts a whole system the way a person does (`valence serve`), for benchmarks and end-to-end tests.
+
+Each system has its own port and run directory, so several can run side by side; `end` interrupts it like Ctrl-C.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from valence.serve import free_port
+
+START_S = 120.0
+
+
+class System:
+    """`with System("worker.kind=null") as system:` serves at `system.url` until the block ends."""
+
+    def __init__(self, *settings: str) -> None:
+        self.port = free_port("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._folder = tempfile.TemporaryDirectory(prefix="valence-")
+        self.run_dir = Path(self._folder.name) / "run"
+        self.ready_s = 0.0
+        own = (f"api.port={self.port}", f"links.run_dir={self.run_dir}")
+        options = [option for setting in (*own, *settings) for option in ("--set", setting)]
+        self._log = Path(self._folder.name) / "serve.log"
+        self._command = [sys.executable, "-m", "valence", "serve", *options]
+
+    def __enter__(self) -> "System":
+        start_s = time.monotonic()
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while not self.ready():
+                if self.process.poll() is not None or time.monotonic() - start_s > START_S:
+                    raise RuntimeError(f"the system did not get ready:\n{self.output()}")
+                time.sleep(0.05)
+        except BaseException:
+            self.end()
+            raise
+        self.ready_s = time.monotonic() - start_s
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def output(self) -> str:
+        """What `valence serve` has printed, and the end of each service's log."""
+        parts = [self._log.read_text(errors="replace")]
+        for log in sorted((self.run_dir / "log").glob("*.log")):
+            parts.append(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:]))
+        return "\n".join(parts)
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def valence(self, *arguments: str) -> str:
+        """Runs the command line against this system and returns what it prints."""
+        command = [sys.executable, "-m", "valence", *arguments, "--run-dir", str(self.run_dir)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def status(self) -> dict[str, Any]:
+        """`valence status --json`."""
+        status: dict[str, Any] = json.loads(self.valence("status", "--json"))
+        return status
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """The processes of each service."""
+        found: dict[str, list[psutil.Process]] = defaultdict(list)
+        for entry in self.status()["processes"]:
+            found[entry["service"]].append(psutil.Process(entry["pid"]))
+        return found
+
+    def end(self) -> int:
+        """Ctrl-C; returns the exit status of `valence serve`."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            status = self.process.wait(60)
+        finally:
+            self._folder.cleanup()
+        return status
+
+
+def cpu_seconds(processes: dict[str, list[psutil.Process]]) -> dict[str, float]:
+    """Processor time of each service so far, user and system."""
+    return {name: sum(sum(p.cpu_times()[:2]) for p in members) for name, members in processes.items()}
