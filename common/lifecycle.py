@@ -106,7 +106,9 @@ class Node(Generic[T]):
 
     @property
     def joined(self) -> bool:
-        return self.process.incarnation in self.view.members
+        """Listed by a scheduler that still speaks. A restarted one learns of us only by a new Hello."""
+        silent = self.view.silent(time.monotonic(), self.process.config.links.heartbeat_s)
+        return not silent and self.process.incarnation in self.view.members
 
     def beat(self) -> None:
         """One heartbeat, with a Hello before it while the scheduler does not list us."""

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from common.protocol import Load, Member, Members, ModelFacts, Peer
 
+MISSED_BEATS = 2.5
+
 
 class Change(NamedTuple):
     joined: list[Peer]
@@ -35,6 +37,10 @@ class Membership:
             left=[member.peer for key, member in known.items() if key not in self.members],
             new_scheduler=changed,
         )
+
+    def silent(self, now_s: float, heartbeat_s: float) -> bool:
+        """Whether the scheduler has missed beats: the next one to speak may be a new one that does not know us."""
+        return now_s - self.heard_s > MISSED_BEATS * heartbeat_s
 
     def ready(self, service: str) -> list[Peer]:
         """Peers of a service that take new work, lowest instance first."""

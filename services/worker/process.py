@@ -54,6 +54,8 @@ class WorkerProcess:
         while not self._stopping:
             if self.inbox.wait(WAIT_S):
                 self._handle(engine, self.inbox.drain())
+            elif self.view.silent(time.monotonic(), self.process.config.links.heartbeat_s):
+                self.beacon.joined = False  # a restarted scheduler learns of us only by a new Hello
         self._flush(keep=0)
         self.to_scheduler.send(Goodbye())
         self.to_scheduler.close(linger_ms=500)

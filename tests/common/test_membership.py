@@ -30,3 +30,11 @@ def test_only_ready_peers_take_work() -> None:
     members = [member("tokenizer", 1, 1), member("tokenizer", 0, 2), member("tokenizer", 2, 3, "draining")]
     view.update(7, Members(members, [], Load()), 1.0)
     assert [peer.instance for peer in view.ready("tokenizer")] == [0, 1]
+
+
+def test_a_scheduler_is_silent_after_missed_beats() -> None:
+    view = Membership()
+    assert view.silent(0.0, heartbeat_s=1.0)
+    view.update(7, Members([], [], Load()), 10.0)
+    assert not view.silent(12.0, heartbeat_s=1.0)
+    assert view.silent(13.0, heartbeat_s=1.0)
