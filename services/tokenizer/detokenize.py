@@ -30,10 +30,12 @@ class Detokenizer:
         """The text that this token completes, possibly empty. Raises IndexError outside the vocabulary."""
         if self._skip_special and token in self._vocabulary.special:
             return ""
+        if not self._pending and not self._lead and (text := self._vocabulary.texts[token]) is not None:
+            return text
         piece = self._pending + self._vocabulary.pieces[token]
-        text, used = utf_8_decode(piece, "replace", False)
+        complete, used = utf_8_decode(piece, "replace", False)
         self._pending = piece[used:]
-        return self._trimmed(text)
+        return self._trimmed(complete)
 
     def flush(self) -> str:
         """The end: an unfinished character becomes U+FFFD."""

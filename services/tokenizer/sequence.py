@@ -49,3 +49,16 @@ class Sequence:
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
+
+    def add_row(self, index: int, count: int, text: str) -> None:
+        """Text of output tokens index .. index + count - 1, into this sequence's row of the batch being filled."""
+        box = self.box
+        if self.turn == box.turn:
+            box.texts[self.row] += text
+            box.counts[self.row] += count
+            return
+        self.turn, self.row = box.turn, len(box.texts)
+        box.seq_ids.append(self.seq_id)
+        box.first_index.append(index)
+        box.counts.append(count)
+        box.texts.append(text)

@@ -6,11 +6,12 @@ that are complete at the same character the first of the list. How the text is c
 
 
 class StopMatcher:
-    __slots__ = ("_held", "_include", "_stops")
+    __slots__ = ("_firsts", "_held", "_include", "_stops")
 
     def __init__(self, stops: tuple[str, ...], include: bool) -> None:
         """`include`: the stop string itself is part of the text."""
         self._stops = tuple(stop for stop in stops if stop)
+        self._firsts = "".join({stop[0] for stop in self._stops})
         self._include = include
         self._held = ""
 
@@ -19,6 +20,8 @@ class StopMatcher:
 
         A stop string that is completed by a piece fed with `armed` False does not count.
         """
+        if not self._held and not self._may_begin(text):
+            return text, None
         old, window = len(self._held), self._held + text
         if armed:
             found = self._first_match(window, old)
@@ -34,6 +37,12 @@ class StopMatcher:
         """The end without a match: what was held back."""
         held, self._held = self._held, ""
         return held
+
+    def _may_begin(self, text: str) -> bool:
+        for first in self._firsts:  # noqa: SIM110 (runs for every token: any() takes three times as long)
+            if first in text:
+                return True
+        return False
 
     def _first_match(self, window: str, old: int) -> tuple[int, str] | None:
         """Smallest end of a match that is completed behind the first `old` characters, and its stop string."""

@@ -31,6 +31,7 @@ from services.tokenizer.sequence import Request, Sequence
 from services.tokenizer.vocabulary import Vocabulary
 
 SEED_RANGE = 1 << 64
+NO_TOKEN = -1
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
 
@@ -54,6 +55,17 @@ class BoxKey(NamedTuple):
 
 def box_key(seq_id: int) -> BoxKey:
     return BoxKey(seq_id >> 56, seq_id >> 32 & 0xFFFF)
+
+
+def unpacked(batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None:
+    """seq_ids, first_index and tokens of its rows; None for columns that do not fit together."""
+    try:
+        seq_ids = unpack_u64(batch.seq_ids).tolist()
+        first_index = unpack_i32(batch.first_index).tolist()
+        tokens = unpack_i32(batch.tokens).tolist()
+    except TypeError:
+        return None
+    return (seq_ids, first_index, tokens) if len(seq_ids) == len(first_index) == len(tokens) else None
 
 
 class Streams:
@@ -131,9 +143,11 @@ class Streams:
 
     def take(self, batch: TokenBatch) -> None:
         """One step's tokens and terminals. Their text is in the boxes afterwards."""
-        columns = self._columns(batch)
+        columns = unpacked(batch)
         if columns is None:
+            self.counts.unknown_results += 1
             return
+        self._check_tokens(columns[0], columns[2])
         for finished in batch.finished:
             if (ended := self._sequences.get(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -170,24 +184,13 @@ class Streams:
         for finished in batch.finished:
             self._end(finished)
 
-    def _columns(self, batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None:
-        """The rows as lists, of known sequences with sensible tokens; None for a batch that makes no sense."""
-        try:
-            seq_ids = unpack_u64(batch.seq_ids).tolist()
-            first_index = unpack_i32(batch.first_index).tolist()
-            tokens = unpack_i32(batch.tokens).tolist()
-        except TypeError:
-            self.counts.unknown_results += 1
-            return None
-        if not len(seq_ids) == len(first_index) == len(tokens):
-            self.counts.unknown_results += 1
-            return None
+    def _check_tokens(self, seq_ids: list[int], tokens: list[int]) -> None:
+        """Ends the sequences that were given a token which does not exist."""
         size = self.vocabulary.size
         if tokens and not 0 <= min(tokens) <= max(tokens) < size:
             for seq_id, token in zip(seq_ids, tokens, strict=True):
                 if not 0 <= token < size and seq_id in self._sequences:
                     self._lost(self._sequences[seq_id], f"the model gave token {token}, which does not exist")
-        return seq_ids, first_index, tokens
 
     def _take_slowly(self, sequence: Sequence, index: int, token: int) -> None:
         """A token that does not stand for itself: part of a character, a stop string, or at the end."""
@@ -197,7 +200,7 @@ class Streams:
         text = sequence.detokenizer.feed(token)
         if sequence.matcher is None:
             sequence.fast = sequence.detokenizer.table()
-            self._row(sequence, index, 1, text)
+            sequence.add_row(index, 1, text)
         elif self._matched(sequence, index, 1, text):
             self._upstream.put(Stop(sequence.seq_id))
 
@@ -208,7 +211,7 @@ class Streams:
         matcher, stop = sequence.matcher, None
         if matcher is not None:
             text, stop = matcher.feed(text, index + count >= sequence.request.sampling.min_tokens)
-        self._row(sequence, index, count, text)
+        sequence.add_row(index, count, text)
         if stop is None:
             return False
         known = (
@@ -217,30 +220,20 @@ class Streams:
         self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=known)
         return True
 
-    def _row(self, sequence: Sequence, index: int, count: int, text: str) -> None:
-        box = sequence.box
-        if sequence.turn == box.turn:
-            box.texts[sequence.row] += text
-            box.counts[sequence.row] += count
-            return
-        sequence.turn, sequence.row = box.turn, len(box.texts)
-        box.seq_ids.append(sequence.seq_id)
-        box.first_index.append(index)
-        box.counts.append(count)
-        box.texts.append(text)
-
     def _end(self, finished: Finished) -> None:
         """The scheduler's terminal. The token that ended the sequence is counted, but is no text."""
         sequence = self._sequences.get(finished.seq_id)
         if sequence is None:
             return  # ended here before
+        hidden = finished.stop_token
+        if sequence.request.submit.include_stop and hidden not in self.vocabulary.special:
+            hidden = NO_TOKEN
         self.counts.cached_tokens += finished.cached_tokens
         tokens = sequence.ending or []
         index = len(sequence.output) - len(tokens)
         for token in tokens:
             last = index == len(sequence.output) - 1
-            shown = not last or token != finished.stop_token or self._shows_stop_token(sequence, token)
-            text = sequence.detokenizer.feed(token) if shown else ""
+            text = "" if last and token == hidden else sequence.detokenizer.feed(token)
             if self._matched(sequence, index, 1, text, finished):
                 return
             index += 1
@@ -248,11 +241,8 @@ class Streams:
         if rest and self._matched(sequence, index, 0, rest, finished):
             return
         if sequence.matcher is not None and (held := sequence.matcher.flush()):
-            self._row(sequence, index, 0, held)
+            sequence.add_row(index, 0, held)
         self._finish(sequence, finished.reason, finished=finished)
-
-    def _shows_stop_token(self, sequence: Sequence, token: int) -> bool:
-        return sequence.request.submit.include_stop and token not in self.vocabulary.special
 
     def _lost(self, sequence: Sequence, message: str) -> None:
         self._upstream.put(Abort(sequence.seq_id))
