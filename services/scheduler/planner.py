@@ -218,6 +218,7 @@ def _admit(state: State, worker: Worker, draft: Draft, sequence: Sequence, donor
             draft.copy_source.append(donor.blocks[reusable])
             draft.copy_target.append(blocks[reusable])
         computed = known - 1
+        sequence.chain = donor.sequence.chain[:reusable]
     why = f"row in step {draft.flight.step}, {computed} of {known} tokens have KV"
     row = state.start_row(sequence, blocks, computed, why)
     draft.flight.added.append(row)

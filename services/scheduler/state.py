@@ -9,7 +9,6 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.columns import unpack_i32
 from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import BlockPool
@@ -174,7 +173,7 @@ class State:
             self.worker.stops.add(sequence.sampling)
             sequence.chain.clear()
             sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, longest)
-            largest = max(unpack_i32(bytes(sequence.tokens)))
+            largest = max(memoryview(bytes(sequence.tokens)).cast("I"))  # unsigned, so negative ids are large
             if largest >= facts.vocab_size or (sequence.known >= sequence.limit and not sequence.num_output):
                 message = (
                     f"{sequence.known} tokens up to id {largest} do not fit the worker, "
