@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from common.protocol import RowStart, Sampling, StepPlan
+from services.worker import memory
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,8 +53,8 @@ class PenaltyCounts:
     """Which tokens a row has seen, for rows with penalties; int32 and bool [max_rows, V], made when first needed."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self.in_output = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=device)
-        self.in_prompt = torch.zeros(max_rows, vocab_size, dtype=torch.bool, device=device)
+        self.in_output = memory.zeros((max_rows, vocab_size), torch.int32, device)
+        self.in_prompt = memory.zeros((max_rows, vocab_size), torch.bool, device)
 
     def start(self, slot: int, tokens: Tensor, num_prompt: int) -> None:
         """tokens: int64 [n], the prompt and the output so far."""
@@ -65,13 +66,12 @@ class PenaltyCounts:
 class Rows:
     """`length` counts a row's tokens, those on the way from the device included; `computed` those with KV."""
 
-    def __init__(
-        self, max_rows: int, max_len: int, block_tokens: int, vocab_size: int, eos_ids: tuple[int, ...], device: str
-    ) -> None:
+    def __init__(self, shape: memory.Shape, vocab_size: int, eos_ids: tuple[int, ...], device: torch.device) -> None:
+        max_rows, max_len, block_tokens = shape
         self.max_len, self.block_tokens, self.vocab_size = max_len, block_tokens, vocab_size
         self.eos_ids = eos_ids
         # one column more than max_len: a row that has reached it may still draw a token that nobody will run
-        self.tokens = torch.zeros(max_rows, max_len + 1, dtype=torch.int32, device=device)
+        self.tokens = memory.zeros((max_rows, max_len + 1), torch.int32, device)
         self.live = np.zeros(max_rows, np.bool_)
         self.length = np.zeros(max_rows, np.int64)
         self.computed = np.zeros(max_rows, np.int64)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from services.worker.models.spec import DecoderSpec
+
 
 class KvCache:
     """One allocation, [layers, 2, num_blocks, block_tokens, KV heads, head size]; index 1 is keys, then values.
@@ -12,20 +14,14 @@ class KvCache:
     Zero at first: masked positions of a read block must hold finite numbers.
     """
 
-    def __init__(
-        self, num_layers: int, num_blocks: int, block_tokens: int, heads: tuple[int, int], like: Tensor
-    ) -> None:
-        """`heads` is (KV heads, head size); dtype and device are those of `like`."""
-        shape = (num_layers, 2, num_blocks, block_tokens, *heads)
-        self.storage = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.layers = [(layer[0], layer[1]) for layer in self.storage]
-        self.num_blocks = num_blocks
-        self.block_tokens = block_tokens
+    def __init__(self, storage: Tensor) -> None:
+        """`storage` is all zeros, of the shape that `shape` gives."""
+        self.storage = storage
+        self.layers = [(layer[0], layer[1]) for layer in storage]
 
     @staticmethod
-    def block_bytes(num_layers: int, block_tokens: int, heads: tuple[int, int], dtype: torch.dtype) -> int:
-        """Memory of one block over all layers."""
-        return num_layers * 2 * block_tokens * heads[0] * heads[1] * dtype.itemsize
+    def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
+        return spec.num_layers, 2, num_blocks, block_tokens, spec.num_kv_heads, spec.head_dim
 
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Block target[i] becomes a copy of block source[i], in all layers; all are read before one is written."""
