@@ -50,7 +50,7 @@ class Encoder:
             encoding = self._encode(call.text, call.add_special_tokens, "prompt")
         else:
             raise Reject(RejectReason.INVALID, "these are tokens already", "prompt")
-        return Encoded(array("i", encoding.ids), encoding.tokens)
+        return Encoded(array("i", encoding.ids), [self._tokenizer.id_to_token(token) or "" for token in encoding.ids])
 
     def detokenize(self, tokens: bytes) -> str:
         """The text for /detokenize. Raises Reject for ids outside the vocabulary."""

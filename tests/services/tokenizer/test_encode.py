@@ -1,0 +1,130 @@
+import threading
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from common.columns import pack_i32
+from common.errors import Reject, RejectReason
+from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from services.tokenizer import gguf_tokenizer, vocabulary
+from services.tokenizer.chat import ChatTemplate
+from services.tokenizer.encode import Encoder, fit
+from services.tokenizer.source import Loaded
+from services.tokenizer.vocabulary import Vocabulary
+
+SAMPLING = Sampling(max_tokens=4)
+
+
+@pytest.fixture
+def encoder(smollm: Tokenizer, smollm_words: Vocabulary, smollm_metadata: dict[str, Any]) -> Encoder:
+    template = ChatTemplate(smollm_metadata["tokenizer.chat_template"], {})
+    return Encoder(Loaded(smollm, smollm_words, template), 10_000)
+
+
+def submit(kind: PromptKind, **fields: Any) -> Submit:
+    return Submit(1, kind, SAMPLING, **fields)
+
+
+def refusal(encoder: Encoder, message: Submit) -> Reject:
+    with pytest.raises(Reject) as caught:
+        encoder.prompt(message, 49152)
+    return caught.value
+
+
+def test_text_messages_and_tokens_become_ids(encoder: Encoder) -> None:
+    assert list(encoder.prompt(submit(PromptKind.TEXT, text="<|im_start|>user\n"), 49152)) == [1, 4093, 198]
+    assert list(encoder.prompt(submit(PromptKind.TOKENS, tokens=pack_i32([5, 0, 49151])), 49152)) == [5, 0, 49151]
+    chat = encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]'), 49152)
+    assert list(chat[:3]) == [1, 9690, 198] and list(chat[-3:]) == [520, 9531, 198]
+
+
+def test_a_rendered_chat_gets_no_second_bos(sentencepiece_metadata: dict[str, Any]) -> None:
+    tokenizer = gguf_tokenizer.build(sentencepiece_metadata)
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
+    encoder = Encoder(Loaded(tokenizer, vocabulary.build(tokenizer), template), 100)
+    bos = sentencepiece_metadata["tokenizer.ggml.bos_token_id"]
+    assert list(encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"content": "the"}]'), 500)).count(bos) == 1
+    assert list(encoder.prompt(submit(PromptKind.TEXT, text="the"), 500)).count(bos) == 1
+
+
+@pytest.mark.parametrize("tokens", [[49152], [-1], [1, 2**31 - 1]])
+def test_ids_outside_the_vocabulary(encoder: Encoder, tokens: list[int]) -> None:
+    fault = refusal(encoder, submit(PromptKind.TOKENS, tokens=pack_i32(tokens)))
+    assert fault.reason == RejectReason.INVALID and fault.param == "prompt"
+    assert str(tokens[-1]) in fault.message and "49151" in fault.message
+
+
+def test_what_cannot_be_a_prompt(encoder: Encoder) -> None:
+    assert "empty" in refusal(encoder, submit(PromptKind.TEXT)).message
+    assert "empty" in refusal(encoder, submit(PromptKind.TOKENS)).message
+    assert "32-bit" in refusal(encoder, submit(PromptKind.TOKENS, tokens=b"abc")).message
+    assert "surrogate" in refusal(encoder, submit(PromptKind.TEXT, text="a\ud800")).message
+
+
+def test_a_model_without_template(smollm: Tokenizer, smollm_words: Vocabulary) -> None:
+    encoder = Encoder(Loaded(smollm, smollm_words, None, "no chat template here"), 100)
+    fault = refusal(encoder, submit(PromptKind.CHAT, messages=b"[]"))
+    assert (fault.reason, fault.message, fault.param) == (RejectReason.INVALID, "no chat template here", "messages")
+
+
+def test_tokenize_and_detokenize(encoder: Encoder) -> None:
+    encoded = encoder.tokenize(Tokenize(1, PromptKind.TEXT, text="hi 1"))
+    assert encoded.strings == ["hi", "Ġ", "1"] and encoder.detokenize(encoded.tokens.tobytes()) == "hi 1"
+    with_prompt = encoder.tokenize(Tokenize(1, PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]'))
+    assert with_prompt.strings[-3:] == ["ass", "istant", "Ċ"]
+    call = Tokenize(1, PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]', add_generation_prompt=False)
+    assert "istant" not in encoder.tokenize(call).strings
+    assert len(encoder.tokenize(Tokenize(1, PromptKind.TEXT)).tokens) == 0
+    with pytest.raises(Reject, match="already"):
+        encoder.tokenize(Tokenize(1, PromptKind.TOKENS))
+    with pytest.raises(Reject, match="outside"):
+        encoder.detokenize(pack_i32([10**6]))
+
+
+def test_lengths_that_fit() -> None:
+    assert fit(10, Sampling(max_tokens=5), 15, "prompt") == 5
+    assert fit(10, Sampling(max_tokens=0), 15, "prompt") == 5
+
+
+def test_lengths_that_do_not_fit_name_every_number() -> None:
+    with pytest.raises(Reject) as asked:
+        fit(11, Sampling(max_tokens=5), 15, "messages")
+    assert asked.value.reason == RejectReason.TOO_LONG and asked.value.param == "messages"
+    assert asked.value.message.startswith(
+        "This model's maximum context length is 15 tokens. However, you requested 16 tokens "
+        "(11 in the messages, 5 for the completion)."
+    )
+    with pytest.raises(Reject, match=r"maximum context length is 15 tokens.*resulted in 15 tokens"):
+        fit(15, Sampling(max_tokens=0), 15, "prompt")
+
+
+def test_others_run_while_a_long_text_is_encoded(encoder: Encoder) -> None:
+    """The interpreter lock is given back: threads take turns 50 times between the start and the end of one encode."""
+    text = "A long prompt of many words, encoded in the pool. " * 10_000
+    events: list[str] = []
+    started = threading.Event()
+
+    def encode() -> None:
+        started.set()
+        encoder.prompt(submit(PromptKind.TEXT, text=text), 49152)
+        events.append("encoded")
+
+    here, there = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answer() -> None:
+        for _ in range(50):
+            there.acquire()
+            here.release()
+
+    threads = [threading.Thread(target=encode), threading.Thread(target=answer)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    for _ in range(50):
+        there.release()
+        here.acquire()
+    events.append("50 turns")
+    for thread in threads:
+        thread.join()
+    assert events == ["50 turns", "encoded"]

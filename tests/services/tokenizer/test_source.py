@@ -1,0 +1,125 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from common.config import Model
+from common.errors import ConfigError
+from services.tokenizer.source import load
+from services.tokenizer.vocabulary import byte_alphabet
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder with a tokenizer of 256 bytes, <s> (256) and </s> (257)."""
+    vocab = {chr(code): ord(byte) for code, byte in byte_alphabet().items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    return tmp_path
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def rendered(folder: Path, kwargs: bytes = b"") -> str:
+    template = load(Model(source=str(folder))).template
+    assert template is not None
+    return template.render(b"[]", kwargs, True, 100)
+
+
+def test_bundled_model() -> None:
+    loaded = load(Model())
+    assert loaded.vocabulary.size == 49152 and loaded.template is not None
+    assert loaded.tokenizer.encode("hi").ids == [6004]
+
+
+def test_folder_gives_the_same_ids_as_the_file(folder: Path, smollm: Tokenizer) -> None:
+    smollm.save(str(folder / "tokenizer.json"))
+    text = "def f(x): return 123  # naïve 😀 <|im_start|>"
+    loaded = load(Model(source=str(folder)))
+    assert loaded.tokenizer.encode(text).ids == smollm.encode(text).ids
+    assert loaded.template is None and "no chat template" in loaded.no_template
+
+
+def test_explicit_bos_replaces_the_frame(folder: Path) -> None:
+    settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
+    write(folder, "tokenizer_config.json", settings)
+    assert load(Model(source=str(folder))).tokenizer.encode("hi").ids == [256, *b"hi"]
+    write(folder, "tokenizer_config.json", settings | {"add_bos_token": False, "add_eos_token": True})
+    assert load(Model(source=str(folder))).tokenizer.encode("hi").ids == [*b"hi", 257]
+
+
+def test_special_tokens_of_the_settings_are_added(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {"pad_token": "<|pad|>"})
+    loaded = load(Model(source=str(folder)))
+    assert loaded.tokenizer.encode("<|pad|>").ids == [258]
+    assert 258 in loaded.vocabulary.special
+
+
+def test_templates_from_each_place(folder: Path) -> None:
+    settings = {"bos_token": "<s>", "chat_template": "config {{ bos_token }}"}
+    write(folder, "tokenizer_config.json", settings)
+    assert rendered(folder) == "config <s>"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    write(folder, "tokenizer_config.json", {"chat_template": named})
+    assert rendered(folder) == "plain"
+    assert rendered(folder, b'{"tools": [1]}') == "tools"
+    write(folder, "chat_template.jinja", "file")
+    assert rendered(folder) == "file"
+    (folder / "tokenizer_config.json").unlink()
+    write(folder, "chat_template.json", {"chat_template": "json"})
+    (folder / "chat_template.jinja").unlink()
+    assert rendered(folder) == "json"
+
+
+def test_template_that_does_not_compile_only_ends_chats(folder: Path) -> None:
+    write(folder, "chat_template.jinja", "{% for %}")
+    loaded = load(Model(source=str(folder)))
+    assert loaded.template is None and "cannot be compiled" in loaded.no_template
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "{")]
+)
+def test_damaged_files_are_named(folder: Path, name: str, content: str) -> None:
+    write(folder, name, content)
+    with pytest.raises(ConfigError, match=name):
+        load(Model(source=str(folder)))
+
+
+def test_settings_of_truncation_and_padding_do_not_apply(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=5)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert len(load(Model(source=str(folder))).tokenizer.encode("four").ids) == 4
+
+
+def test_sentencepiece_folder_is_converted(tmp_path: Path, sentencepiece_model: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True})
+    loaded = load(Model(source=str(tmp_path)))
+    processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model)
+    for text in ("the end of the day", "Größe 12 日本 😀", "two  spaces "):
+        expected = processor.encode(text)
+        assert loaded.tokenizer.encode(text).ids == [processor.bos_id(), *expected]
+        assert loaded.vocabulary.decode(expected) == text
+
+
+def test_folder_without_any_tokenizer(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    with pytest.raises(ConfigError, match="tokenizer"):
+        load(Model(source=str(tmp_path)))
+    shutil.rmtree(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        load(Model(source=str(tmp_path)))
