@@ -1,0 +1,74 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows, paged_attention
+
+
+def formula(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    """One token and one head at a time."""
+    out = torch.empty_like(q)
+    size, share = k_cache.shape[1], q.shape[1] // k_cache.shape[2]
+    starts, context = rows.query_starts.tolist(), rows.context_lens.tolist()
+    for row, length in enumerate(context):
+        table = rows.block_tables[row].tolist()
+        first = length - (starts[row + 1] - starts[row])
+        for offset, token in enumerate(range(starts[row], starts[row + 1])):
+            seen = [(table[i // size], i % size) for i in range(first + offset + 1)]
+            keys = torch.stack([k_cache[block, place] for block, place in seen])
+            values = torch.stack([v_cache[block, place] for block, place in seen])
+            for head in range(q.shape[1]):
+                weight = torch.exp(keys[:, head // share] @ q[token, head] * scale)
+                out[token, head] = (weight[:, None] * values[:, head // share]).sum(0) / weight.sum()
+    return out
+
+
+def test_equals_formula(check: Any) -> None:
+    check(paged_attention, formula)
+
+
+def test_nothing_outside_the_own_context_counts() -> None:
+    """Changing what lies behind a row's end, or in blocks of nobody, changes nothing, bit by bit."""
+    for case in paged_attention.cases:
+        q, k_cache, v_cache, rows, scale = case.make(torch.float32)
+        before = paged_attention.meaning(q, k_cache, v_cache, rows, scale)
+        size = k_cache.shape[1]
+        own = torch.zeros(k_cache.shape[:2], dtype=torch.bool)
+        for row, length in enumerate(rows.context_lens.tolist()):
+            for i in range(length):
+                own[rows.block_tables[row, i // size], i % size] = True
+        k_cache[~own] = 1e4
+        v_cache[~own] = -1e4
+        assert torch.equal(paged_attention.meaning(q, k_cache, v_cache, rows, scale), before), case.name
+
+
+def test_similar_decode_rows_share_a_group_and_runs_are_not_gathered() -> None:
+    tables = [list(range(20 * i, 20 * i + 20)) for i in range(4)]
+    rows = make_attention_rows([1, 1, 1, 1], [300, 310, 20, 290], tables, 16)
+    assert [(group.context, group.run) for group in rows.groups] == [(320, -1), (20, 40)]
+    chunk = make_attention_rows([8], [40], [[3, 4, 5]], 16).groups[0]
+    assert (chunk.run, chunk.causal, chunk.blocks) == (3, False, None)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 60)), min_size=1, max_size=6), st.sampled_from([1, 2, 8]))
+def test_any_mix_of_rows(sizes: list[tuple[int, int]], block_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(len(sizes))
+    counts, context = [count for count, _ in sizes], [count + past for count, past in sizes]
+    needed = [-(-length // block_tokens) for length in context]
+    pool = torch.randperm(sum(needed), generator=generator)
+    rows = make_attention_rows(counts, context, [p.tolist() for p in torch.split(pool, needed)], block_tokens)
+    q = torch.randn(sum(counts), 4, 8, generator=generator)
+    cache = torch.randn(2, len(pool), block_tokens, 2, 8, generator=generator)
+    got = paged_attention.meaning(q, cache[0], cache[1], rows, 0.3)
+    torch.testing.assert_close(got, formula(q, cache[0], cache[1], rows, 0.3), rtol=1e-5, atol=1e-5)
+
+
+def test_needs_heads_that_share_evenly() -> None:
+    rows = make_attention_rows([1], [1], [[0]], 16)
+    with pytest.raises(RuntimeError):
+        paged_attention.meaning(torch.ones(1, 3, 8), torch.ones(1, 16, 2, 8), torch.ones(1, 16, 2, 8), rows, 1.0)

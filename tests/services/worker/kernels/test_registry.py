@@ -1,0 +1,88 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.worker.kernels.ops.rms_norm import rms_norm
+from services.worker.kernels.ops.silu_and_mul import silu_and_mul
+from services.worker.kernels.registry import BindError, Facts, Impl, all_ops, bind, find_impls
+
+CPU = Facts("cpu")
+
+
+def fast_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * weight + eps
+
+
+def only_gpu(facts: Facts) -> str | None:
+    return None if facts.device == "cuda" else "needs a GPU"
+
+
+def finder(provider: str) -> tuple[dict[str, Impl[Any]], str]:
+    if provider == "triton":
+        return {"rms_norm": Impl(rms_norm, "triton", fast_norm, only_gpu)}, ""
+    return {}, f"{provider} is not installed"
+
+
+def test_every_op_is_complete() -> None:
+    for name, op in all_ops().items():
+        assert op.name == name and op.meaning.__doc__ and op.cases and torch.float32 in op.tolerances
+        assert len({case.name for case in op.cases}) == len(op.cases)
+        assert all(tolerance.why for tolerance in op.tolerances.values())
+
+
+def test_binds_the_meaning_where_nothing_else_can() -> None:
+    bindings = bind(("aiter", "triton", "torch"), CPU)
+    assert {row.provider for row in bindings.table} == {"torch"}
+    assert [row.op for row in bindings.table] == list(all_ops())
+    assert bindings(rms_norm) is rms_norm.meaning
+
+
+def test_takes_the_first_that_can_and_says_why_not_the_others() -> None:
+    on_gpu = bind(("aiter", "triton", "torch"), Facts("cuda", "gfx942"), finder=finder)
+    assert on_gpu(rms_norm) is fast_norm and on_gpu(silu_and_mul) is silu_and_mul.meaning
+    reasons = {row.op: row for row in on_gpu.table}
+    assert reasons["rms_norm"] == ("rms_norm", "triton", "aiter: aiter is not installed")
+    assert reasons["silu_and_mul"].reason == "aiter: aiter is not installed; triton: triton does not implement it"
+    on_cpu = bind(("aiter", "triton", "torch"), CPU, finder=finder)
+    assert on_cpu(rms_norm) is rms_norm.meaning
+    assert {row.op: row for row in on_cpu.table}["rms_norm"].reason.endswith("triton: needs a GPU")
+    assert on_gpu.digest != on_cpu.digest == bind(("torch",), CPU).digest
+
+
+def test_a_choice_is_met_or_an_error() -> None:
+    gpu = Facts("cuda", "gfx942")
+    chosen = bind(("triton", "torch"), gpu, {"rms_norm": "torch"}, finder)
+    assert chosen(rms_norm) is rms_norm.meaning
+    assert {row.op: row.reason for row in chosen.table}["rms_norm"] == "chosen"
+    with pytest.raises(BindError, match=r"rms_norm.*cpu.*triton: needs a GPU"):
+        bind(("torch",), CPU, {"rms_norm": "triton"}, finder)
+    with pytest.raises(BindError, match=r"linear.*aiter is not installed"):
+        bind(("torch",), CPU, {"linear": "aiter"}, finder)
+
+
+def test_unknown_names_are_errors() -> None:
+    with pytest.raises(BindError, match=r"'tirton'; known: aiter, triton, torch"):
+        bind(("tirton", "torch"), CPU)
+    with pytest.raises(BindError, match=r"unknown op 'rmsnorm'.*rms_norm"):
+        bind(("torch",), CPU, {"rmsnorm": "torch"})
+    with pytest.raises(BindError, match="no provider can run it"):
+        bind(("aiter",), CPU, finder=finder)
+
+
+def test_a_different_signature_is_refused() -> None:
+    def renamed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return x
+
+    def untyped(x: Tensor, weight: Tensor, eps):  # type: ignore[no-untyped-def]
+        return x
+
+    for wrong in (renamed, untyped):
+        with pytest.raises(TypeError, match="triton/rms_norm: signature"):
+            Impl(rms_norm, "triton", wrong)
+
+
+def test_a_provider_without_files_or_library_is_explained() -> None:
+    found, reason = find_impls("no_such_provider")
+    assert not found and reason == "no no_such_provider implementations in this build"
