@@ -1,15 +1,20 @@
 """The bundled model's tokenizer, and tiny tokenizers of the other families."""
 
 import io
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
+from common.config import Model
 from common.gguf_metadata import read_gguf
 from common.model_source import resolve
 from services.tokenizer import gguf_tokenizer, vocabulary
+from services.tokenizer.source import Loaded, load
 from services.tokenizer.vocabulary import Vocabulary
 
 CORPUS = """Four services serve a real model, end to end, on any machine.
@@ -71,3 +76,15 @@ def sentencepiece_metadata(sentencepiece_model: bytes) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": processor.bos_id(),
         "tokenizer.ggml.eos_token_id": processor.eos_id(),
     }
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Loaded:
+    return load(Model())
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="valence-") as folder:
+        yield Path(folder)

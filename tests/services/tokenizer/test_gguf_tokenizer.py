@@ -62,12 +62,12 @@ class Reference:
         return found
 
     def word(self, word: str) -> list[int]:
-        symbols = [self.alphabet[chr(byte)] for byte in word.encode()]
+        # The vocabulary lacks 21 bytes; without an unknown token they are dropped first.
+        symbols = [symbol for byte in word.encode() if (symbol := self.alphabet[chr(byte)]) in self.ids]
         while True:
             pairs = [(self.ranks[pair], at) for at, pair in enumerate(pairwise(symbols)) if pair in self.ranks]
             if not pairs:
-                # Bytes that the vocabulary lacks are dropped, as the original tokenizer does without an unknown token.
-                return [self.ids[symbol] for symbol in symbols if symbol in self.ids]
+                return [self.ids[symbol] for symbol in symbols]
             _, at = min(pairs)
             symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
 
@@ -83,7 +83,7 @@ def test_bundled_tokenizer_gives_the_ids_of_the_definition(smollm: Tokenizer, re
 
 
 @given(text=ANY_TEXT)
-@settings(max_examples=300)
+@settings(max_examples=500)
 def test_bundled_tokenizer_on_any_text(smollm: Tokenizer, reference: Reference, text: str) -> None:
     assert smollm.encode(text).ids == reference.encode(text)
 

@@ -1,0 +1,380 @@
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
+from common.errors import Reject, RejectReason
+from common.protocol import (
+    Abort,
+    Admit,
+    Finished,
+    FinishReason,
+    ModelFacts,
+    PromptKind,
+    Refused,
+    Sampling,
+    Stop,
+    Submit,
+    TextBatch,
+    TextFinished,
+    TokenBatch,
+    make_seq_id,
+)
+from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.sequence import Request
+from services.tokenizer.streams import Streams, box_key
+from services.tokenizer.vocabulary import Vocabulary
+
+EOS = 256
+WORDS = Vocabulary([bytes([byte]) for byte in range(256)] + [b"</s>"], special=[EOS], lead_spaces=1)
+MODEL = ModelFacts("m", "llama", 257, 100, (EOS,), 16, 10)
+FIRST = make_seq_id(0, 0, 1, 0)
+
+
+class Bench:
+    """Streams whose links the test plays."""
+
+    def __init__(self) -> None:
+        self.to_scheduler: list[Any] = []
+        self.to_api: list[Any] = []
+        self.link_is_full = False
+        self.streams = Streams(Upstream(self.send_up))
+        self.streams.vocabulary = WORDS
+        self.box = self.streams.boxes[box_key(FIRST)] = Outbox(1, 0.0)
+
+    def send_up(self, message: Any) -> bool:
+        if not self.link_is_full:
+            self.to_scheduler.append(message)
+        return not self.link_is_full
+
+    def send_api(self, incarnation: int, message: Any) -> bool:
+        if not self.link_is_full:
+            self.to_api.append(message)
+        return not self.link_is_full
+
+    def open(self, seq_id: int = FIRST, **fields: Any) -> Request:
+        sampling = fields.pop("sampling", Sampling(10))
+        request = self.streams.open(Submit(seq_id, PromptKind.TEXT, sampling, **fields), self.box)
+        assert request is not None
+        return request
+
+    def admit(self, seq_id: int = FIRST, prompt: bytes = b"hi", **fields: Any) -> Request:
+        request = self.open(seq_id, **fields)
+        self.streams.admit(request, array("i", list(prompt)), MODEL)
+        return request
+
+    def take(self, *rows: tuple[int, int, int], finished: list[Finished] | None = None) -> None:
+        """Rows are (seq_id, index, token)."""
+        ids, index, tokens = zip(*rows, strict=True) if rows else ((), (), ())
+        self.streams.take(TokenBatch(pack_u64(ids), pack_i32(index), pack_i32(tokens), finished or []))
+
+    def speak(self, text: str | bytes, seq_id: int = FIRST, start: int = 0) -> None:
+        """One batch per byte."""
+        for place, token in enumerate(text.encode() if isinstance(text, str) else text):
+            self.take((seq_id, start + place, token))
+
+    def flush(self) -> tuple[list[tuple[int, int, int, str]], list[TextFinished]]:
+        """Rows (seq_id, first index, count, text) and terminals sent since the last call."""
+        self.to_api.clear()
+        assert self.streams.flush(self.send_api)
+        rows: list[tuple[int, int, int, str]] = []
+        ends: list[TextFinished] = []
+        for batch in self.to_api:
+            if isinstance(batch, TextBatch):
+                columns = unpack_u64(batch.seq_ids), unpack_i32(batch.first_index), unpack_i32(batch.counts)
+                rows += zip(*columns, batch.texts, strict=True)
+                ends += batch.finished
+        return rows, ends
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_request_is_admitted_as_it_was_submitted(bench: Bench) -> None:
+    sampling = Sampling(5, seed=9)
+    bench.admit(sampling=sampling, n=2, priority=3, cache_salt="salt")
+    assert bench.to_scheduler == [Admit(FIRST, pack_i32(list(b"hi")), sampling, 2, 3, "salt")]
+    assert bench.streams.open_requests == 1 and bench.streams.counts.prompt_tokens == 2
+
+
+def test_max_tokens_that_was_not_given_is_what_the_model_leaves(bench: Bench) -> None:
+    bench.admit(sampling=Sampling(0))
+    assert bench.to_scheduler[0].sampling.max_tokens == 98
+
+
+def test_batches_taken_together_are_one_row_per_sequence(bench: Bench) -> None:
+    bench.admit()
+    bench.admit(FIRST + 1)
+    bench.speak("abc")
+    bench.speak("x", FIRST + 1)
+    bench.take((FIRST, 3, ord("d")), (FIRST + 1, 1, ord("y")))
+    assert bench.flush() == ([(FIRST, 0, 4, "abcd"), (FIRST + 1, 0, 2, "xy")], [])
+    bench.speak("e", start=4)
+    assert bench.flush() == ([(FIRST, 4, 1, "e")], [])
+    assert bench.streams.counts.output_tokens == 7
+
+
+def test_each_api_gets_its_own_batch(bench: Bench) -> None:
+    other = make_seq_id(1, 0, 2, 0)
+    bench.admit()
+    bench.box = bench.streams.boxes[box_key(other)] = Outbox(2, 0.0)
+    bench.admit(other)
+    bench.take((FIRST, 0, ord("a")), (other, 0, ord("b")))
+    bench.flush()
+    assert [batch.texts for batch in bench.to_api] == [["a"], ["b"]]
+
+
+def test_a_character_is_shown_when_it_is_whole(bench: Bench) -> None:
+    bench.admit()
+    shown = []
+    for place, token in enumerate("é".encode()):
+        bench.take((FIRST, place, token))
+        shown.append(bench.flush()[0])
+    assert shown == [[(FIRST, 0, 1, "")], [(FIRST, 1, 1, "é")]]
+
+
+def test_eos_counts_but_has_no_text(bench: Bench) -> None:
+    bench.admit(skip_special_tokens=False)
+    bench.take((FIRST, 0, ord("a")))
+    bench.take((FIRST, 1, EOS), finished=[Finished(FIRST, FinishReason.EOS, EOS, cached_tokens=1)])
+    rows, ends = bench.flush()
+    assert rows == [(FIRST, 0, 2, "a")]
+    assert ends == [TextFinished(FIRST, FinishReason.EOS, 2, 2, cached_tokens=1, stop_token=EOS)]
+    assert bench.streams.open_requests == 0 and bench.streams.counts.cached_tokens == 1
+
+
+@pytest.mark.parametrize(("include_stop", "text"), [(False, "aX"), (True, "aXX")])
+def test_only_the_stop_token_at_the_end_is_hidden(bench: Bench, include_stop: bool, text: str) -> None:
+    bench.admit(include_stop=include_stop)
+    end = Finished(FIRST, FinishReason.STOP_TOKEN, ord("X"))
+    bench.take((FIRST, 0, ord("a")), (FIRST, 1, ord("X")), (FIRST, 2, ord("X")), finished=[end])
+    rows, [terminal] = bench.flush()
+    assert rows == [(FIRST, 0, 3, text)] and terminal.output_tokens == 3 and terminal.stop_token == ord("X")
+
+
+def test_last_token_of_a_length_end_is_text(bench: Bench) -> None:
+    bench.admit()
+    bench.take((FIRST, 0, ord("a")), finished=[Finished(FIRST, FinishReason.LENGTH)])
+    rows, [terminal] = bench.flush()
+    assert rows == [(FIRST, 0, 1, "a")] and terminal.reason == FinishReason.LENGTH
+
+
+def test_unfinished_character_and_held_text_are_shown_at_the_end(bench: Bench) -> None:
+    bench.admit(stop=("<END>",))
+    bench.speak(b"a<E\xc3")
+    assert bench.flush()[0] == [(FIRST, 0, 4, "a")]
+    bench.take(finished=[Finished(FIRST, FinishReason.LENGTH)])
+    rows, [terminal] = bench.flush()
+    assert "".join(row[3] for row in rows) == "<E\ufffd" and sum(row[2] for row in rows) == 0
+    assert terminal.output_tokens == 4
+
+
+def test_stop_string_ends_the_sequence_here_and_there(bench: Bench) -> None:
+    bench.admit(stop=("END", "###"))
+    bench.to_scheduler.clear()
+    bench.speak("one EN")
+    bench.take((FIRST, 6, ord("D")), (FIRST, 7, ord("x")))
+    rows, ends = bench.flush()
+    assert rows == [(FIRST, 0, 7, "one ")]
+    assert ends == [TextFinished(FIRST, FinishReason.STOP_STRING, 2, 7, stop_string="END")]
+    assert bench.to_scheduler == [Stop(FIRST)]
+    bench.take((FIRST, 8, ord("y")), finished=[Finished(FIRST, FinishReason.ABORT)])
+    assert bench.flush() == ([], []) and bench.to_scheduler == [Stop(FIRST)]
+
+
+def test_stop_string_inside_the_last_batch(bench: Bench) -> None:
+    bench.admit(stop=("b",), include_stop=True)
+    end = Finished(FIRST, FinishReason.EOS, EOS, cached_tokens=1)
+    bench.take(*[(FIRST, place, token) for place, token in enumerate([*b"abc", EOS])], finished=[end])
+    rows, ends = bench.flush()
+    assert rows == [(FIRST, 0, 2, "ab")]
+    assert ends == [TextFinished(FIRST, FinishReason.STOP_STRING, 2, 2, 1, stop_string="b")]
+    assert len(bench.to_scheduler) == 1, "the scheduler has ended it already"
+
+
+def test_no_stop_string_before_min_tokens(bench: Bench) -> None:
+    bench.admit(stop=("a",), sampling=Sampling(10, min_tokens=3))
+    bench.speak("aa")
+    assert bench.flush() == ([(FIRST, 0, 2, "aa")], [])
+    bench.speak("a", start=2)
+    assert bench.flush()[1][0].reason == FinishReason.STOP_STRING
+
+
+def test_repeats_are_dropped_and_gaps_end_the_sequence(bench: Bench) -> None:
+    bench.admit()
+    bench.speak("ab")
+    bench.take((FIRST, 0, ord("a")), (FIRST, 1, ord("b")), (FIRST, 2, ord("c")))
+    assert bench.flush()[0] == [(FIRST, 0, 3, "abc")]
+    bench.take((FIRST, 5, ord("f")))
+    [end] = bench.flush()[1]
+    assert end.reason == FinishReason.ERROR and "3 to 4" in end.message and end.output_tokens == 3
+    assert bench.to_scheduler[-1] == Abort(FIRST)
+
+
+def test_tokens_that_do_not_exist_end_only_their_sequence(bench: Bench) -> None:
+    bench.admit()
+    bench.admit(FIRST + 1)
+    bench.take((FIRST, 0, 257), (FIRST + 1, 0, ord("a")), (FIRST + 9, 0, -1))
+    rows, [end] = bench.flush()
+    assert rows == [(FIRST + 1, 0, 1, "a")]
+    assert end.seq_id == FIRST and end.reason == FinishReason.ERROR and "257" in end.message
+
+
+def test_batches_that_make_no_sense_are_counted(bench: Bench) -> None:
+    bench.streams.take(TokenBatch(b"123", b"", b"", []))
+    bench.streams.take(TokenBatch(pack_u64([1]), pack_i32([1]), pack_i32([]), []))
+    bench.take((FIRST, 0, 1))
+    assert bench.streams.counts.unknown_results == 3
+
+
+def test_abort_ends_each_choice_once(bench: Bench) -> None:
+    request = bench.admit(n=2)
+    bench.speak("a", FIRST + 1)
+    assert bench.streams.abort(FIRST + 1) is request and bench.streams.abort(FIRST + 1) is None
+    bench.speak("b", FIRST + 1, 1)
+    _, ends = bench.flush()
+    assert [(end.seq_id, end.reason, end.output_tokens) for end in ends] == [(FIRST + 1, FinishReason.ABORT, 1)]
+    assert bench.to_scheduler[1:] == [Abort(FIRST + 1)] and request.live == 1
+
+
+def test_choice_aborted_while_its_prompt_was_encoded(bench: Bench) -> None:
+    request = bench.open(n=2)
+    bench.streams.abort(FIRST)
+    assert bench.to_scheduler == [], "the scheduler does not know it yet"
+    bench.streams.admit(request, array("i", [1]), MODEL)
+    assert [type(message) for message in bench.to_scheduler] == [Admit, Abort]
+    assert bench.to_scheduler[1] == Abort(FIRST)
+
+
+def test_refused_is_the_only_terminal_of_a_request(bench: Bench) -> None:
+    request = bench.open(n=2)
+    with pytest.raises(Reject) as caught:
+        bench.streams.admit(request, array("i", [1] * 95), MODEL)
+    bench.streams.refuse(request, caught.value)
+    assert bench.flush() == ([], [])
+    assert bench.to_api == [Refused(FIRST, "too_long", caught.value.message, "prompt")]
+    assert bench.streams.open_requests == 0 and bench.streams.counts.refused == 1
+
+
+def test_refusal_after_a_choice_had_its_terminal(bench: Bench) -> None:
+    request = bench.open(n=2)
+    bench.streams.abort(FIRST)
+    bench.streams.refuse(request, Reject(RejectReason.INVALID, "why"))
+    _, ends = bench.flush()
+    assert [(end.reason, end.message) for end in ends] == [(FinishReason.ABORT, ""), (FinishReason.ERROR, "why")]
+
+
+def test_scheduler_refuses(bench: Bench) -> None:
+    bench.admit(n=2)
+    bench.streams.refused(Refused(FIRST, "overloaded", "full"))
+    bench.streams.refused(Refused(FIRST, "overloaded", "full"))
+    bench.flush()
+    assert bench.to_api == [Refused(FIRST, "overloaded", "full")]
+    assert bench.streams.counts.unknown_results == 1
+
+
+def test_full_scheduler_link_refuses_new_requests_and_delays_the_rest(bench: Bench) -> None:
+    bench.admit(stop=("a",))
+    request = bench.open(FIRST + 1)
+    bench.link_is_full = True
+    bench.speak("a")
+    with pytest.raises(Reject) as caught:
+        bench.streams.admit(request, array("i", [1]), MODEL)
+    assert caught.value.reason == RejectReason.OVERLOADED
+    assert not bench.streams.flush(bench.send_api)
+    bench.link_is_full = False
+    _, ends = bench.flush()
+    assert bench.to_scheduler[-1] == Stop(FIRST) and [end.reason for end in ends] == [FinishReason.STOP_STRING]
+
+
+def test_new_scheduler_gets_every_open_sequence_with_its_output(bench: Bench) -> None:
+    sampling = Sampling(10, seed=2**64 - 1)
+    bench.admit(n=3, sampling=sampling, priority=1, cache_salt="s")
+    bench.open(FIRST + 5)
+    bench.speak("ab", FIRST + 1)
+    bench.streams.abort(FIRST + 2)
+    bench.to_scheduler.clear()
+    bench.streams.admit_again()
+    prompt = pack_i32(list(b"hi"))
+    assert bench.to_scheduler == [
+        Admit(FIRST, prompt, sampling, 1, 1, "s"),
+        Admit(FIRST + 1, prompt, Sampling(10, seed=0), 1, 1, "s", pack_i32(list(b"ab"))),
+    ]
+    bench.take((FIRST + 1, 1, ord("b")), (FIRST + 1, 2, ord("c")))
+    assert (FIRST + 1, 0, 3, "abc") in bench.flush()[0]
+    bench.streams.refused(Refused(FIRST, "overloaded", "full"))
+    assert [(end.seq_id, end.reason) for end in bench.flush()[1]] == [(FIRST, FinishReason.ERROR)]
+
+
+def test_api_that_left(bench: Bench) -> None:
+    other = make_seq_id(1, 0, 2, 0)
+    bench.admit()
+    bench.open(FIRST + 1)
+    bench.box = bench.streams.boxes[box_key(other)] = Outbox(2, 0.0)
+    bench.admit(other)
+    bench.to_scheduler.clear()
+    bench.streams.drop(box_key(FIRST))
+    bench.streams.drop(box_key(FIRST))
+    bench.take((FIRST, 0, 1), (other, 0, ord("a")))
+    assert bench.to_scheduler == [Abort(FIRST)] and bench.streams.open_requests == 1
+    assert bench.flush() == ([(other, 0, 1, "a")], [])
+
+
+def test_everything_ends_when_the_service_does(bench: Bench) -> None:
+    bench.admit()
+    bench.open(FIRST + 1)
+    bench.to_scheduler.clear()
+    bench.streams.end_all("going")
+    assert bench.to_scheduler == [Abort(FIRST)]
+    assert [(end.seq_id, end.reason, end.message) for end in bench.flush()[1]] == [
+        (FIRST, FinishReason.ERROR, "going"),
+        (FIRST + 1, FinishReason.ERROR, "going"),
+    ]
+
+
+def test_submit_that_is_open_already(bench: Bench) -> None:
+    bench.open()
+    assert bench.streams.open(Submit(FIRST, PromptKind.TEXT, Sampling(1)), bench.box) is None
+    assert bench.streams.open_requests == 1
+
+
+def test_leading_space_is_dropped_only_at_the_start_of_a_text(bench: Bench) -> None:
+    bench.admit(prompt=b"hi")
+    bench.speak(" a")
+    assert bench.flush()[0] == [(FIRST, 0, 2, " a")]
+    request = bench.open(FIRST + 1)
+    bench.streams.admit(request, array("i", [EOS]), MODEL)
+    bench.speak(" a", FIRST + 1)
+    assert bench.flush()[0] == [(FIRST + 1, 0, 2, "a")]
+
+
+TOKENS = st.lists(st.one_of(st.integers(97, 100), st.integers(0, 256)), max_size=20)
+
+
+@given(TOKENS, st.data(), st.sampled_from([(), ("ab",), ("cc", "d")]))
+def test_any_batching_gives_the_same_text(tokens: list[int], data: st.DataObject, stop: tuple[str, ...]) -> None:
+    """Rows one by one with a flush after each, and cut into batches of any size, repeats included."""
+
+    def run(cuts: list[int]) -> tuple[str, int, TextFinished]:
+        bench, text, count = Bench(), "", 0
+        bench.admit(stop=stop, sampling=Sampling(50))
+        for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+            first = max(0, begin - 1)  # one row is sent twice
+            rows = [(FIRST, place, tokens[place]) for place in range(first, end)]
+            bench.take(*rows, finished=[Finished(FIRST, FinishReason.LENGTH)] if end == len(tokens) else [])
+            sent, ends = bench.flush()
+            for _, first_index, number, piece in sent:
+                assert first_index == count
+                count, text = count + number, text + piece
+            if ends:
+                assert ends[0].output_tokens == count
+                return text, count, ends[0]
+        raise AssertionError("no terminal")
+
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens) - 1), max_size=5))) if tokens else []
+    assert run(cuts) == run(list(range(len(tokens))))
