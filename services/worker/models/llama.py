@@ -2,6 +2,7 @@
 
 from services.worker.models.spec import Config, DecoderNames, DecoderSpec, ModelDef, read_decoder
 
+UNLIMITED = 2**62
 NAMES = DecoderNames(
     embedding="model.embed_tokens.weight",
     final_norm="model.norm.weight",
@@ -21,7 +22,8 @@ NAMES = DecoderNames(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
-    config.require("sliding_window", ())
+    if config.get(int, "sliding_window", UNLIMITED) < config.get(int, "max_position_embeddings"):
+        config.require("sliding_window", ())
     config.require("pretraining_tp", (1,))
     attention_bias = config.get(bool, "attention_bias", False)
     return read_decoder(

@@ -128,7 +128,7 @@ class Config:
         """Raises ValueError unless `key` is absent, null or one of `allowed`."""
         value = self._values.get(key)
         if value is not None and value not in allowed:
-            raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed))}")
+            raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed)) or 'none'}")
 
 
 def read_rope(config: Config, rotary_dim: int) -> RopeSpec:
