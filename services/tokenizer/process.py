@@ -120,7 +120,14 @@ class TokenizerProcess:
 
     def _open(self, sender: int, submit: Submit) -> Iterable[Request]:
         box = self._box(sender, submit.seq_id)
-        request = self.streams.open(submit, box) if box is not None and submit.n > 0 else None
+        if box is None:
+            return ()
+        if not 1 <= submit.n <= self._config.api.max_choices:
+            box.replies.append(
+                Refused(submit.seq_id, RejectReason.INVALID, f"{submit.n} choices are not possible", "n")
+            )
+            return ()
+        request = self.streams.open(submit, box)
         if request is None:
             return ()
         if self._encoder is None or self._model is None:

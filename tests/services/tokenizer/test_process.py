@@ -350,6 +350,10 @@ def test_requests_that_are_refused(run_dir: Path) -> None:
             (Submit(seq(api, 4), PromptKind.CHAT, SAMPLING, messages=b"?"), "invalid", "list of objects", "messages"),
             (Submit(seq(api, 5), PromptKind.CHAT, SAMPLING, messages=b"[{}]"), "invalid", "role", "messages"),
         ]
+        for n in (0, 10**12):
+            api.send(text(seq(api, 9), n=n))
+        await api.until(lambda: [answer.param for answer in api.of(Refused)] == ["n", "n"])
+        api.seen.clear()
         for submit, *_ in refused:
             api.send(submit)
         await api.until(lambda: len(api.of(Refused)) == len(refused))
