@@ -2,6 +2,7 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv.
 
 PYTHON ?= python3
+FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 NAME ?= http
 BIN := .venv/bin
@@ -16,7 +17,7 @@ help: ## this list
 setup: $(STAMP) ## make or renew .venv
 
 $(STAMP): pyproject.toml constraints.txt valence/bootstrap.py
-	@for python in $(PYTHON) python3.13 python3.12 python3.11; do \
+	@for python in $(PYTHON) $(FALLBACKS); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    $$python -I valence/bootstrap.py && touch $@ && exit 0 || exit 1; \
 	  fi; \

@@ -67,7 +67,7 @@ def render(config: Config, run_dir: Path, replicas: Mapping[str, int]) -> str:
 
 
 def _daemon(run_dir: Path) -> str:
-    run = _escaped(str(run_dir))
+    run = str(run_dir)
     return f"""\
 [supervisord]
 nodaemon = true
@@ -111,7 +111,7 @@ stopsignal = TERM
 stopwaitsecs = {stop_wait_s}
 killasgroup = true
 redirect_stderr = true
-stdout_logfile = {_escaped(str(log_file))}
+stdout_logfile = {log_file}
 stdout_logfile_maxbytes = 20MB
 stdout_logfile_backups = 2
 """

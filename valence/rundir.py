@@ -6,6 +6,7 @@ It is removed at the end of a run; what a killed run left is removed by the next
 
 import fcntl
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,8 @@ class Claim(NamedTuple):
 
 def claim(path: Path) -> Claim:
     """Makes the directory ours and empty. Raises ConfigError if a run is alive in it."""
+    if re.search("[%;#]", str(path)):
+        raise ConfigError(f"the run directory {path} may hold no %, ; or #, which the supervisor reads as its own")
     while True:
         make_run_dir(path)
         fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -4,6 +4,7 @@ Owns the run directory and the supervisor process from claim to release. Nothing
 signal it ends the supervisor, which drains the services from the edge inwards; killed, the kernel ends the supervisor.
 """
 
+import contextlib
 import errno
 import http.client
 import os
@@ -12,7 +13,6 @@ import signal
 import socket
 import subprocess
 import time
-import xmlrpc.client
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -30,11 +30,12 @@ from common.protocol import ModelFacts
 from valence import display, programs, rundir, supervisor
 from valence.programs import Program
 from valence.status import StatusClient, is_ready
-from valence.supervisor import Event, EventLog, Supervisor, SupervisorGone
+from valence.supervisor import Event, EventLog, Supervisor
 
 START_TRIES = 3  # a service that ended so often before it was ready will not get ready
 LOOK_S = 0.25  # how often a running system is looked at
 LOG_LINES = 25
+KILLED_S = 10.0  # a killed process may still have to give back much memory
 
 
 class Failure(Exception):
@@ -146,6 +147,7 @@ class Session:
 
     def bring_up(self, expected: int) -> ModelFacts | None:
         """Shows the start until all is ready; None if a signal came first. Raises Failure."""
+        self._wake_until_spawned()
         ended: Counter[Program] = Counter()
         with StatusClient(self._config) as client, display.StartDisplay(self._console) as bars:
             while not self._interrupts.count:
@@ -162,6 +164,12 @@ class Session:
                         return status.model
                 self._interrupts.wait(0.03)
         return None
+
+    def _wake_until_spawned(self) -> None:
+        """The supervisor starts nothing before its first wait of a second is over, or somebody calls."""
+        while not self._interrupts.count and not self._news():
+            self._supervisor.wake()
+            self._interrupts.wait(0.02)
 
     def _give_up_on(self, event: Event, tries: int) -> None:
         log = self._log_of(event.program)
@@ -205,15 +213,8 @@ class Session:
             raise Failure(f"the supervisor ended with status {self._daemon.returncode}", log)
         events = list(self._events.new())
         if any(event.kind == "exited" for event in events):
-            self._wake()
+            self._supervisor.wake()
         return events
-
-    def _wake(self) -> None:
-        """Makes the supervisor look at its processes now instead of within a second."""
-        try:
-            self._supervisor.call("getState")
-        except (SupervisorGone, xmlrpc.client.Fault):
-            return  # it is ending, and will be noticed by its exit
 
     def _hold(self, event: Event) -> None:
         """A service that refuses its settings is not tried again until somebody restarts it."""
@@ -244,7 +245,7 @@ class Session:
             self._console.print("stopping (once more to stop without finishing open requests)")
             self._daemon.terminate()
         while self._daemon.poll() is None:
-            self._wake()
+            self._supervisor.wake()
             self._interrupts.wait(0.05)
             if self._interrupts.count > max(asked, 1):
                 break
@@ -256,10 +257,8 @@ class Session:
 def kill_rest(run_dir: Path) -> None:
     """Kills whatever still runs for this run directory."""
     config_file = str(run_dir / "config.toml")
-    for process in psutil.process_iter(["cmdline"]):
-        if config_file in (process.info["cmdline"] or []):
-            try:
-                process.kill()
-                process.wait(timeout=10)
-            except psutil.NoSuchProcess:
-                continue  # it was faster
+    rest = [p for p in psutil.process_iter(["cmdline"]) if config_file in (p.info["cmdline"] or [])]
+    for process in rest:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(rest, timeout=KILLED_S)

@@ -62,7 +62,9 @@ class _Transport(xmlrpc.client.Transport):
         self._path = path
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        return _Connection(self._path)
+        connection = _Connection(self._path)
+        self._connection = host, connection  # where Transport looks for what it has to close
+        return connection
 
 
 class Supervisor:
@@ -89,6 +91,13 @@ class Supervisor:
         except OSError:
             return False
         return True
+
+    def wake(self) -> None:
+        """Makes it look at its processes now instead of within a second. Fine if it is ending or gone."""
+        try:
+            self.call("getState")
+        except (SupervisorGone, xmlrpc.client.Fault):
+            return
 
     def processes(self) -> list[ProcessView]:
         """All service processes, in the order of the list of programs."""

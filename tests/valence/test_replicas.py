@@ -1,0 +1,91 @@
+import json
+from typing import Any
+
+import pytest
+
+from common.protocol import Load, Member, Peer, Status
+from tests.valence.running import Server, serving, still_running
+from valence.programs import Program
+from valence.replicas import Impossible, ready_as, select
+from valence.supervisor import ProcessView
+
+
+def processes(server: Server) -> dict[str, dict[str, Any]]:
+    answer = server.command("status", "--json")
+    assert answer.returncode == 0, answer.stderr
+    return {f"{row['service']}-{row['instance']}": row for row in json.loads(answer.stdout)["processes"]}
+
+
+def test_restart_replaces_each_process_and_waits_for_it(server: Server) -> None:
+    before = processes(server)
+    answer = server.command("restart", "all")
+    assert answer.returncode == 0, answer.stderr
+    order = [line.split()[0] for line in answer.stdout.splitlines() if line.strip()]
+    assert order == ["api-0", "tokenizer-0", "scheduler-0", "worker-0"]
+    after = processes(server)
+    assert after.keys() == before.keys()
+    assert all(after[name]["pid"] != before[name]["pid"] for name in before)
+    assert after["worker-0"]["state"] == "ready"
+
+
+def test_scale_up_and_down_one_by_one(server: Server) -> None:
+    answer = server.command("scale", "tokenizer", "3")
+    assert answer.returncode == 0, answer.stderr
+    grown = processes(server)
+    assert [grown[f"tokenizer-{i}"]["state"] for i in range(3)] == ["ready"] * 3
+    kept_pid = grown["tokenizer-0"]["pid"]
+    one = server.command("restart", "tokenizer", "--instance", "2")
+    assert one.stdout.split()[:2] == ["tokenizer-2", "ready"]
+    answer = server.command("scale", "tokenizer", "1")
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line.strip()] == ["tokenizer-2", "tokenizer-1"]
+    shrunk = processes(server)
+    assert sorted(shrunk) == ["api-0", "scheduler-0", "tokenizer-0", "worker-0"]
+    assert shrunk["tokenizer-0"]["pid"] == kept_pid
+    assert len(still_running(server.run_dir)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("scale", "worker", "2"), "worker cannot be scaled yet"),
+        (("scale", "api", "0"), "1 to 64 replicas"),
+        (("restart", "gpu"), "no service 'gpu'; there are worker, scheduler, tokenizer, api, and all"),
+        (("restart", "api", "--instance", "7"), "no api with instance 7"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(server: Server, arguments: tuple[str, ...], reason: str) -> None:
+    answer = server.command(*arguments)
+    assert answer.returncode == 1
+    assert reason in answer.stderr
+
+
+def test_stop_ends_the_run() -> None:
+    with serving() as server:
+        server.read_until("curl")
+        answer = server.command("stop")
+        assert answer.returncode == 0, answer.stderr
+        assert server.finish() == 0
+        assert not server.run_dir.exists()
+        assert "no server is running" in server.command("stop").stderr
+
+
+def view(name: str) -> ProcessView:
+    return ProcessView(Program.parse(name), 1, "running", 0.0, 0)
+
+
+def test_select_goes_from_the_edge_inwards() -> None:
+    views = [view(name) for name in ("api-0", "api-1", "scheduler-0", "tokenizer-0", "worker-0")]
+    names = [program.name for program in select(views, "all", None)]
+    assert names == ["api-0", "api-1", "tokenizer-0", "scheduler-0", "worker-0"]
+    assert select(views, "api", 1) == [Program("api", 1)]
+    with pytest.raises(Impossible):
+        select(views, "api", 2)
+
+
+def test_ready_means_this_very_process() -> None:
+    peer = Peer("api", 0, 5, "ipc://x", pid=40)
+    status = Status([Member(peer, "ready")], Load(), None)
+    assert ready_as(status, Program("api", 0), 40)
+    assert not ready_as(status, Program("api", 0), 41)
+    assert not ready_as(status, Program("api", 1), 40)
+    assert not ready_as(Status([Member(peer, "starting")], Load(), None), Program("api", 0), 40)

@@ -1,0 +1,88 @@
+import json
+import os
+import signal
+
+from common.protocol import Load, Member, ModelFacts, Peer, Progress, Status
+from tests.valence.running import Server
+from valence.programs import Program
+from valence.status import Row, document, is_ready, join
+from valence.supervisor import ProcessView, Supervisor
+
+MODEL = ModelFacts("tiny", "Llama", 100, 64, (2,), 16, 8)
+
+
+def member(service: str, pid: int, state: str = "ready") -> Member:
+    return Member(Peer(service, 0, pid * 7, "ipc://x", pid, 1000.12345), state, stage=Progress("weights", 1, 2))
+
+
+def view(service: str, pid: int, state: str = "running") -> ProcessView:
+    return ProcessView(Program(service, 0), pid, state, 900.0, 0)
+
+
+def test_rows_join_both_views() -> None:
+    status = Status([member("api", 10), member("worker", 11), member("scheduler", 12)], Load(), MODEL)
+    views = [view("api", 10), view("scheduler", 12), view("tokenizer", 13), view("worker", 0, "backoff")]
+    assert join(views, status) == [
+        Row("api", 0, 10, "ready", 1000.123),
+        Row("scheduler", 0, 12, "ready", 1000.123),
+        Row("tokenizer", 0, 13, "starting", 900.0),  # up, not a member yet
+        Row("worker", 0, None, "backoff", 900.0),  # dead, though the scheduler has not noticed
+    ]
+
+
+def test_a_successor_is_not_taken_for_the_member_before_it() -> None:
+    status = Status([member("api", 10)], Load(), MODEL)
+    assert join([view("api", 99, "starting")], status) == [Row("api", 0, 99, "starting", 900.0)]
+
+
+def test_a_member_that_runs_elsewhere_is_shown() -> None:
+    assert join([], Status([member("worker", 5)], Load(), MODEL)) == [Row("worker", 0, 5, "ready", 1000.123)]
+
+
+def test_ready_needs_a_model_and_every_service() -> None:
+    members = [member(name, pid) for pid, name in enumerate(("api", "tokenizer", "scheduler", "worker"), 1)]
+    assert is_ready(Status(members, Load(), MODEL))
+    assert not is_ready(Status(members, Load(), None))
+    assert not is_ready(Status(members[1:], Load(), MODEL))
+    assert not is_ready(Status([*members[1:], member("api", 1, "draining")], Load(), MODEL))
+    assert not is_ready(None)
+
+
+def test_the_document_without_a_scheduler() -> None:
+    found = document([view("scheduler", 0, "backoff")], None)
+    assert found == {
+        "model": None,
+        "ready": False,
+        "processes": [{"service": "scheduler", "instance": 0, "pid": None, "state": "backoff", "since": 900.0}],
+        "requests": {"running": 0, "waiting": 0},
+        "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},
+    }
+
+
+def test_status_of_a_running_server(server: Server) -> None:
+    found = json.loads(server.command("status", "--json").stdout)
+    assert found["model"] == "SmolLM2-135M-Instruct"
+    assert found["ready"] is True
+    assert [(row["service"], row["instance"], row["state"]) for row in found["processes"]] == [
+        ("api", 0, "ready"),
+        ("scheduler", 0, "ready"),
+        ("tokenizer", 0, "ready"),
+        ("worker", 0, "ready"),
+    ]
+    assert found["kv"] == {"blocks_total": 64, "blocks_free": 64, "blocks_cached": 0}
+    table = server.command("status").stdout
+    assert "SmolLM2-135M-Instruct: ready" in table
+    assert "scheduler" in table
+
+
+def test_status_while_the_scheduler_does_not_answer(server: Server) -> None:
+    pid = next(v.pid for v in Supervisor(server.run_dir).processes() if v.program.service == "scheduler")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        answer = server.command("status", "--json")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert answer.returncode == 0
+    found = json.loads(answer.stdout)
+    assert (found["model"], found["ready"]) == (None, False)
+    assert len(found["processes"]) == 4
