@@ -1,0 +1,115 @@
+"""The ASGI application: routes from the endpoints' lists, errors as JSON, request ids and HTTP figures at the edge."""
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.errors import Reject
+from common.log import RequestLogger
+from services.api import errors
+from services.api.gateway import Gateway
+from services.api.route import Endpoint, TooLarge, discover, request_id
+
+log = logging.getLogger("api")
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
+
+
+class Edge:
+    """Around everything: gives each request an id and its answer the header, counts answers and their time."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, paths: list[str]) -> None:
+        self._app = app
+        self._figures = gateway.figures
+        self._plain = {path for path in paths if "{" not in path}
+        self._prefixes = [(path.split("{")[0], path) for path in paths if "{" in path]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started_s = time.monotonic()
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
+        scope["state"] = {"request_id": identity.decode(), "arrived_s": started_s}
+        status = 499  # the client has gone before an answer
+
+        async def send_identified(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", identity)]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_identified)
+        finally:
+            seconds = time.monotonic() - started_s
+            route, method = self._route(scope["path"]), scope["method"]
+            self._figures.answered(route, method if method in METHODS else "other", status, seconds)
+            if log.isEnabledFor(logging.DEBUG) or status >= 500:
+                level = logging.WARNING if status >= 500 else logging.DEBUG
+                request_log = RequestLogger(log, identity.decode())
+                request_log.log(level, "%s %s %d in %.0f ms", method, route, status, seconds * 1000)
+
+    def _route(self, path: str) -> str:
+        """The label of a path; unknown ones share one, so that clients cannot make labels."""
+        if path in self._plain:
+            return path
+        return next((label for prefix, label in self._prefixes if path.startswith(prefix)), "other")
+
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+def build(gateway: Gateway) -> Edge:
+    """The whole application."""
+    endpoints = discover()
+    retry_after_s = gateway.config.api.retry_after_s
+
+    def refuse(status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
+        headers |= errors.headers_of(status, retry_after_s)
+        if gateway.draining:
+            headers["connection"] = "close"
+        return Response(errors.encode(problem), status, headers, "application/json")
+
+    async def on_reject(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Reject)
+        status, problem = errors.of_reject(error)
+        RequestLogger(log, request_id(request)).info("refused with %d: %.300s", status, error.message)
+        return refuse(status, problem, {})
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = error.detail
+        if error.status_code == 404:
+            message = f"there is nothing at {request.url.path!r:.200}"
+        elif error.status_code == 405:
+            message = f"{request.method} is not allowed at {request.url.path}"
+        elif error.status_code == 413:
+            return TooLarge(errors.encode(errors.problem(413, message)), gateway.config.api.max_body_bytes)
+        return refuse(error.status_code, errors.problem(error.status_code, message), dict(error.headers or {}))
+
+    async def on_fault(request: Request, error: Exception) -> Response:
+        return refuse(500, errors.problem(500, "internal error; the log of the server has more"), {})
+
+    app = Starlette(
+        routes=[Route(each.path, _handler(gateway, each), methods=[each.method]) for each in endpoints],
+        exception_handlers={Reject: on_reject, HTTPException: on_http, Exception: on_fault},
+    )
+    app.router.redirect_slashes = False
+    return Edge(app, gateway, [each.path for each in endpoints])
+
+
+def _handler(gateway: Gateway, endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
+    async def handle(request: Request) -> ASGIApp:
+        return await endpoint.handle(gateway, request)
+
+    return handle

@@ -1,0 +1,1 @@
+"""One module per group of endpoints, found by scanning this folder; each lists its ENDPOINTS."""

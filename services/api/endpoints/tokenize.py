@@ -1,0 +1,99 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from common.columns import pack_i32, unpack_i32
+from common.protocol import Detokenize, Detokenized, ModelFacts, PromptKind, Tokenize, Tokenized
+from services.api.errors import invalid
+from services.api.gateway import Gateway
+from services.api.route import Endpoint, json, read_body
+from services.api.schema.chat import Message, messages_json
+from services.api.schema.generation import ABSENT, EMPTY_LIST, OFF, TokenId, check_ids, check_model
+from services.api.schema.parse import Body, one_of
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: Annotated[list[TokenId], Meta(max_length=10_000_000)]
+    model: str | None = None
+
+
+class DetokenizeReply(msgspec.Struct, frozen=True):
+    prompt: str
+
+
+UNSUPPORTED = {
+    "continue_final_message": OFF,
+    "chat_template": ABSENT,
+    "chat_template_kwargs": one_of({}),
+    "tools": EMPTY_LIST,
+}
+TOKENIZE = Body(TokenizeRequest, UNSUPPORTED)
+DETOKENIZE = Body(DetokenizeRequest)
+
+
+def question(asked: TokenizeRequest, facts: ModelFacts) -> Tokenize:
+    """Raises Reject."""
+    check_model(asked.model, facts)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("give either prompt or messages", "prompt")
+    if asked.messages is None:
+        special = asked.add_special_tokens is not False
+        return Tokenize(0, PromptKind.TEXT, text=asked.prompt or "", add_special_tokens=special)
+    return Tokenize(
+        0,
+        PromptKind.CHAT,
+        messages=messages_json(asked.messages),
+        add_special_tokens=bool(asked.add_special_tokens),
+        add_generation_prompt=asked.add_generation_prompt is not False,
+    )
+
+
+async def tokenize(gateway: Gateway, request: Request) -> Response:
+    body = await read_body(request, gateway.config.api.max_body_bytes)
+    facts = gateway.facts()
+    asked = TOKENIZE.parse(body)
+    reply = await gateway.ask(question(asked, facts))
+    assert isinstance(reply, Tokenized)
+    tokens = unpack_i32(reply.tokens).tolist()
+    strings = reply.token_strings if asked.return_token_strs else None
+    return json(TokenizeReply(len(tokens), facts.max_model_len, tokens, strings))
+
+
+async def detokenize(gateway: Gateway, request: Request) -> Response:
+    body = await read_body(request, gateway.config.api.max_body_bytes)
+    facts = gateway.facts()
+    asked = DETOKENIZE.parse(body)
+    check_model(asked.model, facts)
+    check_ids(asked.tokens, facts, "tokens")
+    reply = await gateway.ask(Detokenize(0, pack_i32(asked.tokens)))
+    assert isinstance(reply, Detokenized)
+    return json(DetokenizeReply(reply.text))
+
+
+ENDPOINTS = [
+    Endpoint("POST", "/tokenize", tokenize, "Text or messages to token ids", body=TOKENIZE, reply=TokenizeReply),
+    Endpoint("POST", "/detokenize", detokenize, "Token ids to text", body=DETOKENIZE, reply=DetokenizeReply),
+]

@@ -1,0 +1,78 @@
+"""Refusals as HTTP: one status per reason, and OpenAI's error body for every answer that is not 2xx. Pure."""
+
+from typing import Any
+
+import msgspec
+
+from common.errors import Reject, RejectReason
+
+STATUS = {
+    RejectReason.INVALID: 400,
+    RejectReason.TOO_LONG: 400,
+    RejectReason.NOT_FOUND: 404,
+    RejectReason.OVERLOADED: 429,
+    RejectReason.UNAVAILABLE: 503,
+    RejectReason.INTERNAL: 500,
+}
+CODES = {
+    RejectReason.INVALID: "invalid_value",
+    RejectReason.TOO_LONG: "context_length_exceeded",
+    RejectReason.NOT_FOUND: "not_found",
+    RejectReason.OVERLOADED: "rate_limit_exceeded",
+    RejectReason.UNAVAILABLE: "service_unavailable",
+    RejectReason.INTERNAL: "internal_error",
+}
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """OpenAI's error object. `param` names the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: Problem
+
+
+def problem(status: int, message: str, param: str | None = None, code: str | None = None) -> Problem:
+    """The error object of an HTTP status."""
+    kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    return Problem(message, kind, param, code or HTTP_CODES.get(status))
+
+
+def of_reject(reject: Reject) -> tuple[int, Problem]:
+    """HTTP status and error object of a refusal."""
+    code = "model_not_found" if reject.reason is RejectReason.NOT_FOUND and reject.param == "model" else None
+    status = STATUS[reject.reason]
+    return status, problem(status, reject.message, reject.param, code or CODES[reject.reason])
+
+
+def reason_of(name: str) -> RejectReason:
+    """The reason that another service named; one this version does not know counts as our fault."""
+    try:
+        return RejectReason(name)
+    except ValueError:
+        return RejectReason.INTERNAL
+
+
+def encode(error: Problem) -> bytes:
+    return msgspec.json.encode(ErrorBody(error))
+
+
+def headers_of(status: int, retry_after_s: int) -> dict[str, str]:
+    """Overload and absence pass: clients are told when to come back."""
+    return {"retry-after": str(retry_after_s)} if status in (429, 503) else {}
+
+
+def invalid(message: str, param: str | None = None) -> Reject:
+    return Reject(RejectReason.INVALID, message, param)
+
+
+def as_json(error: Problem) -> dict[str, Any]:
+    """The error object for embedding in another JSON object."""
+    return msgspec.structs.asdict(error)

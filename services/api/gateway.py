@@ -1,0 +1,154 @@
+"""What the endpoints see of the system: the model's facts, readiness, and the way to the tokenizers.
+
+Owns the hub, the figures and this process's membership; one per process. Messages come in by callback and are handed
+to the hub batch by batch, so that consumers are told once for everything that waited.
+"""
+
+import asyncio
+import logging
+import time
+from typing import NamedTuple
+
+from common.errors import Reject, RejectReason
+from common.lifecycle import Node, Process
+from common.membership import Change
+from common.protocol import (
+    Detokenize,
+    Detokenized,
+    ModelFacts,
+    Peer,
+    Refused,
+    Submit,
+    TextBatch,
+    ToApi,
+    Tokenize,
+    Tokenized,
+)
+from services.api.figures import Figures
+from services.api.hub import Hub, Request
+
+log = logging.getLogger("api")
+KEEP_ALIVE_S = 15.0  # a stream that was silent for so long gets a comment
+
+
+class Missing(NamedTuple):
+    """A service that is needed and not there."""
+
+    service: str
+    reason: str
+
+
+class Gateway:
+    def __init__(self, process: Process) -> None:
+        self.config = process.config
+        self.since_s = process.since_s
+        self.instance = process.instance
+        self.draining = False
+        self.figures = Figures()
+        self.node: Node[ToApi] = Node(process, ToApi, self._receive, self._on_change, self._metrics)
+        limit = self.config.api.max_open_requests
+        self.hub = Hub(process.instance, process.incarnation, limit, self.node.send, self.figures)
+
+    @property
+    def max_choices(self) -> int:
+        """Choices of one request; more than can ever be open is the client's mistake, not overload."""
+        return min(self.config.api.max_choices, self.config.api.max_open_requests)
+
+    def missing(self) -> list[Missing]:
+        """What keeps this process from serving; empty when it is ready."""
+        view, absent = self.node.view, []
+        if self.draining:
+            absent.append(Missing("api", "this process is shutting down"))
+        if time.monotonic() - view.heard_s > self.config.links.dead_after_s:
+            absent.append(Missing("scheduler", "the scheduler is not heard"))
+        if view.model is None:
+            absent.append(Missing("worker", f"no worker is ready{self._stage('worker')}"))
+        if not self.tokenizers():
+            absent.append(Missing("tokenizer", f"no tokenizer is ready{self._stage('tokenizer')}"))
+        return absent
+
+    def facts(self) -> ModelFacts:
+        """The model, once everything needed to serve it is there. Raises Reject (UNAVAILABLE) before."""
+        if absent := self.missing():
+            raise Reject(RejectReason.UNAVAILABLE, "; ".join(each.reason for each in absent))
+        assert self.node.view.model is not None
+        return self.node.view.model
+
+    def tokenizers(self) -> list[Peer]:
+        return self.node.view.ready("tokenizer")
+
+    def siblings(self) -> list[Peer]:
+        """Other API processes that take requests."""
+        own = self.node.process.incarnation
+        return [peer for peer in self.node.view.ready("api") if peer.incarnation != own]
+
+    def open(self, submits: list[Submit], arrived_s: float, limit: int) -> Request:
+        return self.hub.open(submits, self.tokenizers(), arrived_s, limit)
+
+    async def ask(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
+        """One question to a tokenizer. Raises Reject."""
+        answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
+
+        def reply(result: Tokenized | Detokenized | Reject) -> None:
+            if answer.done():
+                return  # the client has gone
+            if isinstance(result, Reject):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        self.hub.call(message, self.tokenizers(), reply)
+        return await answer
+
+    def keep_alive(self, now_s: float) -> None:
+        """Comments for streams that were silent for long; called every few seconds."""
+        for request in self.hub.requests():
+            newest_s = max(request.heard_s, *(choice.last_s for choice in request.choices))
+            if now_s - newest_s >= KEEP_ALIVE_S and request.consumer is not None:
+                request.heard_s = now_s
+                request.consumer.keep_alive()
+
+    def end_all(self, message: str) -> None:
+        """Ends every open request with an error."""
+        for request in self.hub.requests():
+            self.hub.fail(request, Reject(RejectReason.UNAVAILABLE, message))
+        self.hub.flush()
+
+    def _receive(self, batch: list[tuple[int, ToApi]]) -> None:
+        now_s, hub = time.monotonic(), self.hub
+        for _, message in batch:
+            if isinstance(message, TextBatch):
+                hub.feed(message, now_s)
+            elif isinstance(message, Refused):
+                hub.refuse(message)
+            elif isinstance(message, Tokenized | Detokenized):
+                hub.answer(message)
+        hub.flush()
+        self.node.progress += len(batch)
+
+    def _on_change(self, change: Change) -> None:
+        for peer in change.left:
+            if peer.service == "tokenizer":
+                log.warning("tokenizer-%d has gone", peer.instance)
+                self.hub.lose(peer.incarnation)
+        self.hub.flush()
+
+    def _metrics(self) -> dict[str, float]:
+        figures = self.figures
+        return {
+            "open_requests": len(self.hub.choices),
+            "requests": figures.requests,
+            "refused": figures.refused,
+            "prompt_tokens": figures.prompt_tokens,
+            "cached_tokens": figures.cached_tokens,
+            "output_tokens": figures.output_tokens,
+            "unknown_results": figures.unknown_results,
+        }
+
+    def _stage(self, service: str) -> str:
+        """Start-up progress of a service, for people who wait."""
+        for member in self.node.view.members.values():
+            if member.peer.service == service and member.stage is not None:
+                stage = member.stage
+                return f" ({stage.stage} {stage.done}/{stage.total})" if stage.total else f" ({stage.stage})"
+        return ""

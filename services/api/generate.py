@@ -1,0 +1,80 @@
+"""One generation from its Submits to the HTTP answer, streaming or whole; the two endpoints differ in their formats."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp
+
+from common.errors import Reject
+from common.protocol import Submit
+from services.api import route
+from services.api.gateway import Gateway
+from services.api.hub import Hub, Request
+from services.api.schema.generation import GenerationRequest, wants_usage
+from services.api.server import Wire, wire_of
+from services.api.sse import Chunks, EventStream
+
+# identity, creation time, model, finished request -> reply body
+Reply = Callable[[str, int, str, Request], msgspec.Struct]
+
+
+class Collector:
+    """The reader of a request that is answered as a whole: waits for all terminals, or for the client to leave."""
+
+    def __init__(self, request: Request, hub: Hub, wire: Wire) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request, self._hub, self._wire = request, hub, wire
+        request.consumer = self
+        wire.watch(self.lost)
+
+    def update(self) -> None:
+        if not self._request.open and not self.done.done():
+            self.done.set_result(None)
+
+    def keep_alive(self) -> None:
+        """Nothing can be sent before the status is known."""
+
+    def lost(self) -> None:
+        self._hub.cancel(self._request)
+        self.update()
+
+    def close(self) -> None:
+        self._wire.on_lost = None
+        self._hub.cancel(self._request)
+
+
+async def generate(
+    gateway: Gateway, http: HttpRequest, asked: GenerationRequest, submits: list[Submit], kind: str, reply: Reply
+) -> ASGIApp:
+    """Opens the request, waits for the first news (stream) or the last (whole). Raises Reject while nothing is sent."""
+    model = gateway.facts().name
+    identity = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{route.request_id(http)}"
+    limit = gateway.config.api.max_buffered_events if asked.stream else 0
+    request = gateway.open(submits, http.scope["state"]["arrived_s"], limit)
+    wire, created = wire_of(http.scope), int(time.time())
+    if not asked.stream:
+        collector = Collector(request, gateway.hub, wire)
+        try:
+            await collector.done
+        finally:
+            collector.close()
+        raise_failure(request)
+        return route.json(reply(identity, created, model, request))
+    chunks = Chunks(kind, identity, created, model, wants_usage(asked))
+    stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked))
+    try:
+        await stream.opened
+        if not any(choice.received for choice in request.choices):
+            raise_failure(request)
+    except (Reject, asyncio.CancelledError):
+        stream.close()
+        raise
+    return stream
+
+
+def raise_failure(request: Request) -> None:
+    if request.failure is not None:
+        raise request.failure

@@ -1,0 +1,89 @@
+"""The listening socket, shared by the API replicas of one system and by nobody else.
+
+Replicas bind the same port with SO_REUSEPORT; the kernel spreads connections over them. That option would also let
+us share with a stranger that uses it, so the first replica probes the port without it. A file lock in the run
+directory tells whether a sibling listens; the kernel drops it with the process.
+"""
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from common.errors import ConfigError
+
+BACKLOG = 2048
+
+
+class Listener:
+    """`sock` listens at `host`:`port`. The lock is held until `close`."""
+
+    def __init__(self, sock: socket.socket, lock: int) -> None:
+        self.sock = sock
+        self._lock = lock
+        self.host, self.port = sock.getsockname()[:2]
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        self.sock.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def listen(host: str, port: int, run_dir: Path) -> Listener:
+    """Binds and listens. Port 0 takes any free port, for this replica alone.
+
+    Raises ConfigError if the address cannot be had, or another program has the port.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"api.host {host}: {error.strerror}") from error
+    if port == 0:
+        return _listening(_bind(family, address, shared=False), -1)
+    mutex = os.open(run_dir / f"api-{port}.starting", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = os.open(run_dir / f"api-{port}.listening", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(mutex, fcntl.LOCK_EX)  # one replica at a time probes, as probes see each other
+        if _alone(lock):
+            _bind(family, address, shared=False).close()  # binds only: a listening stranger refuses it
+        sock = _bind(family, address, shared=True)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    except ConfigError:
+        os.close(lock)
+        raise
+    finally:
+        os.close(mutex)
+    return _listening(sock, lock)
+
+
+def _listening(sock: socket.socket, lock: int) -> Listener:
+    sock.listen(BACKLOG)
+    return Listener(sock, lock)
+
+
+def _alone(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _bind(family: int, address: object, shared: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
+    sock.setblocking(False)
+    try:
+        sock.bind(address)  # type: ignore[arg-type]
+    except OSError as error:
+        sock.close()
+        where = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another api.port") from error
+    return sock

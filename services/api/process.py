@@ -1,0 +1,71 @@
+"""The API process: joins the system, serves HTTP on its own loop, and drains when told to stop.
+
+While it drains it refuses new work and lets open streams finish. With a ready sibling it stops listening at once, so
+that the kernel gives new connections to the sibling; alone it keeps listening, so that clients get an answer.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+
+from common.errors import ConfigError
+from common.lifecycle import EXIT_CONFIG, Process
+from services.api.app import build
+from services.api.gateway import Gateway
+from services.api.listener import Listener, listen
+from services.api.server import Server
+
+log = logging.getLogger("api")
+SWEEP_S = 5.0
+
+
+async def serve(process: Process) -> None:
+    """Runs until `process.stopping` and everything open has ended."""
+    api = process.config.api
+    try:
+        listener = listen(api.host, api.port, process.config.run_dir)
+    except ConfigError as error:
+        log.critical("%s", error)
+        sys.exit(EXIT_CONFIG)
+    gateway = Gateway(process)
+    server = Server(build(gateway))
+    serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
+    background = [asyncio.create_task(gateway.node.run()), asyncio.create_task(_sweep(gateway))]
+    stopping = asyncio.create_task(process.stopping.wait())
+    await asyncio.sleep(0)
+    gateway.node.state = "ready"
+    log.info("listening at %s", listener.url)
+    try:
+        done, _ = await asyncio.wait([stopping, serving, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopping}:
+            task.result()
+            raise RuntimeError("a part of the API process ended by itself")
+        await drain(gateway, server, listener)
+        await serving
+    finally:
+        for task in (stopping, *background):
+            task.cancel()
+        gateway.node.leave()
+        listener.close()
+
+
+async def drain(gateway: Gateway, server: Server, listener: Listener) -> None:
+    """Takes no new work, waits up to `links.drain_s` for what is open, ends the rest, then closes the connections."""
+    gateway.draining = True
+    gateway.node.state = "draining"
+    gateway.node.beat()
+    if gateway.siblings():
+        server.stop_listening()
+    log.info("draining, %d choices are open", len(gateway.hub.choices))
+    deadline_s = time.monotonic() + gateway.config.links.drain_s
+    while (gateway.hub.choices or gateway.hub.calls) and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.02)
+    gateway.end_all("the server is shutting down")
+    server.should_exit = True
+
+
+async def _sweep(gateway: Gateway) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        gateway.keep_alive(time.monotonic())

@@ -1,0 +1,81 @@
+"""What an endpoint is, and how its handler reads a body and answers.
+
+Every module in `endpoints/` lists its `ENDPOINTS`; routes and the OpenAPI document are made from these lists.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.api import endpoints, errors
+from services.api.gateway import Gateway
+from services.api.schema.parse import Body
+
+
+class Endpoint(NamedTuple):
+    method: str
+    path: str
+    handle: Callable[[Gateway, Request], Awaitable[ASGIApp]]
+    summary: str
+    body: Body[Any] | None = None
+    reply: type[msgspec.Struct] | None = None
+
+
+def discover() -> list[Endpoint]:
+    """The endpoints of all modules, in the modules' order by name."""
+    found: list[Endpoint] = []
+    for module in pkgutil.iter_modules(endpoints.__path__, endpoints.__name__ + "."):
+        found += importlib.import_module(module.name).ENDPOINTS
+    return found
+
+
+def json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def request_id(request: Request) -> str:
+    identity: str = request.scope["state"]["request_id"]
+    return identity
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises HTTPException 413 as soon as it is known to exceed `limit` bytes."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise HTTPException(413, f"the body of {announced} bytes exceeds the limit of {limit}")
+    body = bytearray()
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise errors.invalid("the client has gone")
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > limit:
+            raise HTTPException(413, f"the body exceeds the limit of {limit} bytes")
+    return bytes(body)
+
+
+class TooLarge(Response):
+    """A 413 that reaches clients which only read after writing: discards some of the rest before closing."""
+
+    def __init__(self, body: bytes, discard: int) -> None:
+        super().__init__(body, 413, {"connection": "close"}, "application/json")
+        self._discard = discard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        left, more = self._discard, True
+        while more and left > 0:
+            message = await receive()
+            more = message.get("more_body", False)
+            left -= len(message.get("body", b""))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

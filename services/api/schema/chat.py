@@ -1,0 +1,146 @@
+"""The body of /v1/chat/completions, and its messages as the tokenizer's templates take them. Pure."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from common.protocol import ModelFacts, PromptKind, Submit
+from services.api.errors import invalid
+from services.api.schema.generation import (
+    ABSENT,
+    EMPTY_LIST,
+    OFF,
+    UNSUPPORTED,
+    GenerationRequest,
+    check_common,
+    sampling_of,
+    submit_fields,
+)
+from services.api.schema.parse import Body, anything, one_of
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    function_call: Any = None
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    messages: list[Message]
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
+    "logprobs": OFF,
+    "top_logprobs": one_of(0),
+    "tools": EMPTY_LIST,
+    "tool_choice": one_of("none", "auto"),
+    "parallel_tool_calls": anything,  # without tools there are no calls
+    "functions": EMPTY_LIST,
+    "function_call": one_of("none", "auto"),
+    "reasoning_effort": one_of("none"),
+    "include_reasoning": anything,  # no reasoning is taken apart, so there is none to leave out
+    "modalities": one_of(["text"]),
+    "audio": ABSENT,
+    "prediction": ABSENT,
+    "web_search_options": ABSENT,
+    "verbosity": one_of("medium"),
+    "chat_template": ABSENT,
+    "add_generation_prompt": one_of(True),
+    "continue_final_message": OFF,
+    "add_special_tokens": OFF,
+    "documents": EMPTY_LIST,
+    "media_io_kwargs": one_of({}),
+    "mm_processor_kwargs": one_of({}),
+}
+BODY = Body(ChatRequest, UNSUPPORTED_IN_CHAT)
+
+
+def messages_json(messages: list[Message]) -> bytes:
+    """Checked messages as JSON: content is one string, arguments of calls are objects. Raises Reject."""
+    if not messages:
+        raise invalid("messages must hold at least one message", "messages")
+    return msgspec.json.encode([_plain(message, f"messages[{i}]") for i, message in enumerate(messages)])
+
+
+def _plain(message: Message, param: str) -> dict[str, Any]:
+    if message.function_call is not None:
+        raise invalid(
+            f"{param}.function_call is not supported by this server; use tool_calls", f"{param}.function_call"
+        )
+    calls = message.tool_calls or []
+    if calls and message.role != "assistant":
+        raise invalid(f"{param}.tool_calls: only an assistant calls tools", f"{param}.tool_calls")
+    if message.content is None and not calls:
+        raise invalid(f"{param}.content is required", f"{param}.content")
+    plain: dict[str, Any] = {"role": message.role, "content": _text(message.content, f"{param}.content")}
+    if calls:
+        plain["tool_calls"] = [_call(call, f"{param}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    optional = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": message.reasoning if message.reasoning is not None else message.reasoning_content,
+    }
+    return plain | {key: value for key, value in optional.items() if value is not None}
+
+
+def _text(content: str | list[ContentPart] | None, param: str) -> str:
+    """Templates add strings: parts are joined by line ends, and no content is an empty one."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise invalid(f"{param}[{i}]: content of type {part.type!r:.64} is not supported", f"{param}[{i}].type")
+        if part.text is None:
+            raise invalid(f"{param}[{i}].text is required", f"{param}[{i}].text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _call(call: ToolCall, param: str) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            where = f"{param}.function.arguments"
+            raise invalid(f"{where} is no JSON object: {error}", where) from error
+    function = {"name": call.function.name, "arguments": arguments or {}}
+    return {"id": call.id or "", "type": call.type, "function": function}
+
+
+def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
+    """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
+    check_common(request, facts, request.n or 1, max_choices)
+    return [
+        Submit(
+            seq_id=0,
+            kind=PromptKind.CHAT,
+            sampling=sampling_of(request, facts, default_max_tokens=0),
+            messages=messages_json(request.messages),
+            template_kwargs=msgspec.json.encode(request.chat_template_kwargs or {}),
+            **submit_fields(request),
+        )
+    ]

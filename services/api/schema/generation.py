@@ -1,0 +1,169 @@
+"""Fields that chat and text completions share, their rules, and the `Sampling` and `Submit` made from them. Pure.
+
+Ranges are OpenAI's; where OpenAI has no such field, vLLM's. Null stands for "not given" everywhere.
+"""
+
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from common.errors import Reject, RejectReason
+from common.protocol import ModelFacts, Sampling
+from services.api.errors import invalid
+from services.api.schema.parse import Harmless, anything, one_of
+
+I32_MAX = 2**31 - 1
+Tokens = Annotated[int, Meta(ge=1, le=I32_MAX)]
+TokenId = Annotated[int, Meta(ge=0, le=I32_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+MAX_STOPS = 64
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # accepted; the usage comes in the last chunk only
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=I32_MAX)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    user: str | None = None  # accepted, not used
+
+
+EMPTY_LIST: Harmless = one_of([])
+OFF: Harmless = one_of(False)
+ABSENT: Harmless = one_of()
+UNSUPPORTED: dict[str, Harmless] = {
+    "prompt_logprobs": ABSENT,
+    "logprob_token_ids": EMPTY_LIST,
+    "return_tokens_as_token_ids": OFF,
+    "return_token_ids": OFF,
+    "echo": OFF,
+    "best_of": one_of(1),
+    "use_beam_search": OFF,
+    "length_penalty": one_of(1, 1.0),
+    "response_format": lambda value: value is None or value == {"type": "text"},
+    "structured_outputs": ABSENT,
+    "guided_json": ABSENT,
+    "guided_regex": ABSENT,
+    "guided_choice": ABSENT,
+    "guided_grammar": ABSENT,
+    "truncate_prompt_tokens": ABSENT,
+    "allowed_token_ids": ABSENT,
+    "bad_words": EMPTY_LIST,
+    "stop_regex": ABSENT,
+    "spaces_between_special_tokens": one_of(True),
+    "kv_transfer_params": ABSENT,
+    "repetition_detection": ABSENT,
+    "thinking_token_budget": ABSENT,
+    "logits_processors": EMPTY_LIST,
+    "vllm_xargs": one_of({}),
+    "service_tier": one_of("auto", "default"),
+    "store": OFF,
+    # Labels and hints that change nothing in the answer.
+    "metadata": anything,
+    "safety_identifier": anything,
+    "prompt_cache_key": anything,
+}
+
+
+def sampling_of(request: GenerationRequest, facts: ModelFacts, default_max_tokens: int) -> Sampling:
+    """The resolved sampling of one prompt; a seed that is not given is drawn here. Raises Reject.
+
+    `default_max_tokens` 0 leaves the limit to the tokenizer, which knows what is left of the context.
+    """
+    max_tokens = request.max_completion_tokens or request.max_tokens or default_max_tokens
+    min_tokens = request.min_tokens or 0
+    if max_tokens and min_tokens > max_tokens:
+        raise invalid(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
+    check_ids(request.stop_token_ids or [], facts, "stop_token_ids")
+    bias = request.logit_bias or {}
+    check_ids(list(bias), facts, "logit_bias")
+    seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+    return Sampling(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=given(request.temperature, 1.0),
+        top_p=given(request.top_p, 1.0),
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=given(request.repetition_penalty, 1.0),
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logit_bias=tuple(bias.items()),
+    )
+
+
+def given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def stops_of(request: GenerationRequest) -> tuple[str, ...]:
+    if isinstance(request.stop, str):
+        return (request.stop,)
+    return tuple(request.stop or ())
+
+
+def check_ids(ids: list[int], facts: ModelFacts, param: str) -> None:
+    """Raises Reject if a token id is outside the vocabulary."""
+    for token in ids:
+        if not 0 <= token < facts.vocab_size:
+            raise invalid(f"{param}: token id {token} is outside the vocabulary of {facts.vocab_size}", param)
+
+
+def check_common(request: GenerationRequest, facts: ModelFacts, choices: int, max_choices: int) -> None:
+    """Rules that span fields. `choices` counts n times prompts. Raises Reject."""
+    check_model(request.model, facts)
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options is allowed only when stream is true", "stream_options")
+    if choices > max_choices:
+        raise invalid(f"{choices} choices (n times prompts) are more than the {max_choices} allowed", "n")
+
+
+def check_model(model: str | None, facts: ModelFacts) -> None:
+    if model is not None and model != facts.name:
+        raise Reject(RejectReason.NOT_FOUND, f"the model {model!r:.200} does not exist; {facts.name} does", "model")
+
+
+def wants_usage(request: GenerationRequest) -> bool:
+    options = request.stream_options
+    return options is not None and bool(options.include_usage or options.continuous_usage_stats)
+
+
+def submit_fields(request: GenerationRequest) -> dict[str, Any]:
+    """What a Submit of this request carries whatever its prompt is."""
+    return {
+        "n": request.n or 1,
+        "stop": stops_of(request),
+        "include_stop": bool(request.include_stop_str_in_output),
+        "skip_special_tokens": request.skip_special_tokens is not False,
+        "priority": request.priority or 0,
+        "cache_salt": request.cache_salt or "",
+    }

@@ -1,0 +1,173 @@
+"""Server-sent events of a generation: constant JSON around each choice's text, and the stream that writes them.
+
+One `EventStream` per streaming request, driven by the hub on the event loop. Each `update` takes all text that has
+come and makes one write: tokens that wait together share one event. While the client's socket is full nothing is
+taken; the hub bounds what may wait.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from common.protocol import FinishReason
+from services.api import errors
+from services.api.hub import WORDS, Choice, Hub, Request
+from services.api.schema.replies import Usage, stop_reason, usage_of
+from services.api.server import Wire
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"transfer-encoding", b"chunked"),
+]
+LAST_WRITE_S = 5.0  # for a client that was cut because it does not read
+encode = msgspec.json.encode
+
+
+class Chunks:
+    """The chunks of one response: `kind` "chat" or "completion". Only text is encoded per event."""
+
+    def __init__(self, kind: str, identity: str, created: int, model: str, include_usage: bool) -> None:
+        chat = kind == "chat"
+        name = "chat.completion.chunk" if chat else "text_completion"
+        head = {"id": identity, "object": name, "created": created, "model": model, "system_fingerprint": None}
+        self._head = b"data: " + encode(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._body = (b'"delta":{"content":', b"}") if chat else (b'"text":', b"")
+        self._empty = b'"delta":{}' if chat else b'"text":""'
+        self._chat = chat
+
+    def text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the JSON text of a choice."""
+        before, after = self._body
+        return (
+            b'%b,"choices":[{"index":%d,%b' % (self._head, index, before),
+            b'%b,"logprobs":null,"finish_reason":null}]%b' % (after, self._tail),
+        )
+
+    def opening(self, index: int) -> bytes:
+        """The first chunk of a chat choice tells the role; completions have none."""
+        if not self._chat:
+            return b""
+        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        return b'%b,"choices":[{"index":%d,%b}]%b' % (self._head, index, delta, self._tail)
+
+    def end(self, choice: Choice, failure: errors.Problem | None) -> bytes:
+        """The last chunk of a choice; with a failure also the error object that OpenAI's client raises."""
+        assert choice.finished is not None
+        word = b"error" if failure else WORDS[choice.finished.reason].encode()
+        why = encode(stop_reason(choice.finished))
+        values = (self._head, choice.index, self._empty, word, why)
+        chunk = b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]' % values
+        if failure:
+            chunk += b',"error":' + encode(failure)
+        return chunk + self._tail
+
+    def usage(self, usage: Usage) -> bytes:
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage))
+
+
+class EventStream:
+    """The response of a streaming request; an ASGI application once `opened` is done."""
+
+    def __init__(self, request: Request, hub: Hub, chunks: Chunks, wire: Wire, include_usage: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()  # something has come from the tokenizer
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._request, self._hub, self._chunks, self._wire = request, hub, chunks, wire
+        self._include_usage = include_usage
+        self._frames = [chunks.text(choice.index) for choice in request.choices]
+        self._started = self._failed = self._gone = False
+        request.consumer = self
+        wire.watch(self.lost)
+
+    def update(self) -> None:
+        """Writes everything new, unless the response has not begun or the client's socket is full."""
+        if not self._started:
+            if not self.opened.done():
+                self.opened.set_result(None)
+            return
+        if self._request.failure is not None and not self._ended.done():
+            self._ended.set_result(None)  # a full socket does not hold back the end
+        if not self._wire.writable:
+            return
+        if body := self._drain():
+            self._wire.write_chunk(body)
+        if not self._request.open and not self._ended.done():
+            self._ended.set_result(None)
+
+    def lost(self) -> None:
+        """The client has gone."""
+        self._gone = True
+        self._hub.cancel(self._request)
+        for future in (self.opened, self._ended):
+            if not future.done():
+                future.set_result(None)
+
+    def keep_alive(self) -> None:
+        """A comment, so that nothing between here and the client takes a long prefill for a dead connection."""
+        if not self.opened.done():
+            self.opened.set_result(None)
+        elif self._started and self._wire.writable:
+            self._wire.write_chunk(KEEP_ALIVE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            opening = b"".join(self._chunks.opening(choice.index) for choice in self._request.choices)
+            await send({"type": "http.response.body", "body": opening + self._drain(), "more_body": True})
+            self._started = True
+            self._wire.on_writable = self.update
+            self.update()
+            await self._ended
+            if not self._gone:
+                await self._finish(send)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing more is written; what is not finished is aborted."""
+        self._wire.on_writable = self._wire.on_lost = None
+        self._hub.cancel(self._request)
+
+    async def _finish(self, send: Send) -> None:
+        """The last bytes. A client that was cut for not reading gets a few seconds to take them."""
+        last = self._drain()
+        if self._request.failure is None:
+            if self._include_usage:
+                last += self._chunks.usage(usage_of(self._request))
+            last += DONE
+        message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
+        try:
+            async with asyncio.timeout(LAST_WRITE_S if self._request.failure else None):
+                await send(message)
+        except TimeoutError:
+            self._wire.abort()
+
+    def _drain(self) -> bytes:
+        """Events for all text and ends since the last call."""
+        updated = self._request.updated
+        pieces: list[bytes] = []
+        for choice in updated:
+            if choice.parts:
+                before, after = self._frames[choice.index]
+                pieces += (before, encode(choice.take()), after)
+            if choice.finished is not None:
+                pieces.append(self._end(choice))
+        updated.clear()
+        return b"".join(pieces)
+
+    def _end(self, choice: Choice) -> bytes:
+        """One error event at most: the first says it all."""
+        assert choice.finished is not None
+        if choice.finished.reason not in (FinishReason.ERROR, FinishReason.ABORT):
+            return self._chunks.end(choice, None)
+        if self._failed or self._request.failure is None:
+            return b""
+        self._failed = True
+        return self._chunks.end(choice, errors.of_reject(self._request.failure)[1])
