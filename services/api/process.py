@@ -21,19 +21,22 @@ SWEEP_S = 5.0
 
 
 async def serve(process: Process) -> None:
-    """Runs until `process.stopping` and everything open has ended."""
+    """Runs until `process.stopping` and everything open has ended. Exits with EXIT_CONFIG if it cannot listen."""
     api = process.config.api
     try:
         listener = listen(api.host, api.port, process.config.run_dir)
     except ConfigError as error:
         log.critical("%s", error)
         sys.exit(EXIT_CONFIG)
-    gateway = Gateway(process)
+    await run(process, Gateway(process), listener)
+
+
+async def run(process: Process, gateway: Gateway, listener: Listener) -> None:
+    """The same, on a listener that is given."""
     server = Server(build(gateway))
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     background = [asyncio.create_task(gateway.node.run()), asyncio.create_task(_sweep(gateway))]
     stopping = asyncio.create_task(process.stopping.wait())
-    await asyncio.sleep(0)
     gateway.node.state = "ready"
     log.info("listening at %s", listener.url)
     try:
@@ -41,7 +44,7 @@ async def serve(process: Process) -> None:
         for task in done - {stopping}:
             task.result()
             raise RuntimeError("a part of the API process ended by itself")
-        await drain(gateway, server, listener)
+        await drain(gateway, server)
         await serving
     finally:
         for task in (stopping, *background):
@@ -50,7 +53,7 @@ async def serve(process: Process) -> None:
         listener.close()
 
 
-async def drain(gateway: Gateway, server: Server, listener: Listener) -> None:
+async def drain(gateway: Gateway, server: Server) -> None:
     """Takes no new work, waits up to `links.drain_s` for what is open, ends the rest, then closes the connections."""
     gateway.draining = True
     gateway.node.state = "draining"
