@@ -8,7 +8,6 @@ kept and compared on a hit, so that a collision cannot hand out another prompt's
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
 
@@ -17,13 +16,6 @@ TOKEN_BYTES = 4
 
 class NoSpace(Exception):
     """Fewer blocks can be had than were asked for; ask `can_allocate` first."""
-
-
-class Label(NamedTuple):
-    """What a findable block holds: `key` is parent digest + token bytes, `digest` its hash."""
-
-    digest: bytes
-    key: bytes
 
 
 def chain_root(cache_salt: str, hash_seed: int) -> bytes:
@@ -42,7 +34,9 @@ class BlockPool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._by_digest: dict[bytes, int] = {}
-        self._labels: list[Label | None] = [None] * num_blocks
+        # What a findable block holds: parent digest + token bytes, and the digest of these.
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._digests: list[bytes] = [b""] * num_blocks
 
     @property
     def free_blocks(self) -> int:
@@ -63,7 +57,7 @@ class BlockPool:
 
     def can_allocate(self, count: int, shared: Sequence[int] = ()) -> bool:
         """Whether `allocate(count)` succeeds after `share(shared)`."""
-        return count <= self.free_after_share(shared)
+        return count <= (self.free_after_share(shared) if shared else len(self._free) + len(self._idle))
 
     def free_after_share(self, shared: Sequence[int]) -> int:
         """`free_blocks` after `share(shared)`: idle blocks that get shared are no longer there to be taken."""
@@ -108,7 +102,7 @@ class BlockPool:
             assert left >= 0, f"block {block} released more often than taken"
             references[block] = left
             if left == 0:
-                if self._labels[block] is None:
+                if self._keys[block] is None:
                     self._free.append(block)
                 else:
                     self._idle[block] = None
@@ -127,10 +121,7 @@ class BlockPool:
                 chain.append(xxh3_128_digest(key, self._hash_seed))
             parent = chain[idx]
             block = self._by_digest.get(parent)
-            if block is None:
-                break
-            label = self._labels[block]
-            if label is None or label.key != key:
+            if block is None or self._keys[block] != key:
                 break
             found.append(block)
         return found
@@ -144,28 +135,26 @@ class BlockPool:
         already offers stays private. Returns the blocks that became findable.
         """
         width = self.block_tokens * TOKEN_BYTES
-        by_digest, labels, seed = self._by_digest, self._labels, self._hash_seed
-        known = len(chain)
+        by_digest, keys = self._by_digest, self._keys
         parent = chain[first - 1] if first else root
         published: list[int] = []
         for idx in range(first, last):
             key = parent + tokens[idx * width : (idx + 1) * width]
-            if idx < known:
-                parent = chain[idx]
-            else:
-                parent = xxh3_128_digest(key, seed)
-                chain.append(parent)
+            if idx == len(chain):
+                chain.append(xxh3_128_digest(key, self._hash_seed))
+            parent = chain[idx]
             block = blocks[idx]
-            if parent not in by_digest and labels[block] is None:
+            if parent not in by_digest and keys[block] is None:
                 by_digest[parent] = block
-                labels[block] = Label(parent, key)
+                keys[block] = key
+                self._digests[block] = parent
                 published.append(block)
         return published
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """These blocks' content cannot be trusted: nobody finds them any more. Users keep them."""
         for block in blocks:
-            if self._labels[block] is not None:
+            if self._keys[block] is not None:
                 self._unlabel(block)
                 if self._references[block] == 0:
                     del self._idle[block]
@@ -176,10 +165,8 @@ class BlockPool:
         self.withdraw(range(self.num_blocks))
 
     def _unlabel(self, block: int) -> None:
-        label = self._labels[block]
-        assert label is not None
-        del self._by_digest[label.digest]
-        self._labels[block] = None
+        del self._by_digest[self._digests[block]]
+        self._keys[block] = None
 
     def fragmentation(self, unused_tokens: int) -> float:
         """Reserved but unused KV tokens / reserved KV tokens; 0 with nothing reserved."""
@@ -198,10 +185,9 @@ class BlockPool:
         assert not free & idle, "a block is free and idle"
         unused = {block for block, count in enumerate(expected) if count == 0}
         assert free | idle == unused, "free and idle blocks differ from the unreferenced ones"
-        labelled = {block for block, label in enumerate(self._labels) if label is not None}
-        assert idle == labelled & unused, "idle blocks differ from the findable unreferenced ones"
-        by_digest = {label.digest: block for block, label in enumerate(self._labels) if label is not None}
-        assert by_digest == self._by_digest, "digests differ from the labels"
-        for label in self._labels:
-            if label is not None:
-                assert xxh3_128_digest(label.key, self._hash_seed) == label.digest, "a label's digest is wrong"
+        findable = {block: key for block, key in enumerate(self._keys) if key is not None}
+        assert idle == findable.keys() & unused, "idle blocks differ from the findable unreferenced ones"
+        by_digest = {self._digests[block]: block for block in findable}
+        assert by_digest == self._by_digest, "digests differ from the findable blocks"
+        for block, key in findable.items():
+            assert xxh3_128_digest(key, self._hash_seed) == self._digests[block], f"digest of block {block} is wrong"

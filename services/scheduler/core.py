@@ -149,7 +149,7 @@ class SchedulerCore:
 
     def _on_step_result(self, result: StepResult) -> None:
         state = self._state
-        if not any(flight.step == result.step for flight in state.in_flight):
+        if result.step not in [flight.step for flight in state.in_flight]:
             state.counters["unknown_results"] += 1
             return
         try:

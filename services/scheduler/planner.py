@@ -13,116 +13,123 @@ from services.scheduler import policy
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker, by_key
 
+# Blocks given to rows that step: the plan's columns `grown_slots` and `grown_blocks`, and whether rows were preempted.
+Growth = tuple[bytes, bytes, bool]
+NO_GROWTH: Growth = (b"", b"", False)
+
 
 @dataclass(slots=True, eq=False)
-class Draft:
-    """A plan under construction; columns of the rows that fill follow those of the rows that step."""
+class Fill:
+    """What rows that fill add to a plan; their columns follow those of the rows that step."""
 
-    flight: Flight
+    step: int
     budget: int
     added: list[RowStart] = field(default_factory=list)
-    grown_slots: list[int] = field(default_factory=list)
-    grown_blocks: list[int] = field(default_factory=list)
     copy_source: list[int] = field(default_factory=list)
     copy_target: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    samples: bytearray = field(default_factory=bytearray)
+    rows: list[Row] = field(default_factory=list)  # in the order of the columns
+    rows_added: list[Row] = field(default_factory=list)
 
 
 def make_plan(state: State) -> StepPlan | None:
     """The next plan, already counted as issued; None if there is nothing to compute."""
     worker = state.worker
     assert worker is not None and state.ready
-    draft = Draft(Flight(state.step + 1), state.limits.step_tokens)
-    if state.limits.policy == "decode_first":
-        preempted = _step_rows(state, worker, draft)
+    decode_first = state.limits.policy == "decode_first"
+    flight = Flight(state.step + 1)
+    growth, fill = NO_GROWTH, None
+    if not decode_first:
+        fill = _fill_rows(state, worker, flight, admit=True)
+    if fill is None:
+        growth = _step_rows(state, worker, flight)
+    if decode_first:
         # Admission after a preemption would hand the blocks straight back.
-        _fill_rows(state, worker, draft, admit=not preempted or draft.flight.roster is None)
-    else:
-        _fill_rows(state, worker, draft, admit=True)
-        if not draft.slots:
-            _step_rows(state, worker, draft)
-    flight = draft.flight
-    if flight.roster is None and not draft.slots:
+        fill = _fill_rows(state, worker, flight, admit=not growth[2] or flight.roster is None)
+    if fill is not None:
+        _issue(state, flight, fill)
+    elif flight.roster is None:
         return None
-    flight.num_tokens = state.limits.step_tokens - draft.budget
-    if draft.slots:
-        for row in (*flight.samplers, *flight.fillers):
-            flight.published += state.publish(row, row.scheduled)
     state.step = flight.step
     state.in_flight.append(flight)
-    return _pack(worker, draft)
+    return _pack(worker, flight, growth, fill)
 
 
-def _pack(worker: Worker, draft: Draft) -> StepPlan:
-    flight, roster = draft.flight, draft.flight.roster
+def _issue(state: State, flight: Flight, fill: Fill) -> None:
+    """What the plan will have computed may be found by all later plans."""
+    flight.num_tokens += sum(fill.counts)
+    flight.added = fill.rows_added
+    flight.samplers = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if samples]
+    flight.fillers = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if not samples]
+    flight.published = [block for row in fill.rows for block in state.publish(row, row.scheduled)]
+
+
+def _pack(worker: Worker, flight: Flight, growth: Growth, fill: Fill | None) -> StepPlan:
+    removed, roster = worker.slots.drain_removed(), flight.roster
+    grown_slots, grown_blocks, _ = growth
     slots = positions = counts = samples = b""
     if roster is not None:
         slots, counts, samples = roster.slots_column, roster.counts_column, roster.samples_column
         positions = (roster.positions + (flight.tick - roster.tick)).tobytes()
-    if draft.slots:
-        slots += pack_i32(draft.slots)
-        positions += pack_i32(draft.positions)
-        counts += pack_i32(draft.counts)
-        sampling = {row.slot for row in flight.samplers}
-        samples += bytes(slot in sampling for slot in draft.slots)
+    if fill is None:
+        return StepPlan(
+            flight.step, removed, [], grown_slots, grown_blocks, b"", b"", slots, positions, counts, samples
+        )
     return StepPlan(
         flight.step,
-        worker.slots.drain_removed(),
-        draft.added,
-        pack_i32(draft.grown_slots),
-        pack_i32(draft.grown_blocks),
-        pack_i32(draft.copy_source),
-        pack_i32(draft.copy_target),
-        slots,
-        positions,
-        counts,
-        samples,
+        removed,
+        fill.added,
+        grown_slots,
+        grown_blocks,
+        pack_i32(fill.copy_source),
+        pack_i32(fill.copy_target),
+        slots + pack_i32(fill.slots),
+        positions + pack_i32(fill.positions),
+        counts + pack_i32(fill.counts),
+        samples + fill.samples,
     )
 
 
-def _step_rows(state: State, worker: Worker, draft: Draft) -> bool:
-    """Gives every STEPPING row its token. Returns whether rows had to be preempted for it."""
+def _step_rows(state: State, worker: Worker, flight: Flight) -> Growth:
+    """Gives every STEPPING row its token, and a block where that token is the first of one."""
     rows = worker.rows
-    preempted = False
     entering = rows.entering_block()
-    if entering:
-        preempted = _grow(state, worker, draft, entering)
+    growth = _grow(state, worker, entering) if entering else NO_GROWTH
     roster = rows.roster()
-    if roster.size == 0:
-        return preempted
-    flight = draft.flight
-    flight.roster = roster
-    flight.ending = rows.advance()
-    flight.tick = rows.tick
-    for row in flight.ending:
-        row.sequence.move(Stage.ENDING, state.now_s, "all tokens scheduled")
-    draft.budget -= roster.size
-    return preempted
+    if roster.size:
+        flight.roster = roster
+        flight.num_tokens = roster.size
+        flight.ending = rows.advance()
+        flight.tick = rows.tick
+        for row in flight.ending:
+            row.sequence.move(Stage.ENDING, state.now_s, "all tokens scheduled")
+    return growth
 
 
-def _grow(state: State, worker: Worker, draft: Draft, entering: list[Row]) -> bool:
+def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
     """One more block for each row, the most urgent first where blocks are short."""
     pool = worker.pool
     short = not pool.can_allocate(len(entering))
     if short:
         entering.sort(key=by_key)
-        entering = [row for row in entering if row.alive and _make_room(state, worker, row, draft)]
+        entering = [row for row in entering if row.alive and _make_room(state, worker, row)]
+        blocks = [row.blocks[-1] for row in entering]
     else:
-        for row, block in zip(entering, pool.allocate(len(entering)), strict=True):
+        blocks = pool.allocate(len(entering))
+        for row, block in zip(entering, blocks, strict=True):
             row.blocks.append(block)
-    draft.grown_slots = [row.slot for row in entering]
-    draft.grown_blocks = [row.blocks[-1] for row in entering]
-    return short
+    return pack_i32([row.slot for row in entering]), pack_i32(blocks), short
 
 
-def _make_room(state: State, worker: Worker, row: Row, draft: Draft) -> bool:
+def _make_room(state: State, worker: Worker, row: Row) -> bool:
     """Takes a block for `row`, from the newest and least urgent rows if none is free. False: that was `row` itself."""
     while not worker.pool.can_allocate(1):
         others = {by_key(other): other for other in worker.rows.by_slot if other is not None and _may_yield(other)}
         chosen = others[policy.victim(by_key(row), others)]
-        state.preempt(chosen, f"preempted in step {draft.flight.step} for {row.sequence.seq_id:#x}")
+        state.preempt(chosen, f"preempted after step {state.step} for {row.sequence.seq_id:#x}")
         if chosen is row:
             return False
     row.blocks += worker.pool.allocate(1)
@@ -134,47 +141,55 @@ def _may_yield(row: Row) -> bool:
     return row.sequence.stage is not Stage.ENDING
 
 
-def _fill_rows(state: State, worker: Worker, draft: Draft, admit: bool) -> None:
-    """Spends what is left of the budget on known tokens: of rows first, then of waiting sequences."""
-    if not state.filling and not (admit and state.waiting):
-        return
+def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fill | None:
+    """Spends what is left of the budget on known tokens: of rows first, then of waiting sequences.
+
+    None if there are none, or none that can run now.
+    """
+    admit = admit and len(state.waiting) > 0 and worker.slots.free > 0
+    if not state.filling and not admit:
+        return None
+    fill = Fill(flight.step, state.limits.step_tokens - flight.num_tokens)
     for row in state.filling:
-        if draft.budget == 0:
+        if fill.budget == 0:
             break
-        _give_chunk(state, worker, draft, row)
+        _give_chunk(state, worker, fill, row)
     idx = 0
-    while admit and draft.budget and idx < len(state.waiting) and worker.slots.free:
+    while admit and fill.budget and idx < len(state.waiting) and worker.slots.free:
         sequence = state.waiting.at(idx)
-        donor, held = _donor(sequence, draft.flight.step)
+        donor, held = _donor(sequence, flight.step)
         if held:
             idx += 1
             continue
-        row_or_none = _admit(state, worker, draft, sequence, donor)
-        if row_or_none is None:
+        admitted = _admit(state, worker, fill, sequence, donor)
+        if admitted is None:
             break
         state.waiting.pop(idx)
-        _give_chunk(state, worker, draft, row_or_none)
+        _give_chunk(state, worker, fill, admitted)
+    if not fill.slots:
+        return None
     state.filling = [row for row in state.filling if row.sequence.stage is Stage.FILLING]
+    return fill
 
 
-def _give_chunk(state: State, worker: Worker, draft: Draft, row: Row) -> None:
-    sequence, flight = row.sequence, draft.flight
+def _give_chunk(state: State, worker: Worker, fill: Fill, row: Row) -> None:
+    sequence = row.sequence
     known = sequence.known
-    count = policy.chunk(known - row.scheduled, draft.budget, state.limits.chunk_tokens)
-    draft.slots.append(row.slot)
-    draft.positions.append(row.scheduled)
-    draft.counts.append(count)
-    draft.budget -= count
+    count = policy.chunk(known - row.scheduled, fill.budget, state.limits.chunk_tokens)
+    fill.rows.append(row)
+    fill.slots.append(row.slot)
+    fill.positions.append(row.scheduled)
+    fill.counts.append(count)
+    fill.budget -= count
     row.scheduled += count
+    fill.samples.append(row.scheduled == known)
     if row.scheduled < known:
-        flight.fillers.append(row)
         return
-    flight.samplers.append(row)
-    row.filled_step = flight.step
+    row.filled_step = fill.step
     if known + 1 == sequence.limit:
-        sequence.move(Stage.ENDING, state.now_s, f"all tokens scheduled in step {flight.step}")
+        sequence.move(Stage.ENDING, state.now_s, f"all tokens scheduled in step {fill.step}")
     else:
-        sequence.move(Stage.STEPPING, state.now_s, f"filled in step {flight.step}")
+        sequence.move(Stage.STEPPING, state.now_s, f"filled in step {fill.step}")
         worker.rows.join(row)
 
 
@@ -191,7 +206,7 @@ def _donor(sequence: Sequence, step: int) -> tuple[Row | None, bool]:
     return None, held
 
 
-def _admit(state: State, worker: Worker, draft: Draft, sequence: Sequence, donor: Row | None) -> Row | None:
+def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: Row | None) -> Row | None:
     """Gives a waiting sequence blocks for all its known tokens and a row; None if there is no space now."""
     pool, known = worker.pool, sequence.known
     # At least the last token is computed, since its logits are needed.
@@ -215,14 +230,14 @@ def _admit(state: State, worker: Worker, draft: Draft, sequence: Sequence, donor
         state.counters["cached_tokens"] += sequence.cached_tokens
     if donor is not None:
         if (known - 1) % pool.block_tokens:
-            draft.copy_source.append(donor.blocks[reusable])
-            draft.copy_target.append(blocks[reusable])
+            fill.copy_source.append(donor.blocks[reusable])
+            fill.copy_target.append(blocks[reusable])
         computed = known - 1
         sequence.chain = donor.sequence.chain[:reusable]
-    why = f"row in step {draft.flight.step}, {computed} of {known} tokens have KV"
+    why = f"row in step {fill.step}, {computed} of {known} tokens have KV"
     row = state.start_row(sequence, blocks, computed, why)
-    draft.flight.added.append(row)
-    draft.added.append(
+    fill.rows_added.append(row)
+    fill.added.append(
         RowStart(
             slot=row.slot,
             seq_id=sequence.seq_id,

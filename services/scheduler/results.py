@@ -41,7 +41,8 @@ def apply_result(state: State, result: StepResult) -> None:
     num_stepped = 0
     if flight.roster is not None:
         num_stepped = flight.roster.size
-        _apply_stepped(state, worker, flight, flight.roster, tokens[:num_stepped], flags)
+        stepped = tokens[:num_stepped] if flight.samplers else tokens
+        _apply_stepped(state, worker, flight, flight.roster, stepped, flags)
     for place, row in enumerate(flight.samplers, num_stepped):
         if row.alive:
             _apply_first(state, worker, row, int(tokens[place]))
@@ -78,8 +79,7 @@ def _apply_stepped(state: State, worker: Worker, flight: Flight, roster: Roster,
     for row in flight.ending:
         if row.alive:
             state.finish(row.sequence, FinishReason.LENGTH)
-    for row in rows.filled_blocks(tick):
-        state.settle(row)
+    state.settle_filled_blocks(tick)
 
 
 def _post(state: State, roster: Roster, indices: NDArray[np.int32], tokens: U32, living: I64 | None) -> None:

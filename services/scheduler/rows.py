@@ -51,7 +51,10 @@ class RowTable:
         self._index_base = np.zeros(max_rows, np.int64)
         self._seq_ids = np.zeros(max_rows, np.uint64)
         self._tokenizers = np.zeros(max_rows, np.uint8)
-        self._history = np.zeros((block_tokens + plans_in_flight + 1, max_rows), np.uint32)
+        self._depth = block_tokens + plans_in_flight + 1
+        history = np.zeros((max_rows, self._depth), np.uint32)
+        self._history = history.T  # by tick (modulo depth) and slot: written by tick, read by slot
+        self._results = history.data.cast("B")
         self._phases: list[dict[int, Row]] = [{} for _ in range(block_tokens)]
         self._ends: dict[int, list[Row]] = {}
         self._releases = 0
@@ -156,15 +159,15 @@ class RowTable:
     def receive(self, roster: Roster, tokens: U32, living: I64 | None, tick: int) -> None:
         """Keeps one decode step's results: tokens[j] is for row j of the roster."""
         self.received_tick = tick
-        history = self._history[tick % len(self._history)]
+        history = self._history[tick % self._depth]
         if living is None:
             history[roster.slots] = tokens
         else:
             history[roster.slots[living]] = tokens[living]
 
     def filled_blocks(self, tick: int) -> list[Row]:
-        """STEPPING rows for which the result of `tick` is the first token of a new block: the one before is full, and
-        all its positions have been computed."""
+        """STEPPING rows for which the result of `tick`, the last received, is the first token of a block: the block
+        before is full, and all its positions have been computed."""
         return [row for row in self._phases[(tick + 1) % len(self._phases)].values() if row.flushed_tick < tick]
 
     def flush(self, row: Row) -> None:
@@ -173,14 +176,16 @@ class RowTable:
         count = until - row.flushed_tick
         if count <= 0:
             return
-        depth = len(self._history)
-        start = (row.flushed_tick + 1) % depth
-        column = self._history[:, row.slot].tobytes()
+        depth, tokens, results = self._depth, row.sequence.tokens, self._results
         row.flushed_tick = until
-        ticks = column[start * 4 : (start + count) * 4]
-        if start + count > depth:
-            ticks += column[: (start + count - depth) * 4]
-        row.sequence.tokens += ticks
+        begin = row.slot * depth
+        start = begin + (until - count + 1) % depth
+        over = start + count - begin - depth
+        if over <= 0:
+            tokens += results[start * 4 : (start + count) * 4]
+        else:
+            tokens += results[start * 4 : (begin + depth) * 4]
+            tokens += results[begin * 4 : (begin + over) * 4]
 
     def scheduled(self, row: Row) -> int:
         """Positions of this row that issued plans compute."""

@@ -6,8 +6,8 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 
 from bisect import insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
@@ -42,11 +42,11 @@ class Flight:
     step: int
     roster: Roster | None = None
     tick: int = 0
-    ending: list[Row] = field(default_factory=list)  # roster rows whose last token this step computes
-    samplers: list[Row] = field(default_factory=list)  # rows whose last known token this step computes
-    fillers: list[Row] = field(default_factory=list)  # rows with known tokens left after this step
-    added: list[Row] = field(default_factory=list)
-    published: list[int] = field(default_factory=list)  # blocks that became findable when this plan was issued
+    ending: Collection[Row] = ()  # roster rows whose last token this step computes
+    samplers: Collection[Row] = ()  # rows whose last known token this step computes
+    fillers: Collection[Row] = ()  # rows with known tokens left after this step
+    added: Collection[Row] = ()
+    published: Collection[int] = ()  # blocks that became findable when this plan was issued
     num_tokens: int = 0
 
     @property
@@ -104,6 +104,20 @@ class State:
         worker.rows.flush(row)
         # The newest token's KV may not be computed yet.
         self.publish(row, min(worker.rows.scheduled(row), row.sequence.known - 1))
+
+    def settle_filled_blocks(self, tick: int) -> None:
+        """`settle` for all rows that have just filled a block; they are what a decode step costs in Python."""
+        worker = self.worker
+        assert worker is not None
+        rows, reuse = worker.rows, self.prefix_cache
+        block_tokens, publish = worker.pool.block_tokens, worker.pool.publish
+        for row in rows.filled_blocks(tick):
+            rows.flush(row)
+            full = (row.position_base + tick + 1) // block_tokens
+            if reuse and row.published < full:
+                sequence = row.sequence
+                publish(row.blocks, row.published, full, sequence.tokens, sequence.request.root, sequence.chain)
+                row.published = full
 
     def publish(self, row: Row, num_tokens: int) -> list[int]:
         """Offers the row's full blocks among its first `num_tokens` tokens."""
