@@ -62,6 +62,8 @@ class TokenizerProcess:
             loaded.vocabulary.widen(self._model.vocab_size)
         gc.collect()
         gc.freeze()  # the tables live as long as the process: no collection needs to look at them
+        chat = loaded.no_template or "with a chat template"
+        log.info("ready: %d tokens, %s", loaded.vocabulary.size, chat)
         self.node.state = "ready"
         self.node.beat()
 

@@ -66,7 +66,10 @@ def _from_gguf(path: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
 
 
 def _from_folder(folder: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
-    """A folder with tokenizer.json. tokenizer_config.json adds special tokens and may change what frames a text."""
+    """A folder with tokenizer.json, which says all of how text becomes ids; tokenizer_config.json only names tokens.
+
+    As in transformers 5, `add_bos_token` of tokenizer_config.json does not count beside a tokenizer.json.
+    """
     try:
         tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -75,12 +78,6 @@ def _from_folder(folder: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str
     specials = _special_names(_json(folder / "special_tokens_map.json") | settings)
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     tokenizer.add_special_tokens([token for token in dict.fromkeys(specials.values()) if token not in added])
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        # transformers' rule: an explicit wish replaces the frame that tokenizer.json describes.
-        frame = [
-            specials.get(f"{name}_token") if settings.get(f"add_{name}_token") else None for name in ("bos", "eos")
-        ]
-        gguf_tokenizer.set_frame(tokenizer, *frame)
     return tokenizer, specials, _templates(folder, settings)
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from common.config import Model
 from common.errors import ConfigError
+from services.tokenizer import gguf_tokenizer
 from services.tokenizer.source import load
 from services.tokenizer.vocabulary import byte_alphabet
 
@@ -48,14 +50,6 @@ def test_folder_gives_the_same_ids_as_the_file(folder: Path, smollm: Tokenizer) 
     loaded = load(Model(source=str(folder)))
     assert loaded.tokenizer.encode(text).ids == smollm.encode(text).ids
     assert loaded.template is None and "no chat template" in loaded.no_template
-
-
-def test_explicit_bos_replaces_the_frame(folder: Path) -> None:
-    settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
-    write(folder, "tokenizer_config.json", settings)
-    assert load(Model(source=str(folder))).tokenizer.encode("hi").ids == [256, *b"hi"]
-    write(folder, "tokenizer_config.json", settings | {"add_bos_token": False, "add_eos_token": True})
-    assert load(Model(source=str(folder))).tokenizer.encode("hi").ids == [*b"hi", 257]
 
 
 def test_special_tokens_of_the_settings_are_added(folder: Path) -> None:
@@ -102,6 +96,47 @@ def test_settings_of_truncation_and_padding_do_not_apply(folder: Path) -> None:
     tokenizer.enable_padding(length=5)
     tokenizer.save(str(folder / "tokenizer.json"))
     assert len(load(Model(source=str(folder))).tokenizer.encode("four").ids) == 4
+
+
+TEMPLATE = """
+{%- set state = namespace(system="none") -%}
+{%- for message in messages if message.role == "system" %}{% set state.system = message.content %}{% endfor -%}
+{{ bos_token }}[{{ state.system | trim }}]
+{% if tools %}
+    {% for tool in tools %}
+{{ tool | tojson(indent=2) }}
+    {% endfor %}
+{% endif %}
+{% for message in messages %}
+    {% if message.role == "system" %}{% continue %}{% endif %}
+<{{ message["role"] }}>{{ message.content }}{{ eos_token }}
+{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% if thinking is defined and thinking %}<think>{% endif %}{% endif %}
+"""
+
+
+def test_rendering_and_framing_equal_transformers(folder: Path) -> None:
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False, "add_eos_token": True}
+    write(folder, "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write(folder, "chat_template.jinja", TEMPLATE)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    gguf_tokenizer.set_frame(tokenizer, "<s>", None)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    theirs = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    ours = load(Model(source=str(folder)))
+    assert ours.template is not None
+    messages = [
+        {"role": "system", "content": " Be brief & <kind> "},
+        {"role": "user", "content": "2 > 1? 日本 'quoted'"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    tools = [{"type": "function", "function": {"name": "é<f>", "parameters": {"b": 1, "a": [True, None]}}}]
+    for kwargs in ({}, {"tools": tools}, {"thinking": True}):
+        for prompt in (True, False):
+            text = ours.template.render(json.dumps(messages).encode(), json.dumps(kwargs).encode(), prompt, 10_000)
+            assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt, **kwargs)
+    for text in ("hello", "<s>hello</s>", ""):
+        assert ours.tokenizer.encode(text).ids == theirs(text)["input_ids"]
 
 
 def test_sentencepiece_folder_is_converted(tmp_path: Path, sentencepiece_model: bytes) -> None:
