@@ -1,7 +1,8 @@
 """The tokenizer process: sockets, membership and the encode pool around the Streams. The only file here that awaits.
 
-Every wake-up handles all frames that have arrived: tokens and aborts at once, encodes in the pool afterwards, so that
-an abort stops an encode that has not begun and a long prompt delays nobody. Owns the node and the jobs in the pool.
+Every wake-up handles all frames that have arrived: tokens and aborts at once, encodes in the pools afterwards, so that
+an abort stops an encode that has not begun and a long prompt delays nobody: neither tokens nor, having a thread of
+their own, short prompts. Owns the node and the jobs in the pools.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from services.tokenizer.streams import BoxKey, Streams, box_key
 
 log = logging.getLogger("tokenizer")
 RETRY_S = 0.02
+LONG_BYTES = 100_000  # texts from here on, a tenth of a second of work, go to the thread for long ones
 LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try again in a moment")
 
 
@@ -47,6 +49,7 @@ class TokenizerProcess:
         self.streams = Streams(Upstream(self.node.to_scheduler.send))
         self._config = process.config
         self._pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode")
+        self._long_pool = ThreadPoolExecutor(1, "encode-long")
         self._loop = asyncio.get_running_loop()
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
@@ -79,7 +82,8 @@ class TokenizerProcess:
 
     def close(self) -> None:
         self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._long_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
         self.node.leave()
 
     def _receive(self, batch: list[tuple[int, ToTokenizer]]) -> None:
@@ -144,8 +148,10 @@ class TokenizerProcess:
 
     def _encode(self, request: Request) -> None:
         assert self._encoder is not None and self._model is not None, "checked when the request was opened"
-        work = partial(self._encoder.prompt, request.submit, self._model.vocab_size)
-        self._start(request.submit.seq_id, work, partial(self._encoded, request))
+        submit = request.submit
+        work = partial(self._encoder.prompt, submit, self._model.vocab_size)
+        size = len(submit.text) + len(submit.messages) + len(submit.tokens)
+        self._start(submit.seq_id, size, work, partial(self._encoded, request))
 
     def _encoded(self, request: Request, job: "Future[Any]") -> None:
         if not request.live:
@@ -161,7 +167,8 @@ class TokenizerProcess:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
         work = partial(_answer, self._encoder, call)
-        self._start(call.call_id, work, partial(self._answered, box, call.call_id))
+        size = len(call.tokens) if isinstance(call, Detokenize) else len(call.text) + len(call.messages)
+        self._start(call.call_id, size, work, partial(self._answered, box, call.call_id))
 
     def _answered(self, box: Outbox, call_id: int, job: "Future[Any]") -> None:
         try:
@@ -169,8 +176,8 @@ class TokenizerProcess:
         except Reject as reject:
             box.replies.append(Refused(call_id, reject.reason, reject.message, reject.param))
 
-    def _start(self, job_id: int, work: Callable[[], Any], done: Callable[["Future[Any]"], None]) -> None:
-        """Runs `work` in the pool and then `done` on the loop."""
+    def _start(self, job_id: int, size: int, work: Callable[[], Any], done: Callable[["Future[Any]"], None]) -> None:
+        """Runs `work` on `size` bytes in a pool and then `done` on the loop."""
 
         def finish(job: "Future[Any]") -> None:
             del self._jobs[job_id]
@@ -182,7 +189,8 @@ class TokenizerProcess:
         if job_id in self._jobs:
             self.streams.counts.unknown_results += 1  # a repeated call
             return
-        job = self._jobs[job_id] = self._pool.submit(work)
+        pool = self._pool if size < LONG_BYTES else self._long_pool
+        job = self._jobs[job_id] = pool.submit(work)
         job.add_done_callback(lambda job: self._loop.call_soon_threadsafe(finish, job))
 
     def _flush(self) -> None:

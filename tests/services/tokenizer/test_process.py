@@ -192,17 +192,19 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> "Gate":
 
 
 class Gate:
-    """Holds every encode in the pool until the test opens it."""
+    """Holds every encode in the pool, or those with a certain text, until the test opens it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.opened = threading.Event(), threading.Event()
         self.count = 0
+        self.text = ""
         real = Encoder.prompt
 
         def prompt(encoder: Encoder, submit: Submit, vocab_size: int) -> Any:
             self.count += 1
             self.entered.set()
-            self.opened.wait()
+            if self.text in submit.text:
+                self.opened.wait()
             return real(encoder, submit, vocab_size)
 
         monkeypatch.setattr(Encoder, "prompt", prompt)
@@ -265,6 +267,20 @@ def test_tokens_of_others_pass_a_prompt_that_is_being_encoded(run_dir: Path, gat
         assert len(system.scheduler.of(Admit)) == 1, "the long prompt is still being encoded"
         gate.opened.set()
         await system.scheduler.until(lambda: len(system.scheduler.of(Admit)) == 2)
+
+    run(scenario, run_dir)
+
+
+def test_short_prompts_pass_a_long_one(run_dir: Path, gate: Gate) -> None:
+    async def scenario(system: System) -> None:
+        api = system.api()
+        gate.text = "long"
+        api.send(text(seq(api), "long " * 20_000))
+        await asyncio.to_thread(gate.entered.wait)
+        api.send(text(seq(api, 1)))
+        assert (await system.scheduler.first(Admit)).seq_id == seq(api, 1)
+        gate.opened.set()
+        assert (await api.first(Refused)).reason == "too_long"
 
     run(scenario, run_dir)
 
