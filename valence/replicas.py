@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from common.config import Config
 from common.lifecycle import EXIT_CONFIG
 from common.protocol import Status
@@ -119,12 +121,12 @@ def ready_as(status: Status, program: Program, pid: int) -> bool:
 
 
 def stop(run_dir: Path) -> None:
-    """Ends a whole run and waits until it is gone."""
+    """Ends a whole run and waits until nothing of it is left."""
     supervisor = Supervisor(run_dir)
-    pid = rundir.owner_pid(run_dir)
-    try:
-        os.kill(pid or -1, signal.SIGTERM) if pid else supervisor.call("shutdown")
-    except ProcessLookupError:
-        supervisor.call("shutdown")
-    while run_dir.exists() and supervisor.alive():
+    owner = rundir.owner_pid(run_dir)
+    if owner and psutil.pid_exists(owner):
+        os.kill(owner, signal.SIGTERM)
+    else:
+        supervisor.call("shutdown")  # its foreground process was killed
+    while supervisor.alive() or (owner and rundir.owner_pid(run_dir) == owner and psutil.pid_exists(owner)):
         time.sleep(LOOK_S)

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import xmlrpc.client
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -26,15 +27,16 @@ from common import model_source
 from common.config import Config
 from common.errors import ConfigError
 from common.lifecycle import EXIT_CONFIG
-from common.protocol import ModelFacts
+from common.protocol import ModelFacts, Status
 from valence import display, programs, rundir, supervisor
 from valence.programs import Program
-from valence.status import StatusClient, is_ready
-from valence.supervisor import Event, EventLog, Supervisor
+from valence.status import StatusClient, all_ready
+from valence.supervisor import Event, EventLog, Supervisor, SupervisorGone
 
 START_TRIES = 3  # a service that ended so often before it was ready will not get ready
 LOOK_S = 0.25  # how often a running system is looked at
 LOG_LINES = 25
+SAME_SIGNAL_S = 0.5
 KILLED_S = 10.0  # a killed process may still have to give back much memory
 
 
@@ -47,17 +49,24 @@ class Failure(Exception):
 
 
 class Interrupts:
-    """SIGINT, SIGTERM and SIGHUP as a count to look at and a pipe to wait on."""
+    """SIGINT, SIGTERM and SIGHUP as a count to look at and a pipe to wait on.
+
+    Signals in quick succession are one: `make` passes on a SIGTERM that the process group has had already.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._last_s = float("-inf")
         self._read, self._write = os.pipe()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        os.write(self._write, b".")
+        now_s = time.monotonic()
+        if now_s - self._last_s > SAME_SIGNAL_S:
+            self.count += 1
+            os.write(self._write, b".")
+        self._last_s = now_s
 
     def wait(self, wait_s: float) -> None:
         """Returns after `wait_s`, or at the next signal."""
@@ -159,7 +168,7 @@ class Session:
                 status = client.ask(wait_s=0.1)
                 if status:
                     bars.show(display.stages(status, expected))
-                    if status.model and is_ready(status) and self._answers():
+                    if status.model and self._all_ready(status) and self._answers():
                         bars.complete()
                         return status.model
                 self._interrupts.wait(0.03)
@@ -178,6 +187,13 @@ class Session:
         if tries >= START_TRIES:
             raise Failure(f"{event.program.name} ended {tries} times before it was ready", log)
 
+    def _all_ready(self, status: Status | None) -> bool:
+        """Whether every process is up, listed and ready. False while the supervisor does not answer."""
+        try:
+            return all_ready(self._supervisor.processes(), status)
+        except (SupervisorGone, xmlrpc.client.Fault):
+            return False
+
     def _answers(self) -> bool:
         """Whether /health/ready says 200."""
         url = rundir.url(self._config).removeprefix("http://")
@@ -192,18 +208,17 @@ class Session:
 
     def watch(self) -> None:
         """Until a signal: a line for each end and start of a service, and one when all is well again."""
-        broken_s: float | None = None
+        changed_s: float | None = None  # when the first of the processes that are not well yet ended or came
         with StatusClient(self._config) as client:
             while not self._interrupts.count:
                 for event in self._news():
                     self._tell(event)
-                    if event.kind != "spawned" and broken_s is None:
-                        broken_s = time.monotonic()
+                    changed_s = changed_s or time.monotonic()
                     if event.exit_status == EXIT_CONFIG:
                         self._hold(event)
-                if broken_s is not None and is_ready(client.ask(wait_s=LOOK_S)):
-                    self._say(f"all services ready again after {time.monotonic() - broken_s:.1f} s")
-                    broken_s = None
+                if changed_s and self._all_ready(client.ask(wait_s=LOOK_S)):
+                    self._say(f"all processes ready, after {time.monotonic() - changed_s:.1f} s")
+                    changed_s = None
                 self._interrupts.wait(LOOK_S)
 
     def _news(self) -> list[Event]:

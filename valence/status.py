@@ -76,20 +76,27 @@ def _member_row(member: Member) -> Row:
     return Row(peer.service, peer.instance, peer.pid or None, member.state, round(peer.since_s, 3))
 
 
-def is_ready(status: Status | None) -> bool:
+def is_ready(rows: list[Row], status: Status | None) -> bool:
     """A model is loaded and each service has a process that takes work."""
     if status is None or status.model is None:
         return False
-    return {m.peer.service for m in status.members if m.state == "ready"} >= set(SERVICES)
+    return {row.service for row in rows if row.state == "ready"} >= set(SERVICES)
+
+
+def all_ready(views: list[ProcessView], status: Status | None) -> bool:
+    """The same, and no process is missing."""
+    rows = join(views, status)
+    return is_ready(rows, status) and all(row.state == "ready" for row in rows)
 
 
 def document(views: list[ProcessView], status: Status | None) -> dict[str, Any]:
     """What `valence status --json` prints."""
     load = status.load if status else None
+    rows = join(views, status)
     return {
         "model": status.model.name if status and status.model else None,
-        "ready": is_ready(status),
-        "processes": [row._asdict() for row in join(views, status)],
+        "ready": is_ready(rows, status),
+        "processes": [row._asdict() for row in rows],
         "requests": {"running": load.running if load else 0, "waiting": load.waiting if load else 0},
         "kv": {
             "blocks_total": load.blocks_total if load else 0,

@@ -47,6 +47,8 @@ def run_service() -> None:
             server = Server((process.config.api.host, process.config.api.port), Health)
             threading.Thread(target=server.serve_forever, daemon=True).start()
         await process.stopping.wait()
+        if process.config.model.name == "stubborn" and service == "tokenizer":
+            await asyncio.Event().wait()
         running.cancel()
         node.leave()
 

@@ -1,8 +1,10 @@
 """The life of `valence serve`: ready, healing, ending, failing. Services at the edge are stand-ins."""
 
+import contextlib
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -30,6 +32,32 @@ def test_a_signal_ends_everything_and_leaves_nothing(number: signal.Signals) -> 
         assert not server.run_dir.exists()
 
 
+def test_one_more_signal_does_not_wait_for_a_service_that_does_not_end() -> None:
+    with serving("--set", "model.name=stubborn", "--set", "links.drain_s=500") as server:
+        server.read_until("curl")
+        while server.process.poll() is None:
+            server.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.process.wait(timeout=2 * serve.SAME_SIGNAL_S)
+        assert server.finish() == 0
+        assert still_running(server.run_dir) == []
+        assert not server.run_dir.exists()
+
+
+def test_signals_in_quick_succession_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    now_s = [100.0]
+    monkeypatch.setattr(serve.time, "monotonic", lambda: now_s[0])
+    interrupts = serve.Interrupts()
+    counts = []
+    for elapsed_s in (0.0, 0.01, 0.4, 0.6):
+        now_s[0] += elapsed_s
+        interrupts._on_signal(signal.SIGTERM, None)
+        counts.append(interrupts.count)
+    assert counts == [1, 1, 1, 2]
+    interrupts.wait(0.0)
+
+
 def test_a_killed_service_comes_back() -> None:
     with serving() as server:
         server.read_until("curl")
@@ -37,7 +65,7 @@ def test_a_killed_service_comes_back() -> None:
         os.kill(old_pid, signal.SIGKILL)
         assert "scheduler-0 ended: terminated by SIGKILL" in server.read_until("scheduler-0")
         assert "started" in server.read_until("scheduler-0")
-        server.read_until("all services ready again")
+        server.read_until("all processes ready")
         assert pid_of(server, "scheduler") != old_pid
 
 

@@ -5,7 +5,7 @@ import signal
 from common.protocol import Load, Member, ModelFacts, Peer, Progress, Status
 from tests.valence.running import Server
 from valence.programs import Program
-from valence.status import Row, document, is_ready, join
+from valence.status import Row, all_ready, document, is_ready, join
 from valence.supervisor import ProcessView, Supervisor
 
 MODEL = ModelFacts("tiny", "Llama", 100, 64, (2,), 16, 8)
@@ -39,13 +39,28 @@ def test_a_member_that_runs_elsewhere_is_shown() -> None:
     assert join([], Status([member("worker", 5)], Load(), MODEL)) == [Row("worker", 0, 5, "ready", 1000.123)]
 
 
+def rows(*states: tuple[str, str]) -> list[Row]:
+    return [Row(service, 0, 1, state, 0.0) for service, state in states]
+
+
 def test_ready_needs_a_model_and_every_service() -> None:
-    members = [member(name, pid) for pid, name in enumerate(("api", "tokenizer", "scheduler", "worker"), 1)]
-    assert is_ready(Status(members, Load(), MODEL))
-    assert not is_ready(Status(members, Load(), None))
-    assert not is_ready(Status(members[1:], Load(), MODEL))
-    assert not is_ready(Status([*members[1:], member("api", 1, "draining")], Load(), MODEL))
-    assert not is_ready(None)
+    status = Status([], Load(), MODEL)
+    three = [(name, "ready") for name in ("tokenizer", "scheduler", "worker")]
+    assert is_ready(rows(*three, ("api", "ready"), ("api", "starting")), status)
+    assert not is_ready(rows(*three, ("api", "ready")), Status([], Load(), None))
+    assert not is_ready(rows(*three), status)
+    assert not is_ready(rows(*three, ("api", "draining")), status)
+    assert not is_ready(rows(*three, ("api", "ready")), None)
+
+
+def test_all_ready_means_nobody_is_missing() -> None:
+    names = ("api", "scheduler", "tokenizer", "worker")
+    status = Status([member(name, pid) for pid, name in enumerate(names, 1)], Load(), MODEL)
+    views = [view(name, pid) for pid, name in enumerate(names, 1)]
+    assert all_ready(views, status)
+    killed = [view("api", 0, "exited"), *views[1:]]  # the scheduler has not noticed
+    assert not all_ready(killed, status)
+    assert document(killed, status)["ready"] is False
 
 
 def test_the_document_without_a_scheduler() -> None:
