@@ -1,0 +1,30 @@
+"""One batch per tokenizer, in order."""
+
+from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
+from common.protocol import Finished, FinishReason, make_seq_id
+from services.scheduler.outbox import Outbox
+
+
+def test_rows_and_ends_go_to_their_tokenizer_in_order() -> None:
+    outbox = Outbox()
+    first, second = make_seq_id(0, 3, 1, 1), make_seq_id(0, 4, 1, 2)
+    outbox.add_rows(3, pack_u64((first, first)), pack_i32((0, 1)), pack_i32((10, 11)))
+    outbox.add_row(first, 2, 12)
+    outbox.add_row(second, 0, 20)
+    outbox.finish(Finished(first, FinishReason.EOS, 12))
+    sends = outbox.drain()
+    assert [send.tokenizer for send in sends] == [3, 4]
+    batch = sends[0].batch
+    assert list(unpack_u64(batch.seq_ids)) == [first] * 3
+    assert list(unpack_i32(batch.first_index)) == [0, 1, 2]
+    assert list(unpack_i32(batch.tokens)) == [10, 11, 12]
+    assert batch.finished == [Finished(first, FinishReason.EOS, 12)]
+    assert list(unpack_i32(sends[1].batch.tokens)) == [20] and sends[1].batch.finished == []
+
+
+def test_draining_empties() -> None:
+    outbox = Outbox()
+    assert outbox.drain() == []
+    outbox.finish(Finished(make_seq_id(0, 7, 0, 0), FinishReason.ABORT))
+    assert len(outbox.drain()) == 1
+    assert outbox.drain() == []

@@ -1,0 +1,62 @@
+"""Policy: plain numbers in, plain numbers out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.scheduler import policy
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "step_tokens", "worker_rows", "rows"),
+    [(256, 2048, 512, 256), (256, 64, 512, 64), (256, 2048, 8, 8)],
+)
+def test_rows_are_bounded_by_operator_budget_and_worker(
+    max_rows: int, step_tokens: int, worker_rows: int, rows: int
+) -> None:
+    assert policy.rows_allowed(max_rows, step_tokens, worker_rows) == rows
+
+
+@pytest.mark.parametrize(
+    ("pending", "budget", "chunk_tokens", "count"),
+    [(10, 100, 0, 10), (100, 10, 0, 10), (100, 50, 16, 16), (3, 50, 16, 3), (5, 2, 16, 2)],
+)
+def test_chunk(pending: int, budget: int, chunk_tokens: int, count: int) -> None:
+    assert policy.chunk(pending, budget, chunk_tokens) == count
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
+def test_a_chunk_is_never_empty_nor_too_long(pending: int, budget: int, chunk_tokens: int) -> None:
+    count = policy.chunk(pending, budget, chunk_tokens)
+    assert 1 <= count <= min(pending, budget)
+    assert chunk_tokens == 0 or count <= chunk_tokens
+
+
+def test_the_longest_sequence_is_bounded_by_model_and_blocks() -> None:
+    assert policy.longest_sequence(8192, 10_000, 16) == 8192
+    assert policy.longest_sequence(8192, 10, 16) == 160
+
+
+def test_length_limit() -> None:
+    assert policy.length_limit(10, 5, 100) == 15
+    assert policy.length_limit(10, 10**12, 100) == 100
+
+
+def test_admission_leaves_room_for_growth_unless_nothing_runs() -> None:
+    assert policy.spare_blocks(99) == 0 and policy.spare_blocks(1000) == 10
+    assert policy.may_admit(needed=5, free=5, num_blocks=8, running=3)
+    assert not policy.may_admit(needed=6, free=5, num_blocks=8, running=0)
+    assert not policy.may_admit(needed=91, free=100, num_blocks=1000, running=1)
+    assert policy.may_admit(needed=90, free=100, num_blocks=1000, running=1)
+    assert policy.may_admit(needed=100, free=100, num_blocks=1000, running=0)
+
+
+def test_the_victim_is_the_newest_of_the_least_urgent() -> None:
+    rows = [(0, 1), (1, 2), (1, 7), (0, 9)]
+    assert policy.victim((0, 1), rows) == (1, 7)
+    assert policy.victim((0, 1), [(0, 1), (0, 9)]) == (0, 9)
+
+
+@given(st.tuples(st.integers(), st.integers()), st.lists(st.tuples(st.integers(), st.integers())))
+def test_nobody_yields_to_a_later_one(requester: policy.Key, others: list[policy.Key]) -> None:
+    assert policy.victim(requester, others) >= requester

@@ -1,0 +1,98 @@
+"""Results: good, failed, impossible."""
+
+import pytest
+
+from common.columns import pack_i32
+from common.protocol import FinishReason, StepResult
+from tests.services.scheduler.harness import EOS, PLAIN, VOCAB, Harness, ids
+
+
+def test_tokens_of_rows_that_step_come_before_those_that_fill() -> None:
+    core = Harness.with_worker(plans_in_flight=1)
+    first = core.admit(ids(3))
+    second = core.admit(ids(3, 40))
+    core.answer(60)
+    assert len(core.plans) == 1
+    core.answer(61, 70)
+    assert core.tokens == {first: [60, 61], second: [70]}
+    core.answer(62, 71)
+    assert core.tokens == {first: [60, 61, 62], second: [70, 71]}
+
+
+def test_an_end_in_the_middle_leaves_the_others_in_place() -> None:
+    core = Harness.with_worker()
+    seq_ids = [core.admit(ids(3, 10 * number)) for number in range(1, 5)]
+    while len(core.tokens) < 4:
+        core.answer()
+    before = {seq_id: len(core.tokens[seq_id]) for seq_id in seq_ids}
+    core.answer(60, EOS, 62, 63)
+    core.answer(70, 71, 72, 73)
+    assert core.tokens[seq_ids[1]][before[seq_ids[1]] :] == [EOS]
+    for seq_id, added in zip((seq_ids[0], seq_ids[2], seq_ids[3]), ([60, 70], [62, 72], [63, 73]), strict=True):
+        assert core.tokens[seq_id][before[seq_id] :] == added
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (b"", "0 bytes of tokens for 1 rows"),
+        (b"\1\0\0", "3 bytes of tokens"),
+        (pack_i32([1, 1]), "8 bytes of tokens"),
+        (pack_i32([VOCAB]), f"token {VOCAB}, outside"),
+        (pack_i32([-1]), "token -1, outside"),
+    ],
+)
+def test_an_impossible_result_is_a_fault_and_rows_run_again(column: bytes, reason: str) -> None:
+    core = Harness.with_worker()
+    seq_id = core.admit(ids(5))
+    core.answer(60)
+    step = core.plans[0].step
+    core.send(StepResult(step, column))
+    assert reason in core.faults[0]
+    assert core.core.load().waiting == 1 and core.core.metrics()["worker_faults"] == 1
+    core.ready()
+    core.run()
+    assert core.tokens[seq_id] == [60, *[PLAIN] * 7]
+
+
+def test_a_result_out_of_order_is_a_fault() -> None:
+    core = Harness.with_worker()
+    core.admit(ids(5))
+    core.send(StepResult(core.plans[1].step, pack_i32([PLAIN])))
+    assert "came before" in core.faults[0]
+
+
+def test_a_repeated_result_is_counted() -> None:
+    core = Harness.with_worker()
+    core.admit(ids(5))
+    result = StepResult(core.plans.pop(0).step, pack_i32([PLAIN]))
+    core.send(result)
+    core.send(result)
+    assert core.core.metrics()["unknown_results"] == 1 and core.faults == []
+
+
+def test_a_failed_step_ends_its_rows_and_frees_their_blocks() -> None:
+    core = Harness.with_worker()
+    seq_ids = [core.admit(ids(5)), core.admit(ids(9, 40))]
+    core.answer()
+    core.send(StepResult(core.plans.pop(0).step, b"", error="out of memory"))
+    ended = {seq_id: (end.reason, end.message) for seq_id, end in core.finished.items()}
+    assert ended[seq_ids[0]] == (FinishReason.ERROR, "out of memory")
+    core.run()
+    assert core.all_free()
+
+
+def test_what_a_failed_step_published_is_not_found_and_its_finders_start_again() -> None:
+    core = Harness.with_worker(step_tokens=8, max_rows=8)
+    first, second = core.message(ids(20)), core.message(ids(20))
+    core.send(first, second)
+    core.answer()
+    found = core.plans[1].added[0]
+    assert (found.seq_id, found.computed) == (second.seq_id, 16)
+    core.send(StepResult(core.plans.pop(0).step, b"", error="broken"))
+    assert core.finished[first.seq_id].reason is FinishReason.ERROR
+    again = core.plans[-1].added[0]
+    assert (again.seq_id, again.computed) == (second.seq_id, 8), "only what the step before it has computed"
+    core.run()
+    assert core.finished[second.seq_id].reason is FinishReason.LENGTH
+    assert core.tokens[second.seq_id] == [PLAIN] * 8 and core.all_free()
