@@ -3,7 +3,7 @@
 Owned by the core's state. Because every STEPPING row takes part in every decode plan, one shared counter, the tick,
 tells all their positions: position = position_base + tick, and nothing per row changes from step to step. Rows are
 grouped by the tick (modulo block_tokens) at which they enter a new block, so a step touches only those in Python.
-Results are kept per tick in `history` until a block is full. Invariants: `stepping`, `_phases` and `_ends` hold the
+Results are kept per tick in the history until a block is full. Invariants: `stepping`, `_phases` and `_ends` hold the
 same rows; `_epochs[slot]` is the epoch of the living row or -1; ticks are received in the order they were planned.
 """
 
@@ -38,8 +38,32 @@ class Roster(msgspec.Struct, frozen=True):
     seq_ids_column: bytes
 
 
+class History:
+    """The last `depth` results of every slot."""
+
+    def __init__(self, max_rows: int, depth: int) -> None:
+        by_slot = np.zeros((max_rows, depth), np.uint32)
+        self.depth = depth
+        self._by_tick = by_slot.T
+        self._bytes = by_slot.data.cast("B")
+
+    def put(self, tick: int, slots: I64, tokens: U32) -> None:
+        self._by_tick[tick % self.depth][slots] = tokens
+
+    def append_to(self, tokens: bytearray, slot: int, tick: int, count: int) -> None:
+        """Appends a slot's results of `count` ticks from `tick` on to `tokens`, as _i32."""
+        begin = slot * self.depth
+        start = begin + tick % self.depth
+        over = start + count - begin - self.depth
+        if over <= 0:
+            tokens += self._bytes[start * 4 : (start + count) * 4]
+        else:
+            tokens += self._bytes[start * 4 : (begin + self.depth) * 4]
+            tokens += self._bytes[begin * 4 : (begin + over) * 4]
+
+
 class RowTable:
-    """All rows by slot; `history` reaches `block_tokens + plans_in_flight` ticks back."""
+    """All rows by slot; the history reaches `block_tokens + plans_in_flight` ticks back."""
 
     def __init__(self, max_rows: int, block_tokens: int, plans_in_flight: int) -> None:
         self.tick = 0  # decode plans made
@@ -51,10 +75,7 @@ class RowTable:
         self._index_base = np.zeros(max_rows, np.int64)
         self._seq_ids = np.zeros(max_rows, np.uint64)
         self._tokenizers = np.zeros(max_rows, np.uint8)
-        self._depth = block_tokens + plans_in_flight + 1
-        history = np.zeros((max_rows, self._depth), np.uint32)
-        self._history = history.T  # by tick (modulo depth) and slot: written by tick, read by slot
-        self._results = history.data.cast("B")
+        self._history = History(max_rows, block_tokens + plans_in_flight + 1)
         self._phases: list[dict[int, Row]] = [{} for _ in range(block_tokens)]
         self._ends: dict[int, list[Row]] = {}
         self._releases = 0
@@ -159,11 +180,10 @@ class RowTable:
     def receive(self, roster: Roster, tokens: U32, living: I64 | None, tick: int) -> None:
         """Keeps one decode step's results: tokens[j] is for row j of the roster."""
         self.received_tick = tick
-        history = self._history[tick % self._depth]
         if living is None:
-            history[roster.slots] = tokens
+            self._history.put(tick, roster.slots, tokens)
         else:
-            history[roster.slots[living]] = tokens[living]
+            self._history.put(tick, roster.slots[living], tokens[living])
 
     def filled_blocks(self, tick: int) -> list[Row]:
         """STEPPING rows for which the result of `tick`, the last received, is the first token of a block: the block
@@ -176,16 +196,8 @@ class RowTable:
         count = until - row.flushed_tick
         if count <= 0:
             return
-        depth, tokens, results = self._depth, row.sequence.tokens, self._results
+        self._history.append_to(row.sequence.tokens, row.slot, row.flushed_tick + 1, count)
         row.flushed_tick = until
-        begin = row.slot * depth
-        start = begin + (until - count + 1) % depth
-        over = start + count - begin - depth
-        if over <= 0:
-            tokens += results[start * 4 : (start + count) * 4]
-        else:
-            tokens += results[start * 4 : (begin + depth) * 4]
-            tokens += results[begin * 4 : (begin + over) * 4]
 
     def scheduled(self, row: Row) -> int:
         """Positions of this row that issued plans compute."""
