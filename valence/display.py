@@ -70,8 +70,9 @@ class StartDisplay:
             self._complete(task)
 
     def _complete(self, task: TaskID) -> None:
-        total = self._progress.tasks[task].total or 1
-        self._progress.update(task, completed=total, total=total)
+        total = self._progress.tasks[task].total
+        amount = f"{total:,.0f}/{total:,.0f}" if total else ""
+        self._progress.update(task, completed=total or 1, total=total or 1, amount=amount)
 
 
 def example_request(url: str, model: str) -> str:
@@ -83,7 +84,7 @@ def example_request(url: str, model: str) -> str:
     )
 
 
-def announce(console: Console, url: str, model: ModelFacts, logs: Path, elapsed_s: float) -> None:
+def announce(console: Console, url: str, model: ModelFacts, logs: Path, command: str, elapsed_s: float) -> None:
     """What a person needs once everything is ready."""
     kv_tokens = model.num_blocks * model.block_tokens
     lines = [
@@ -93,7 +94,9 @@ def announce(console: Console, url: str, model: ModelFacts, logs: Path, elapsed_
         "",
         f"  URL   {url}",
         f"  logs  {logs}",
-        "  chat  valence chat        state  valence status        end  Ctrl-C",
+        f"  chat  {command} chat",
+        f"  state {command} status",
+        "  end   Ctrl-C",
         "",
         example_request(url, model.name),
         "",

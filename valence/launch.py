@@ -1,7 +1,7 @@
-"""`python -m valence.launch SIGNAL MODULE ARGS...`: runs a module in this process, which ends when its parent does.
+"""`python -m valence.launch SIGNAL PARENT MODULE ARGS...`: runs a module in this process, which ends with its parent.
 
 The supervisor and the services are started this way, so that nothing outlives a `valence serve` that was killed:
-the kernel sends SIGNAL to the process when its parent dies (Linux; elsewhere the run directory's cleaner does it).
+the kernel sends SIGNAL to the process when its parent dies (Linux only). PARENT is the parent's pid, 0 if unknown.
 """
 
 import ctypes
@@ -15,14 +15,15 @@ PR_SET_PDEATHSIG = 1
 OPEN_FILES = 65_536
 
 
-def end_with_parent(number: int) -> None:
+def end_with_parent(number: int, parent: int) -> None:
     """Asks the kernel for signal `number` at the parent's death. Ends at once if the parent is already dead."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() == 1:
+    orphaned = os.getppid() != parent if parent else os.getppid() == 1
+    if orphaned:
         sys.exit("the parent process is gone")
 
 
@@ -35,8 +36,8 @@ def raise_file_limit() -> None:
 
 
 def main() -> None:
-    _, signal_name, module, *arguments = sys.argv
-    end_with_parent(signal.Signals[signal_name])
+    _, signal_name, parent, module, *arguments = sys.argv
+    end_with_parent(signal.Signals[signal_name], int(parent))
     raise_file_limit()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -48,7 +48,7 @@ def programs(replicas: Mapping[str, int]) -> list[Program]:
 
 def service_command(program: Program, config_file: Path) -> list[str]:
     """The command line of a service process."""
-    python = [sys.executable, "-P", "-m", "valence.launch", "SIGKILL", f"services.{program.service}"]
+    python = [sys.executable, "-P", "-m", "valence.launch", "SIGKILL", "0", f"services.{program.service}"]
     return [*python, "--instance", str(program.instance), "--config", str(config_file)]
 
 

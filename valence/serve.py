@@ -9,9 +9,11 @@ import errno
 import http.client
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import xmlrpc.client
 from collections import Counter
@@ -127,7 +129,7 @@ def serve(config: Config) -> int:
         model = session.bring_up(sum(replicas.values()))
         if model:
             elapsed_s = time.time() - psutil.Process().create_time()
-            display.announce(console, rundir.url(config), model, run_dir / "log", elapsed_s)
+            display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s)
             session.watch()
         failed = False
     except Failure as failure:
@@ -139,6 +141,13 @@ def serve(config: Config) -> int:
         session.end()
         claim.release(keep_logs=failed)
     return 1 if failed else 0
+
+
+def own_command() -> str:
+    """How this command is called here: by name if the shell finds it, else by path."""
+    script = Path(sys.executable).with_name("valence")
+    found = shutil.which("valence")
+    return "valence" if found and Path(found).absolute() == script else os.path.relpath(script)
 
 
 class Session:

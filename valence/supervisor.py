@@ -4,6 +4,7 @@ supervisord owns the service processes; this file owns nothing but a connection 
 """
 
 import http.client
+import os
 import re
 import socket
 import subprocess
@@ -146,7 +147,7 @@ def start(run_dir: Path, config_text: str, lock_fd: int) -> "subprocess.Popen[by
     (run_dir / "log").mkdir(exist_ok=True)
     config_file = run_dir / "supervisord.conf"
     config_file.write_text(config_text)
-    command = [sys.executable, "-P", "-m", "valence.launch", "SIGTERM", "supervisor.supervisord"]
+    command = [sys.executable, "-P", "-m", "valence.launch", "SIGTERM", str(os.getpid()), "supervisor.supervisord"]
     with open(run_dir / "log" / "supervisord.out", "wb") as output:
         return subprocess.Popen(
             [*command, "-n", "-c", str(config_file)],

@@ -10,7 +10,7 @@ LAUNCH = [sys.executable, "-m", "valence.launch"]  # without -P, so that tests.*
 
 def test_the_module_runs_as_main_with_its_arguments() -> None:
     script = "import sys, resource; print(sys.argv[1:], __name__, resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
-    command = [*LAUNCH, "SIGKILL", "tests.valence.script", script, "--instance", "3"]
+    command = [*LAUNCH, "SIGKILL", "0", "tests.valence.script", script, "--instance", "3"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     arguments, name, limit = answer.stdout.rsplit(maxsplit=2)
     assert (arguments, name) == (str([script, "--instance", "3"]), "__main__")
@@ -19,13 +19,22 @@ def test_the_module_runs_as_main_with_its_arguments() -> None:
 
 
 def test_the_exit_status_is_the_modules() -> None:
-    command = [*LAUNCH, "SIGKILL", "tests.valence.script", "raise SystemExit(78)"]
+    command = [*LAUNCH, "SIGKILL", "0", "tests.valence.script", "raise SystemExit(78)"]
     assert subprocess.run(command, check=False).returncode == 78
+
+
+def test_a_parent_that_is_gone_already_is_noticed() -> None:
+    command = [*LAUNCH, "SIGKILL", "999999999", "tests.valence.script", "print('ran')"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "the parent process is gone" in answer.stderr
+    own = [*LAUNCH, "SIGKILL", str(os.getpid()), "tests.valence.script", "print('ran')"]
+    assert subprocess.run(own, capture_output=True, text=True, check=True).stdout == "ran\n"
 
 
 def test_it_dies_with_its_parent() -> None:
     """A parent that is killed cannot tell its children anything; the kernel does."""
-    child = [*LAUNCH, "SIGKILL", "tests.valence.script", "import time; print('up', flush=True); time.sleep(600)"]
+    child = [*LAUNCH, "SIGKILL", "0", "tests.valence.script", "import time; print('up', flush=True); time.sleep(600)"]
     parent_script = (
         "import subprocess, sys\n"
         f"child = subprocess.Popen({child!r}, stdout=subprocess.PIPE)\n"

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -141,3 +142,11 @@ def test_prepare_decides_port_and_run_directory(tmp_path: Path, monkeypatch: pyt
     config = serve.prepare(load(None, ["api.port=0", "links.run_dir=here"]))
     assert config.api.port > 0
     assert config.run_dir == tmp_path / "here"
+
+
+def test_people_are_shown_a_command_that_exists_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    binaries = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Path(serve.own_command()).resolve() == (binaries / "valence").resolve()
+    monkeypatch.setattr(serve.shutil, "which", lambda name: str(binaries / name))
+    assert serve.own_command() == "valence"
