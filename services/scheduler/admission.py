@@ -33,7 +33,7 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             seq_id=admit.seq_id + choice,
             request=request,
             sampling=_sampling_of(admit.sampling, choice),
-            key=(admit.priority, state.arrivals + choice),
+            key=(admit.priority, state.waiting.arrivals + choice),
             limit=limit,
             tokens=bytearray(admit.tokens + admit.output),
         )

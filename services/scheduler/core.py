@@ -149,7 +149,8 @@ class SchedulerCore:
 
     def _on_step_result(self, result: StepResult) -> None:
         state = self._state
-        if result.step not in [flight.step for flight in state.in_flight]:
+        flights = state.in_flight
+        if not flights or not flights[0].step <= result.step <= flights[-1].step:
             state.counters["unknown_results"] += 1
             return
         try:
@@ -172,7 +173,7 @@ class SchedulerCore:
             refused = Refused(admit.seq_id, reject.reason, reject.message, reject.param)
             self._effects.append(SendRefused(tokenizer_of(admit.seq_id), refused))
             return
-        state.arrivals += len(sequences)
+        state.waiting.arrivals += len(sequences)
         state.counters["requests"] += len(sequences)
         state.counters["prompt_tokens"] += sum(sequence.request.num_prompt for sequence in sequences)
         for sequence in sequences:

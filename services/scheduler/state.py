@@ -9,6 +9,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import BlockPool
@@ -35,8 +37,7 @@ class Worker:
     stops: StopTokens
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(msgspec.Struct):
     """A plan whose result has not come. Results list the roster's rows first, then `samplers`."""
 
     step: int
@@ -67,7 +68,6 @@ class State:
         self.hash_seed = hash_seed
         self.now_s = 0.0
         self.step = 0
-        self.arrivals = 0
         self.ready = False
         self.draining = False
         self.worker: Worker | None = None

@@ -13,6 +13,7 @@ class WaitingQueue:
     """Sorted by key. Insertion and removal at any place; the cost is one memory move of the key list."""
 
     def __init__(self) -> None:
+        self.arrivals = 0  # sequences that have come, which gives the next one its place
         self._keys: list[Key] = []
         self._by_key: dict[Key, Sequence] = {}
 

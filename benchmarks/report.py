@@ -1,0 +1,32 @@
+"""Results of a benchmark: a table for people, JSON for scripts. Every benchmark ends with `report`."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Result(NamedTuple):
+    """One figure. `conditions` say what it was measured with, so that it can be repeated."""
+
+    name: str
+    value: float
+    unit: str
+    conditions: str
+
+
+def report(results: list[Result], json_path: str | None = None, title: str = "") -> None:
+    """Prints the table, and writes a list of {"name", "value", "unit", "conditions"} if a path is given."""
+    table = Table(title=title)
+    table.add_column("name", no_wrap=True)
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    table.add_column("conditions", style="dim")
+    for result in results:
+        value = f"{result.value:,.4g}" if result.value < 1000 else f"{result.value:,.0f}"
+        table.add_row(result.name, value, result.unit, result.conditions)
+    Console().print(table)
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps([result._asdict() for result in results], indent=1) + "\n")
