@@ -74,17 +74,20 @@ class BlockPool:
             self._evict(count - len(free))
         taken = free[-count:] if count else []
         del free[len(free) - count :]
+        references = self._references
         for block in taken:
-            self._references[block] = 1
+            references[block] = 1
         return taken
 
     def _evict(self, count: int) -> None:
         if count > len(self._idle):
             raise NoSpace(f"{count} more blocks needed than the {self.free_blocks} that can be had")
+        idle, free, keys, digests, by_digest = self._idle, self._free, self._keys, self._digests, self._by_digest
         for _ in range(count):
-            block, _ = self._idle.popitem(last=False)
-            self._unlabel(block)
-            self._free.append(block)
+            block, _ = idle.popitem(last=False)
+            del by_digest[digests[block]]
+            keys[block] = None
+            free.append(block)
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more user for each of these blocks, which must be in use or idle."""
@@ -96,16 +99,16 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """One user less. The last blocks of a chain become idle first, so they are also evicted first."""
-        references = self._references
+        references, keys, free, idle = self._references, self._keys, self._free, self._idle
         for block in reversed(blocks):
             left = references[block] - 1
             assert left >= 0, f"block {block} released more often than taken"
             references[block] = left
             if left == 0:
-                if self._keys[block] is None:
-                    self._free.append(block)
+                if keys[block] is None:
+                    free.append(block)
                 else:
-                    self._idle[block] = None
+                    idle[block] = None
 
     def match(self, tokens: bytes | bytearray, most: int, root: bytes, chain: list[bytes]) -> list[int]:
         """The findable blocks that hold the longest prefix of `tokens`, at most `most` of them. Takes nothing.
@@ -113,6 +116,7 @@ class BlockPool:
         `chain` caches the digests of the blocks of `tokens`; missing ones are appended as far as the search gets.
         """
         width = self.block_tokens * TOKEN_BYTES
+        by_digest, keys = self._by_digest, self._keys
         found: list[int] = []
         parent = root
         for idx in range(most):
@@ -120,8 +124,8 @@ class BlockPool:
             if idx == len(chain):
                 chain.append(xxh3_128_digest(key, self._hash_seed))
             parent = chain[idx]
-            block = self._by_digest.get(parent)
-            if block is None or self._keys[block] != key:
+            block = by_digest.get(parent)
+            if block is None or keys[block] != key:
                 break
             found.append(block)
         return found
@@ -135,19 +139,24 @@ class BlockPool:
         already offers stays private. Returns the blocks that became findable.
         """
         width = self.block_tokens * TOKEN_BYTES
-        by_digest, keys = self._by_digest, self._keys
+        by_digest, keys, digests, seed = self._by_digest, self._keys, self._digests, self._hash_seed
         parent = chain[first - 1] if first else root
+        part = bytes(tokens[first * width : last * width])
         published: list[int] = []
+        known = len(chain)
         for idx in range(first, last):
-            key = parent + tokens[idx * width : (idx + 1) * width]
-            if idx == len(chain):
-                chain.append(xxh3_128_digest(key, self._hash_seed))
-            parent = chain[idx]
+            start = (idx - first) * width
+            key = parent + part[start : start + width]
+            if idx < known:
+                parent = chain[idx]
+            else:
+                parent = xxh3_128_digest(key, seed)
+                chain.append(parent)
             block = blocks[idx]
             if parent not in by_digest and keys[block] is None:
                 by_digest[parent] = block
                 keys[block] = key
-                self._digests[block] = parent
+                digests[block] = parent
                 published.append(block)
         return published
 
@@ -155,7 +164,8 @@ class BlockPool:
         """These blocks' content cannot be trusted: nobody finds them any more. Users keep them."""
         for block in blocks:
             if self._keys[block] is not None:
-                self._unlabel(block)
+                del self._by_digest[self._digests[block]]
+                self._keys[block] = None
                 if self._references[block] == 0:
                     del self._idle[block]
                     self._free.append(block)
@@ -163,10 +173,6 @@ class BlockPool:
     def forget(self) -> None:
         """No block's content exists any more, used or not."""
         self.withdraw(range(self.num_blocks))
-
-    def _unlabel(self, block: int) -> None:
-        del self._by_digest[self._digests[block]]
-        self._keys[block] = None
 
     def fragmentation(self, unused_tokens: int) -> float:
         """Reserved but unused KV tokens / reserved KV tokens; 0 with nothing reserved."""
