@@ -8,7 +8,7 @@ import functools
 import json
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvloop
@@ -35,9 +35,8 @@ class _Stream(asyncio.Protocol):
         self._events = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         self._start_s = time.perf_counter()
-        transport.write(self.request)
+        cast(asyncio.Transport, transport).write(self.request)  # uvloop's transports are no subclasses of it
 
     def data_received(self, data: bytes) -> None:
         events = data.count(b"data: ")
