@@ -67,10 +67,11 @@ def step_times_us(rows: int, steps: int, random: Random) -> list[float]:
     bench.handle(*[bench.admit(bench.prompt(length)) for length in lengths])
     bench.settle()
     bench.core.check()
+    tokens = [bench.prompt(rows) for _ in range(64)]
     times = []
     handle = bench.core.handle
-    for _ in range(steps):
-        events = (bench.result(),)
+    for step in range(steps):
+        events = (StepResult(bench.plans.pop(0).step, tokens[step % 64]),)
         start = time.perf_counter()
         effects = handle(events, 0.0)
         times.append((time.perf_counter() - start) * 1e6)

@@ -160,6 +160,15 @@ class BlockPool:
                 published.append(block)
         return published
 
+    def publish_one(self, block: int, key: bytes) -> bytes:
+        """`publish` for the next block of a chain: `key` is parent digest + token bytes. Returns its digest."""
+        digest: bytes = xxh3_128_digest(key, self._hash_seed)
+        if digest not in self._by_digest and self._keys[block] is None:
+            self._by_digest[digest] = block
+            self._keys[block] = key
+            self._digests[block] = digest
+        return digest
+
     def withdraw(self, blocks: Iterable[int]) -> None:
         """These blocks' content cannot be trusted: nobody finds them any more. Users keep them."""
         for block in blocks:

@@ -11,10 +11,10 @@ from services.scheduler.events import SendTokens
 class _Draft:
     __slots__ = ("finished", "first_index", "seq_ids", "tokens")
 
-    def __init__(self) -> None:
-        self.seq_ids = b""
-        self.first_index = b""
-        self.tokens = b""
+    def __init__(self, seq_ids: bytes = b"", first_index: bytes = b"", tokens: bytes = b"") -> None:
+        self.seq_ids = seq_ids
+        self.first_index = first_index
+        self.tokens = tokens
         self.finished: list[Finished] = []
 
 
@@ -24,24 +24,25 @@ class Outbox:
     def __init__(self) -> None:
         self._drafts: dict[int, _Draft] = {}
 
-    def _draft(self, tokenizer: int) -> _Draft:
-        draft = self._drafts.get(tokenizer)
-        if draft is None:
-            draft = self._drafts[tokenizer] = _Draft()
-        return draft
-
     def add_rows(self, tokenizer: int, seq_ids: bytes, first_index: bytes, tokens: bytes) -> None:
         """Columns as in TokenBatch."""
-        draft = self._draft(tokenizer)
-        draft.seq_ids += seq_ids
-        draft.first_index += first_index
-        draft.tokens += tokens
+        draft = self._drafts.get(tokenizer)
+        if draft is None:
+            self._drafts[tokenizer] = _Draft(seq_ids, first_index, tokens)
+        else:
+            draft.seq_ids += seq_ids
+            draft.first_index += first_index
+            draft.tokens += tokens
 
     def add_row(self, seq_id: int, index: int, token: int) -> None:
         self.add_rows(tokenizer_of(seq_id), pack_u64((seq_id,)), pack_i32((index,)), pack_i32((token,)))
 
     def finish(self, finished: Finished) -> None:
-        self._draft(tokenizer_of(finished.seq_id)).finished.append(finished)
+        tokenizer = tokenizer_of(finished.seq_id)
+        draft = self._drafts.get(tokenizer)
+        if draft is None:
+            draft = self._drafts[tokenizer] = _Draft()
+        draft.finished.append(finished)
 
     def drain(self) -> list[SendTokens]:
         if not self._drafts:

@@ -101,7 +101,7 @@ def _step_rows(state: State, worker: Worker, flight: Flight) -> Growth:
     roster = rows.roster()
     if roster.size:
         flight.roster = roster
-        flight.num_tokens = roster.size
+        flight.num_stepped = flight.num_tokens = roster.size
         flight.ending = rows.advance()
         flight.tick = rows.tick
         for row in flight.ending:

@@ -28,8 +28,10 @@ def apply_result(state: State, result: StepResult) -> None:
         state.counters["failed_steps"] += 1
         state.fail_step(flight, result.error)
         return
-    if len(result.tokens) != 4 * flight.num_samples:
-        raise Fault(f"step {flight.step} gave {len(result.tokens)} bytes of tokens for {flight.num_samples} rows")
+    num_stepped = flight.num_stepped
+    num_samples = num_stepped + len(flight.samplers)
+    if len(result.tokens) != 4 * num_samples:
+        raise Fault(f"step {flight.step} gave {len(result.tokens)} bytes of tokens for {num_samples} rows")
     tokens = np.frombuffer(result.tokens, np.uint32)
     try:
         flags = worker.stops.flags(tokens)
@@ -38,9 +40,7 @@ def apply_result(state: State, result: StepResult) -> None:
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
     state.in_flight.popleft()
     state.counters["output_tokens"] += len(tokens)
-    num_stepped = 0
     if flight.roster is not None:
-        num_stepped = flight.roster.size
         stepped = tokens[:num_stepped] if flight.samplers else tokens
         _apply_stepped(state, worker, flight, flight.roster, stepped, flags)
     for place, row in enumerate(flight.samplers, num_stepped):

@@ -185,10 +185,20 @@ class RowTable:
         else:
             self._history.put(tick, roster.slots[living], tokens[living])
 
-    def filled_blocks(self, tick: int) -> list[Row]:
-        """STEPPING rows for which the result of `tick`, the last received, is the first token of a block: the block
-        before is full, and all its positions have been computed."""
-        return [row for row in self._phases[(tick + 1) % len(self._phases)].values() if row.flushed_tick < tick]
+    def flush_filled_blocks(self, tick: int) -> list[Row]:
+        """Flushes the STEPPING rows for which the result of `tick`, the last received, is the first token of a block.
+
+        Returns them: their block before is full, and all its positions have been computed.
+        """
+        append_to = self._history.append_to
+        filled = []
+        for row in self._phases[(tick + 1) % len(self._phases)].values():
+            flushed_tick = row.flushed_tick
+            if flushed_tick < tick:
+                append_to(row.sequence.tokens, row.slot, flushed_tick + 1, tick - flushed_tick)
+                row.flushed_tick = tick
+                filled.append(row)
+        return filled
 
     def flush(self, row: Row) -> None:
         """Moves received results into the sequence's tokens. For rows that never stepped it does nothing."""

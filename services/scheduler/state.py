@@ -13,7 +13,7 @@ import msgspec
 
 from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
-from services.scheduler.blocks import BlockPool
+from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
@@ -48,11 +48,8 @@ class Flight(msgspec.Struct):
     fillers: Collection[Row] = ()  # rows with known tokens left after this step
     added: Collection[Row] = ()
     published: Collection[int] = ()  # blocks that became findable when this plan was issued
+    num_stepped: int = 0  # rows of the roster
     num_tokens: int = 0
-
-    @property
-    def num_samples(self) -> int:
-        return (self.roster.size if self.roster is not None else 0) + len(self.samplers)
 
 
 def by_key(row: Row) -> Key:
@@ -109,15 +106,22 @@ class State:
         """`settle` for all rows that have just filled a block; they are what a decode step costs in Python."""
         worker = self.worker
         assert worker is not None
-        rows, reuse = worker.rows, self.prefix_cache
-        block_tokens, publish = worker.pool.block_tokens, worker.pool.publish
-        for row in rows.filled_blocks(tick):
-            rows.flush(row)
+        filled = worker.rows.flush_filled_blocks(tick)
+        if not self.prefix_cache:
+            return
+        pool = worker.pool
+        block_tokens, width = pool.block_tokens, pool.block_tokens * TOKEN_BYTES
+        for row in filled:
+            sequence = row.sequence
             full = (row.position_base + tick + 1) // block_tokens
-            if reuse and row.published < full:
-                sequence = row.sequence
-                publish(row.blocks, row.published, full, sequence.tokens, sequence.request.root, sequence.chain)
+            last, chain = full - 1, sequence.chain
+            if row.published == last and len(chain) == last:
+                parent = chain[-1] if last else sequence.request.root
+                key = parent + sequence.tokens[last * width : full * width]
+                chain.append(pool.publish_one(row.blocks[last], key))
                 row.published = full
+            else:
+                self.publish(row, full * block_tokens)
 
     def publish(self, row: Row, num_tokens: int) -> list[int]:
         """Offers the row's full blocks among its first `num_tokens` tokens."""
