@@ -60,7 +60,7 @@ def load_model(
     source: ModelSource, config: Config, device: torch.device, report: Callable[[Progress], None]
 ) -> tuple[str, Decoder, Bindings]:
     """The architecture's name, the model on its device, and the ops it is bound to. Raises ConfigError."""
-    policy = choose_policy(config.model.dtype)
+    policy = choose_policy(config.model.dtype, device)
     try:
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.worker.inputs import Draw, SamplingBatch
+from services.worker.kernels.ops.argmax import argmax
 from services.worker.kernels.ops.penalize import penalize
 from services.worker.kernels.ops.sample import sample
 from services.worker.kernels.ops.top_k_floor import top_k_floor
@@ -18,13 +19,13 @@ from services.worker.state import PenaltyCounts
 
 class Sampler:
     def __init__(self, bindings: Bindings) -> None:
-        self._penalize, self._sample = bindings(penalize), bindings(sample)
+        self._argmax, self._penalize, self._sample = bindings(argmax), bindings(penalize), bindings(sample)
         self._top_k_floor, self._top_p_floor = bindings(top_k_floor), bindings(top_p_floor)
 
     def __call__(self, logits: Tensor, batch: SamplingBatch | None, counts: PenaltyCounts | None) -> Tensor:
         """logits: float32 [S, V], may be overwritten. Returns int32 [S]."""
         if batch is None:
-            return logits.argmax(-1).to(torch.int32)
+            return self._argmax(logits)
         if batch.penalties is not None:
             assert counts is not None
             rows = batch.penalties
@@ -40,10 +41,10 @@ class Sampler:
         if batch.edits is not None:
             logits.view(-1).index_add_(0, batch.edits.index, batch.edits.values)
         if batch.draw is None:
-            return logits.argmax(-1).to(torch.int32)
+            return self._argmax(logits)
         if batch.draw.index is None:
             return self._draw(logits, batch.draw)
-        tokens = logits.argmax(-1).to(torch.int32)
+        tokens = self._argmax(logits)
         return tokens.index_copy_(0, batch.draw.index, self._draw(logits.index_select(0, batch.draw.index), batch.draw))
 
     def _draw(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -17,7 +17,6 @@ from services.worker.layers.rope import RopeTable
 from services.worker.memory import Shape
 from services.worker.models.registry import find_model
 from services.worker.models.spec import Config
-from services.worker.quant.none import DenseWeight
 from services.worker.runner import Runner
 from services.worker.sampler import Sampler
 from services.worker.state import Rows
@@ -71,6 +70,27 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+class PlainWeight:
+    """The least that a `Weight` can be, so that these tests do not depend on any format."""
+
+    format_name = "plain"
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.out_features, self.in_features = values.shape
+        self.num_bytes = values.numel() * values.element_size()
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        product = x @ self.values.T
+        return product if bias is None else product + bias
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.values[ids.long()]
+
+    def dequantize(self) -> torch.Tensor:
+        return self.values.float()
+
+
 class StateDict:
     """`Parameters` from a transformers state dict."""
 
@@ -78,8 +98,8 @@ class StateDict:
         self._tensors = tensors
         self.asked: list[str] = []
 
-    def weight(self, *names: str) -> DenseWeight:
-        return DenseWeight(self.tensor(*names))
+    def weight(self, *names: str) -> PlainWeight:
+        return PlainWeight(self.tensor(*names))
 
     def tensor(self, *names: str) -> torch.Tensor:
         self.asked += names
@@ -201,3 +221,8 @@ def make_tiny() -> Callable[[str], Tiny]:
 @pytest.fixture
 def tiny(make_tiny: Callable[[str], Tiny]) -> Tiny:
     return make_tiny("llama")
+
+
+@pytest.fixture
+def plain_weight() -> Callable[[torch.Tensor], PlainWeight]:
+    return PlainWeight

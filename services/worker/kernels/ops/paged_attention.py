@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from services.worker.kernels.registry import Case, Tolerance, op
 
+ALONE = 256  # tokens: from here on gathering a row costs more than a call of its own that reads it in place
+
 
 @dataclass(frozen=True)
 class Group:
@@ -47,13 +49,22 @@ class AttentionRows:
         tables = self.block_tables.cpu().numpy()
         counts = np.diff(starts)
         decode = np.flatnonzero(counts == 1)
-        groups = [self._decode_group(rows, starts, context, tables) for rows in _similar(context, decode)]
+        alone = [
+            row for row in decode.tolist() if context[row] >= ALONE and self._run_of(tables, row, context[row]) >= 0
+        ]
+        parts = [*np.array(alone, np.intp).reshape(-1, 1), *_similar(context, np.setdiff1d(decode, alone))]
+        groups = [self._decode_group(rows, starts, context, tables) for rows in parts]
         groups += [self._chunk_group(row, starts, context, tables) for row in np.flatnonzero(counts > 1).tolist()]
         return tuple(groups)
 
-    def _run(self, table: npt.NDArray[np.int32]) -> int:
-        first = int(table[0])
-        return first if bool((np.diff(table) == 1).all()) else -1
+    def _run_of(self, tables: npt.NDArray[np.int32], row: int, length: int) -> int:
+        """The first block if the row's blocks follow one another, else -1."""
+        last = -(-length // self.block_tokens) - 1
+        first = int(tables[row, 0])
+        # the ends tell most of the time
+        if tables[row, last] != first + last:
+            return -1
+        return first if bool((np.diff(tables[row, : last + 1]) == 1).all()) else -1
 
     def _decode_group(
         self,
@@ -68,7 +79,7 @@ class AttentionRows:
         ordered = bool((np.diff(first) == 1).all())
         tokens = slice(int(first[0]), int(first[0]) + len(rows)) if ordered else self._index(first)
         if len(rows) == 1:
-            run = self._run(tables[rows[0], :width])
+            run = self._run_of(tables, int(rows[0]), longest)
             blocks = None if run >= 0 else self._index(tables[rows[0], :width])
             return Group(tokens, longest, run, blocks, None, False)
         pages = tables[rows, :width].copy()
@@ -90,7 +101,7 @@ class AttentionRows:
     ) -> Group:
         tokens, length = slice(int(starts[row]), int(starts[row + 1])), int(context[row])
         table = tables[row, : -(-length // self.block_tokens)]
-        run = self._run(table)
+        run = self._run_of(tables, row, length)
         count = tokens.stop - tokens.start
         mask = None
         if count < length:

@@ -1,5 +1,7 @@
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from services.worker.kernels.ops.paged_attention import make_attention_rows
@@ -7,14 +9,18 @@ from services.worker.kernels.registry import Facts, bind
 from services.worker.layers.attention import Attention, HeadNorm
 from services.worker.layers.linear import Linear
 from services.worker.models.spec import DecoderSpec, RopeSpec
-from services.worker.quant.none import DenseWeight
 
 SPEC = DecoderSpec(10, 12, 8, 1, 4, 2, 6, 1e-5, RopeSpec(1e4, 6), 64, False)
 
 
-def make(head_norm: HeadNorm | None) -> Attention:
+@pytest.fixture
+def make(plain_weight: Any) -> Callable[[HeadNorm | None], Attention]:
+    return lambda head_norm: make_attention(plain_weight, head_norm)
+
+
+def make_attention(plain_weight: Any, head_norm: HeadNorm | None) -> Attention:
     torch.manual_seed(0)
-    qkv, out = Linear(DenseWeight(torch.randn(48, 12))), Linear(DenseWeight(torch.randn(12, 24)))
+    qkv, out = Linear(plain_weight(torch.randn(48, 12))), Linear(plain_weight(torch.randn(12, 24)))
     return Attention(SPEC, qkv, out, head_norm, bind(("torch",), Facts("cpu")))
 
 
@@ -24,7 +30,7 @@ def project(attention: Attention, angle: float) -> tuple[torch.Tensor, ...]:
     return attention.project(torch.randn(3, 12, generator=torch.Generator().manual_seed(1)), cos, sin)
 
 
-def test_projection_splits_into_query_key_and_value_heads() -> None:
+def test_projection_splits_into_query_key_and_value_heads(make: Any) -> None:
     attention = make(None)
     q, k, v = project(attention, 0.0)
     assert q.shape == (3, 4, 6) and k.shape == v.shape == (3, 2, 6)
@@ -32,7 +38,7 @@ def test_projection_splits_into_query_key_and_value_heads() -> None:
     torch.testing.assert_close(torch.cat((q, k, v), 1).reshape(3, 48), attention.qkv(x))
 
 
-def test_values_are_not_rotated_and_head_norm_comes_before_the_rotation() -> None:
+def test_values_are_not_rotated_and_head_norm_comes_before_the_rotation(make: Any) -> None:
     plain = project(make(None), 0.0)
     turned = project(make(None), 0.7)
     assert torch.equal(plain[2], turned[2]) and not torch.allclose(plain[0], turned[0])
@@ -41,7 +47,7 @@ def test_values_are_not_rotated_and_head_norm_comes_before_the_rotation() -> Non
     torch.testing.assert_close(normed[1].pow(2).mean(-1), torch.full((3, 2), 4.0))
 
 
-def test_attend_sees_what_it_has_just_written() -> None:
+def test_attend_sees_what_it_has_just_written(make: Any) -> None:
     attention = make(None)
     q, k, v = project(attention, 0.3)
     cache: Any = (torch.zeros(2, 4, 2, 6), torch.zeros(2, 4, 2, 6))

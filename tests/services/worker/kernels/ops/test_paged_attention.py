@@ -47,9 +47,12 @@ def test_nothing_outside_the_own_context_counts() -> None:
 
 
 def test_similar_decode_rows_share_a_group_and_runs_are_not_gathered() -> None:
-    tables = [list(range(20 * i, 20 * i + 20)) for i in range(4)]
-    rows = make_attention_rows([1, 1, 1, 1], [300, 310, 20, 290], tables, 16)
-    assert [(group.context, group.run) for group in rows.groups] == [(320, -1), (20, 40)]
+    apart = [list(range(40 * i, 40 * i + 40, 2)) for i in range(4)]
+    rows = make_attention_rows([1, 1, 1, 1], [300, 310, 20, 290], apart, 16)
+    assert [(group.context, group.run) for group in rows.groups] == [(320, -1), (20, -1)]
+    runs = [list(range(20 * i, 20 * i + 20)) for i in range(4)]
+    rows = make_attention_rows([1, 1, 1, 1], [300, 60, 50, 290], runs, 16)
+    assert [(group.context, group.run) for group in rows.groups] == [(300, 0), (290, 60), (64, -1)]
     chunk = make_attention_rows([8], [40], [[3, 4, 5]], 16).groups[0]
     assert (chunk.run, chunk.causal, chunk.blocks) == (3, False, None)
 

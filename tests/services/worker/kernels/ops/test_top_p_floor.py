@@ -1,6 +1,6 @@
 import torch
 
-from services.worker.kernels.ops.top_p_floor import top_p_floor
+from services.worker.kernels.ops.top_p_floor import _by_radix, top_p_floor
 
 
 def test_equals_sorting() -> None:
@@ -15,6 +15,15 @@ def test_equals_sorting() -> None:
             assert mass[kept - 1] >= top_p[row] - 1e-5, case.name
             assert kept == 1 or mass[kept - 2] < top_p[row] + 1e-5, case.name
             assert bool((logits[row] == got[row]).any())
+
+
+def test_looking_at_the_best_first_changes_nothing() -> None:
+    """One row of each kind: settled by the best tokens, and by the radix selection."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(2, 5000, generator=generator) * torch.tensor([[8.0], [0.1]])
+    ones, top_p = torch.ones(2), torch.tensor([0.6, 0.6])
+    weight = (logits - logits.amax(-1, keepdim=True)).exp()
+    assert torch.equal(top_p_floor.meaning(logits, ones, top_p), _by_radix(logits, weight, top_p))
 
 
 def test_extremes() -> None:
