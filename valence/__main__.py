@@ -123,7 +123,10 @@ def _change(run_dir: str, port: int | None, make: "Callable[[Change], Iterator[P
     config = rundir.running_config(path)
     console = Console()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with StatusClient(config) as client, Progress(*columns, console=console, transient=True) as bar:
+    with (
+        StatusClient(config) as client,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
         task = bar.add_task("")
         change = Change(config, client, lambda name, what: bar.update(task, description=f"{name} {what}"))
         start_s = time.monotonic()

@@ -16,6 +16,13 @@ from common.protocol import ModelFacts, Status
 STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "stopping": "yellow"}
 
 
+class LastingConsole(Console):
+    """Falls silent when nobody reads any more; what it reports on must go on or end in order."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Stage(NamedTuple):
     """One bar."""
 

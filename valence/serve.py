@@ -114,7 +114,7 @@ def _holder(port: int) -> str:
 def serve(config: Config) -> int:
     """Runs until a signal or a failure. Returns the exit status."""
     interrupts = Interrupts()
-    console = Console(highlight=False)
+    console = display.LastingConsole(highlight=False)
     run_dir = Path(config.run_dir)
     if not Supervisor(run_dir).alive():  # otherwise the claim names who runs there, rather than the port being taken
         config = prepare(config)
@@ -266,7 +266,8 @@ class Session:
         """Drains and ends the services and the supervisor. One more signal ends them without draining."""
         asked = self._interrupts.count
         if self._daemon.poll() is None:
-            self._console.print("stopping (once more to stop without finishing open requests)")
+            with contextlib.suppress(OSError):  # the terminal may be what has gone
+                self._console.print("stopping (once more to stop without finishing open requests)")
             self._daemon.terminate()
         while self._daemon.poll() is None:
             self._supervisor.wake()

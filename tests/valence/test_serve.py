@@ -33,6 +33,26 @@ def test_a_signal_ends_everything_and_leaves_nothing(number: signal.Signals) -> 
         assert not server.run_dir.exists()
 
 
+def test_a_signal_during_the_start_ends_it() -> None:
+    with serving() as server:
+        server.read_until("processes")
+        server.process.send_signal(signal.SIGINT)
+        assert server.finish() == 0
+        assert still_running(server.run_dir) == []
+        assert not server.run_dir.exists()
+
+
+def test_a_terminal_that_goes_away_ends_everything() -> None:
+    with serving() as server:
+        server.read_until("curl")
+        assert server.process.stdout
+        server.process.stdout.close()
+        server.process.send_signal(signal.SIGHUP)
+        server.process.wait()
+        assert still_running(server.run_dir) == []
+        assert not server.run_dir.exists()
+
+
 def test_one_more_signal_does_not_wait_for_a_service_that_does_not_end() -> None:
     with serving("--set", "model.name=stubborn", "--set", "links.drain_s=500") as server:
         server.read_until("curl")
