@@ -30,8 +30,9 @@ EOS = (0, 2)
 class Bench:
     """A core with `rows` running sequences, and the plans it waits for."""
 
-    def __init__(self, rows: int, random: Random) -> None:
-        blocks = (rows + 2) * (2 * CONTEXT // BLOCK_TOKENS) + 1024
+    def __init__(self, rows: int, random: Random, prefixes: int = 0) -> None:
+        """`prefixes`: how many prompts of CONTEXT tokens the cache can hold beside the rows before it must evict."""
+        blocks = (rows + 2) * (2 * CONTEXT // BLOCK_TOKENS) + prefixes * (CONTEXT // BLOCK_TOKENS)
         self.random = random
         self.core = SchedulerCore(Scheduler(max_rows=rows + 1, step_tokens=(rows + 1) * CONTEXT), Kv(), seed=1)
         self.plans: list[StepPlan] = []
@@ -80,9 +81,30 @@ def step_times_us(rows: int, steps: int, random: Random) -> list[float]:
     return times
 
 
-def admit_times_us(hit: bool, count: int, random: Random) -> list[float]:
+def churn_times_us(rows: int, steps: int, random: Random) -> list[float]:
+    """Times of decode steps in which sequences end and new ones start: `rows` rows, outputs of 128 tokens."""
+    output = 128
+    bench = Bench(rows, random, prefixes=1024)
+    waiting = [bench.admit(bench.prompt(CONTEXT), output) for _ in range(rows + (steps + output) * rows // output)]
+    tokens = [bench.prompt(2 * rows) for _ in range(64)]
+    times = []
+    for step in range(steps + output):
+        # At first one share of the rows per step, so that ends are spread evenly; later one for each that has ended.
+        events: list[Event] = [waiting.pop() for _ in range(rows // output)]
+        if bench.plans:
+            plan = bench.plans.pop(0)
+            events.insert(0, StepResult(plan.step, tokens[step % 64][: 4 * plan.samples.count(1)]))
+        start = time.perf_counter()
+        effects = bench.core.handle(events, 0.0)
+        times.append((time.perf_counter() - start) * 1e6)
+        bench.plans += [effect.plan for effect in effects if isinstance(effect, SendPlan)]
+    bench.core.check()
+    return times[output:]
+
+
+def admit_times_us(hit: bool, evict: bool, count: int, random: Random) -> list[float]:
     """Times from Admit to the plan that starts the prompt, with nothing else running."""
-    bench = Bench(4, random)
+    bench = Bench(4, random, prefixes=0 if evict else count)
     prompt = bench.prompt(CONTEXT)
     times = []
     for _ in range(count):
@@ -128,10 +150,16 @@ def main() -> None:
         value, spread = median_of(options.rounds, partial(step_times_us, rows, 512, random))
         conditions = f"context {CONTEXT}, blocks of {BLOCK_TOKENS}, 2 plans in flight; {spread}"
         results.append(Result(f"scheduler_step_us_{rows}", value, "us", conditions))
-    for name, hit in (("scheduler_admit_us_1024", False), ("scheduler_admit_hit_us_1024", True)):
-        value, spread = median_of(options.rounds, partial(admit_times_us, hit, 300, random))
-        conditions = f"{'prefix hit' if hit else 'no prefix hit'}, Admit to its first plan; {spread}"
-        results.append(Result(name, value, "us", conditions))
+    value, spread = median_of(options.rounds, partial(churn_times_us, 256, 512, random))
+    conditions = f"as above, but in every step 2 rows end and 2 prompts of {CONTEXT} start; {spread}"
+    results.append(Result("scheduler_churn_step_us_256", value, "us", conditions))
+    for name, hit, evict, words in (
+        ("scheduler_admit_us_1024", False, False, "no prefix hit"),
+        ("scheduler_admit_evict_us_1024", False, True, "no prefix hit, 64 cached blocks evicted"),
+        ("scheduler_admit_hit_us_1024", True, False, "prefix hit"),
+    ):
+        value, spread = median_of(options.rounds, partial(admit_times_us, hit, evict, 300, random))
+        results.append(Result(name, value, "us", f"{words}, Admit to its first plan; {spread}"))
     for at_once in (1, 64):
         value, spread = median_of(options.rounds, partial(block_times_ns, at_once, 3000))
         conditions = f"allocate and release, {at_once} at once, per block; {spread}"

@@ -62,7 +62,7 @@ class BlockPool:
     def free_after_share(self, shared: Sequence[int]) -> int:
         """`free_blocks` after `share(shared)`: idle blocks that get shared are no longer there to be taken."""
         references = self._references
-        return self.free_blocks - sum(1 for block in shared if references[block] == 0)
+        return self.free_blocks - [references[block] for block in shared].count(0)
 
     def allocate(self, count: int) -> list[int]:
         """Takes `count` blocks with one reference each; the oldest idle prefix goes only when no block is empty.
@@ -91,10 +91,10 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more user for each of these blocks, which must be in use or idle."""
-        references = self._references
+        references, idle = self._references, self._idle
         for block in blocks:
             if references[block] == 0:
-                del self._idle[block]
+                del idle[block]
             references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
