@@ -18,7 +18,7 @@ from services.worker.quant.contract import StoredTensor
 
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = {name: (elements, num_bytes) for name, elements, num_bytes in TENSOR_TYPES.values() if elements > 1}
-CHUNK_ELEMENTS = 1 << 22  # dequantized at once: bounds the temporaries to tens of MB
+CHUNK_ELEMENTS = 1 << 18  # dequantized at once: temporaries of 1 MiB stay in the cache
 PERMUTED_ARCHITECTURES = ("llama",)
 
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

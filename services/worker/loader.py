@@ -12,7 +12,7 @@ import torch
 from common.errors import ConfigError
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef
 from services.worker.quant.contract import StoredTensor, Weight
-from services.worker.quant.registry import WeightPolicy
+from services.worker.quant.registry import Use, WeightPolicy
 
 MAX_NAMED = 5  # tensors listed in one error
 Report = Callable[[int, int], None]  # parameters done, parameters in all
@@ -29,15 +29,21 @@ def load_parameters(
     expected = expected_shapes(spec, model.names)
     # A tied head that the checkpoint repeats is the embedding once more.
     check_tensors(tensors, expected, (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored)
-    return CheckpointParameters({name: tensors[name] for name in expected}, policy, report)
+    use: Use = "tied" if spec.tie_embeddings else "embedding"
+    return CheckpointParameters(
+        {name: tensors[name] for name in expected}, policy, {model.names.embedding: use}, report
+    )
 
 
 class CheckpointParameters:
     """Reads each tensor on request; see `Parameters` in models/spec.py."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], policy: WeightPolicy, report: Report) -> None:
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], policy: WeightPolicy, uses: Mapping[str, Use], report: Report
+    ) -> None:
         self._tensors = tensors
         self._policy = policy
+        self._uses = uses
         self._report = report
         self._done: set[str] = set()
 
@@ -45,13 +51,13 @@ class CheckpointParameters:
         return name in self._tensors
 
     def weight(self, *names: str) -> Weight:
-        weight = self._policy.make([self._tensors[name] for name in names])
+        weight = self._policy.make([self._tensors[name] for name in names], self._uses.get(names[0], "linear"))
         self._count(names)
         return weight
 
     def tensor(self, *names: str) -> torch.Tensor:
         parts = [self._tensors[name] for name in names]
-        values = torch.cat([part.dense(self._policy.activation) for part in parts])
+        values = torch.cat([part.dense(self._policy.activation) for part in parts]).to(self._policy.device)
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{parts[0].source}: {', '.join(names)} holds NaN or infinite values")
         self._count(names)

@@ -25,18 +25,22 @@ class Weight(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that this weight keeps, in bytes; 0 for what it shares with another weight."""
+        """Memory that this weight keeps, in bytes."""
         ...
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x @ W.T + bias. x: [T, in_features], contiguous, in the model's activation dtype; returns [T, out_features].
 
-        The result is a new tensor of x's dtype. bias: [out_features] in that dtype. T may be 0.
+        The result is a new tensor of x's dtype, whatever the weight computes in. bias: [out_features] in that dtype.
+        T may be 0.
         """
         ...
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of W. ids: int32 or int64 [T], each in [0, out_features); returns [T, in_features], activation dtype."""
+        """Rows of W. ids: int32 or int64 [T], each in [0, out_features); returns [T, in_features], activation dtype.
+
+        Fast only in weights made for embeddings; elsewhere it is right, but may dequantize the whole matrix.
+        """
         ...
 
     def dequantize(self) -> torch.Tensor:
@@ -80,10 +84,14 @@ class WeightFormat(Protocol):
     @property
     def name(self) -> str: ...
 
+    def unavailable(self) -> str | None:
+        """Why this format does not work on this machine, or None when it does."""
+        ...
+
     def refuses(self, parts: Sequence[StoredTensor]) -> str | None:
         """Why this format cannot keep these checkpoint tensors as one matrix, or None when it can."""
         ...
 
-    def make(self, parts: Sequence[StoredTensor], activation: torch.dtype) -> Weight:
-        """The parts (each [out_i, in]) as one matrix [sum of out_i, in], in order, for x of dtype `activation`."""
+    def make(self, parts: Sequence[StoredTensor]) -> Weight:
+        """The parts (each [out_i, in]) as one matrix [sum of out_i, in], in order."""
         ...

@@ -1,4 +1,4 @@
-"""Weights kept dense in the activation dtype: the exact mode (fp32), and possible for every checkpoint."""
+"""Weights kept dense: the exact mode (fp32), the form for GPUs, and possible for every checkpoint."""
 
 from collections.abc import Sequence
 
@@ -9,33 +9,47 @@ from services.worker.quant.contract import StoredTensor, Weight
 
 
 class DenseWeight:
-    """`values`: [out_features, in_features]."""
+    """`values`: [out_features, in_features]; `activation`: dtype that `embed` gives, by default the values'."""
 
     format_name = "none"
 
-    def __init__(self, values: torch.Tensor) -> None:
+    def __init__(self, values: torch.Tensor, activation: torch.dtype | None = None) -> None:
         self.values = values
+        self.activation = activation or values.dtype
         self.out_features, self.in_features = values.shape
         self.num_bytes = values.numel() * values.element_size()
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return functional.linear(x, self.values, bias)
+        if self.values.dtype == x.dtype:
+            return functional.linear(x, self.values, bias)
+        y = functional.linear(x.to(self.values.dtype), self.values).to(x.dtype)
+        return y if bias is None else y.add_(bias)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(ids, self.values)
+        return functional.embedding(ids, self.values).to(self.activation)
 
     def dequantize(self) -> torch.Tensor:
         return self.values.to(torch.float32, copy=True)
 
 
 class DenseFormat:
+    """`dtype` of the weights may be narrower than the activations'."""
+
     name = "none"
+
+    def __init__(self, dtype: torch.dtype, activation: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.activation = activation
+        self.device = device
+
+    def unavailable(self) -> str | None:
+        return None
 
     def refuses(self, parts: Sequence[StoredTensor]) -> str | None:
         return None
 
-    def make(self, parts: Sequence[StoredTensor], activation: torch.dtype) -> Weight:
-        return DenseWeight(fuse(parts, activation))
+    def make(self, parts: Sequence[StoredTensor]) -> Weight:
+        return DenseWeight(fuse(parts, self.dtype).to(self.device), self.activation)
 
 
 def fuse(parts: Sequence[StoredTensor], dtype: torch.dtype) -> torch.Tensor:

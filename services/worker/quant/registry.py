@@ -2,38 +2,75 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from common.errors import ConfigError
+from services.worker.quant.composed import BySizeFormat, TiedWeight
 from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
+from services.worker.quant.int4 import Int4Format
 from services.worker.quant.none import DenseFormat
+from services.worker.quant.packed import PackedBf16Format, PackedFp16Format
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# From how many rows of x on the wide form is faster than the four-bit one: measured, docs/adr/0006-cpu-weights.md.
+INT4_LIMIT_ROWS = 9
+
+Use = Literal["linear", "embedding", "tied"]  # "tied": embedding and output head at once
 
 
 @dataclass(frozen=True)
 class WeightPolicy:
-    """`activation`: dtype of what flows between layers. `formats`: the first that does not refuse keeps the weight."""
+    """`activation`: dtype of what flows between layers. `linear`: the first that does not refuse keeps the weight."""
 
     activation: torch.dtype
-    formats: tuple[WeightFormat, ...]
+    device: torch.device
+    linear: tuple[WeightFormat, ...]
+    table: WeightFormat
 
-    def make(self, parts: Sequence[StoredTensor]) -> Weight:
+    def make(self, parts: Sequence[StoredTensor], use: Use = "linear") -> Weight:
+        """One parameter. Raises ConfigError when no format can keep it."""
+        if use == "embedding":
+            return self.table.make(parts)
         reasons = []
-        for weight_format in self.formats:
+        for weight_format in self.linear:
             reason = weight_format.refuses(parts)
             if reason is None:
-                return weight_format.make(parts, self.activation)
+                weight = weight_format.make(parts)
+                # A dense weight serves both uses; other forms are slow to take rows from.
+                needs_table = use == "tied" and weight.format_name != self.table.name
+                return TiedWeight(self.table.make(parts), weight) if needs_table else weight
             reasons.append(f"{weight_format.name}: {reason}")
         names = ", ".join(part.name for part in parts)
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
 
 
-def choose_policy(dtype: str) -> WeightPolicy:
-    """`dtype`: "auto" (the fastest that is safe on this machine) or a name in DTYPES; float32 is the exact mode."""
+def choose_policy(dtype: str, device: torch.device | None = None) -> WeightPolicy:
+    """`dtype`: "auto" (the fastest that is safe on this machine) or a name in DTYPES; float32 is the exact mode.
+
+    `device`: where weights live, the CPU if None. Raises ConfigError for another dtype.
+    """
+    device = device or torch.device("cpu")
     if dtype == "auto":
-        return WeightPolicy(torch.float32, (DenseFormat(),))
+        return _fastest_on_cpu() if device.type == "cpu" else _dense(torch.bfloat16, device)
     if dtype not in DTYPES:
         raise ConfigError(f'model.dtype is "{dtype}", supported: auto, {", ".join(DTYPES)}')
-    return WeightPolicy(DTYPES[dtype], (DenseFormat(),))
+    return _dense(DTYPES[dtype], device)
+
+
+def _dense(dtype: torch.dtype, device: torch.device) -> WeightPolicy:
+    weight_format = DenseFormat(dtype, dtype, device)
+    return WeightPolicy(dtype, device, (weight_format,), weight_format)
+
+
+def _fastest_on_cpu() -> WeightPolicy:
+    """fp32 between layers; weights four bits wide for few rows where the checkpoint has them, else half wide."""
+    cpu = torch.device("cpu")
+    dense = DenseFormat(torch.float32, torch.float32, cpu)
+    halves: list[WeightFormat] = [PackedBf16Format(), PackedFp16Format()]
+    wide: list[WeightFormat] = [half for half in halves if half.unavailable() is None][:1]
+    by_size: list[WeightFormat] = [BySizeFormat(Int4Format(), form, INT4_LIMIT_ROWS) for form in (*wide, dense)]
+    formats = [form for form in (*by_size, *wide, dense) if form.unavailable() is None]
+    # Rows of an embedding are only copied, so bf16 costs no speed; it is the checkpoint's own precision or near it.
+    return WeightPolicy(torch.float32, cpu, tuple(formats), DenseFormat(torch.bfloat16, torch.float32, cpu))
