@@ -86,6 +86,7 @@ class World:
         self.refused: set[int] = set()
         self.admitted: list[Admit] = []
         self.handled = 0  # of them
+        self.spoilt = 0  # results that the core must reject
         self.orderly = True  # nobody was sent back to the queue by the last call
         self.trace = hashlib.blake2b(digest_size=16)
         self.now_s = 0.0
@@ -261,6 +262,7 @@ class World:
         result = worker.results.popleft()
         spoilt = self.random.choice((result.tokens + pack_i32((1,)), b"x", pack_i32((VOCAB,)) + result.tokens[4:]))
         self._let_die()
+        self.spoilt += 1
         return [StepResult(result.step, spoilt)]
 
     def _lose_peer(self) -> list[Event]:
@@ -292,7 +294,8 @@ class World:
             case SendTokens(tokenizer, batch):
                 self._on_tokens(tokenizer, batch)
             case WorkerFault():
-                self.worker = None
+                self.spoilt -= 1
+                assert self.spoilt >= 0, "a good worker was given up"
 
     def _on_tokens(self, tokenizer: int, batch: TokenBatch) -> None:
         seq_ids, first_index = unpack_u64(batch.seq_ids), unpack_i32(batch.first_index)
@@ -337,6 +340,7 @@ class World:
         raise AssertionError("no end within the bound:\n" + "\n".join(stuck))
 
     def _check_end(self) -> None:
+        assert self.spoilt == 0, "a bad result was accepted"
         load = self.core.load()
         assert load.running == load.waiting == 0, "rows are left"
         assert load.blocks_free + load.blocks_cached == load.blocks_total, "blocks are left in use"

@@ -1,5 +1,7 @@
 """The core from outside: events in, effects out."""
 
+import gc
+
 import msgspec
 import pytest
 
@@ -7,6 +9,7 @@ from common.columns import pack_i32, unpack_i32
 from common.metrics import METRICS
 from common.protocol import Abort, Admit, FinishReason, Sampling, StepResult, Stop, make_seq_id, tokenizer_of
 from services.scheduler.events import ApiLost, Drain, SendPlan, SendRefused, SendTokens, Tick, TokenizerLost, WorkerLost
+from services.scheduler.request import Request, Row, Sequence
 from tests.services.scheduler.harness import EOS, PLAIN, VOCAB, Harness, ids
 
 
@@ -282,3 +285,21 @@ def test_effects_name_the_tokenizer_of_refused_requests() -> None:
     seq_id = make_seq_id(1, 7, 1, 1)
     (effect,) = core.send(Admit(seq_id, b"", Sampling(max_tokens=1)))
     assert isinstance(effect, SendRefused) and effect.tokenizer == tokenizer_of(seq_id) == 7
+
+
+def test_nothing_of_an_ended_request_is_kept_even_without_garbage_collection() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        core = Harness.with_worker(step_tokens=16, max_rows=3)
+        seq_ids = [core.admit(ids(20 + number), n=2) for number in range(6)]
+        core.answer()
+        core.send(Abort(seq_ids[0]), Abort(seq_ids[5]))
+        core.plans.clear()
+        core.send(WorkerLost())
+        core.ready()
+        core.run()
+        assert len(core.finished) == 12
+        assert [kept for kept in gc.get_objects() if isinstance(kept, Sequence | Row | Request)] == []
+    finally:
+        gc.enable()
