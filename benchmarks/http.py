@@ -34,7 +34,6 @@ from common.lifecycle import scheduler_endpoint
 from common.protocol import (
     Abort,
     FinishReason,
-    Heartbeat,
     Hello,
     Load,
     Member,
@@ -90,7 +89,6 @@ class NullTokenizer:
                 self.api = Push(message.peer.endpoint, self.incarnation, 200, self.counters)
                 self.peers = [message.peer, Peer("tokenizer", 0, self.incarnation, self.inbox.endpoint)]
                 self.tell()
-            assert isinstance(message, Hello | Heartbeat)
 
     def submits_in(self) -> None:
         for _, message in self.inbox.drain():

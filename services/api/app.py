@@ -54,10 +54,9 @@ class Edge:
             seconds = time.monotonic() - started_s
             route, method = self._route(scope["path"]), scope["method"]
             self._figures.answered(route, method if method in METHODS else "other", status, seconds)
-            if log.isEnabledFor(logging.DEBUG) or status >= 500:
-                level = logging.WARNING if status >= 500 else logging.DEBUG
+            if log.isEnabledFor(logging.DEBUG):
                 request_log = RequestLogger(log, identity.decode())
-                request_log.log(level, "%s %s %d in %.0f ms", method, route, status, seconds * 1000)
+                request_log.debug("%s %s %d in %.0f ms", method, route, status, seconds * 1000)
 
     def _route(self, path: str) -> str:
         """The label of a path; unknown ones share one, so that clients cannot make labels."""

@@ -57,7 +57,7 @@ def rows(*items: tuple[int, int, int, str], finished: tuple[TextFinished, ...] =
 
 
 class FakeTokenizer:
-    """Records what the API sends. `on_submit` answers; by default with " t0 t1 ..." up to max_tokens (3 if not given)."""
+    """Records what the API sends. `on_submit` answers; by default with " t0 t1 ..." up to max_tokens or 3 tokens."""
 
     def __init__(self, system: "System", instance: int) -> None:
         self.system = system

@@ -1,0 +1,72 @@
+import json
+from typing import Any
+
+import pytest
+
+from common.columns import unpack_i32
+from common.errors import Reject
+from common.protocol import ModelFacts, PromptKind, Submit
+from services.api.schema.completion import BODY, submits_of
+
+FACTS = ModelFacts("tiny", "llama", 1000, 128, (2,), 16, 64)
+
+
+def submits(prompt: Any, **more: Any) -> list[Submit]:
+    return submits_of(BODY.parse(json.dumps({"prompt": prompt, **more}).encode()), FACTS, 8)
+
+
+def test_a_string() -> None:
+    (submit,) = submits("hello")
+    assert (submit.kind, submit.text, submit.n, submit.sampling.max_tokens) == (PromptKind.TEXT, "hello", 1, 16)
+
+
+def test_a_list_of_strings_is_a_prompt_each() -> None:
+    first, second = submits(["a", ""], n=2, seed=5)
+    assert (first.text, second.text, first.n, second.n) == ("a", "", 2, 2)
+    assert first.sampling == second.sampling
+
+
+def test_token_ids_are_one_prompt() -> None:
+    (submit,) = submits([1, 2, 999])
+    assert submit.kind is PromptKind.TOKENS and list(unpack_i32(submit.tokens)) == [1, 2, 999]
+
+
+def test_lists_of_token_ids() -> None:
+    assert [list(unpack_i32(submit.tokens)) for submit in submits([[1], [2, 3]])] == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None,
+        5,
+        {},
+        [],
+        [[]],
+        [1, "a"],
+        ["a", [1]],
+        [[1], 2],
+        [1000],
+        [[0], [1000]],
+        [-1],
+        [1.5],
+        [[["a"]]],
+        [None],
+        [True],
+    ],
+)
+def test_prompts_that_are_refused(prompt: Any) -> None:
+    with pytest.raises(Reject) as caught:
+        submits(prompt)
+    assert caught.value.param is not None and caught.value.param.startswith("prompt")
+
+
+def test_a_prompt_is_required() -> None:
+    with pytest.raises(Reject) as caught:
+        BODY.parse(b'{"model": "tiny"}')
+    assert caught.value.param == "prompt"
+
+
+def test_seeds_that_are_not_given_differ_by_prompt() -> None:
+    first, second = submits(["a", "a"])
+    assert first.sampling.seed != second.sampling.seed

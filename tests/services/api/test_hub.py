@@ -1,0 +1,323 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common.columns import pack_i32, pack_u64
+from common.errors import Reject, RejectReason
+from common.protocol import (
+    Abort,
+    Detokenize,
+    Detokenized,
+    FinishReason,
+    Peer,
+    PromptKind,
+    Refused,
+    Sampling,
+    Submit,
+    TextBatch,
+    TextFinished,
+    Tokenize,
+    Tokenized,
+    api_of,
+    tokenizer_of,
+)
+from services.api.figures import Figures
+from services.api.hub import Hub, Request
+from tests.services.api.system import rows
+
+A, B = Peer("tokenizer", 0, 100, ""), Peer("tokenizer", 1, 200, "")
+
+
+class Consumer:
+    def __init__(self, request: Request) -> None:
+        self.updates = 0
+        request.consumer = self
+
+    def update(self) -> None:
+        self.updates += 1
+
+    def keep_alive(self) -> None:
+        raise AssertionError
+
+
+class Rig:
+    def __init__(self, max_open: int = 8, accept: Callable[[int, Any], bool] = lambda peer, message: True) -> None:
+        self.sent: list[tuple[int, Any]] = []
+        self.figures = Figures()
+        self.accept = accept
+        self.hub = Hub(3, 0xABCD, max_open, self.send, self.figures)
+
+    def send(self, peer: int, message: Any) -> bool:
+        self.sent.append((peer, message))
+        return self.accept(peer, message)
+
+    def open(self, n: int = 1, prompts: int = 1, limit: int = 4, peers: tuple[Peer, ...] = (A,)) -> Request:
+        submit = Submit(0, PromptKind.TEXT, Sampling(16), text="x", n=n)
+        request = self.hub.open([submit] * prompts, list(peers), 1.0, limit)
+        Consumer(request)
+        return request
+
+    def end(self, seq_id: int, reason: FinishReason = FinishReason.EOS, tokens: int = 0, **more: Any) -> None:
+        self.hub.feed(rows(finished=(TextFinished(seq_id, reason, 5, tokens, 2, **more),)), 9.0)
+        self.hub.flush()
+
+    @property
+    def aborted(self) -> list[int]:
+        return [message.seq_id for _, message in self.sent if isinstance(message, Abort)]
+
+
+def updates(request: Request) -> int:
+    assert isinstance(request.consumer, Consumer)
+    return request.consumer.updates
+
+
+def test_choices_own_consecutive_ids_that_carry_the_route() -> None:
+    rig = Rig()
+    request = rig.open(n=3, prompts=2, peers=(B,))
+    ids = [choice.seq_id for choice in request.choices]
+    assert ids == list(range(ids[0], ids[0] + 6))
+    assert {api_of(seq_id) for seq_id in ids} == {3} and {tokenizer_of(seq_id) for seq_id in ids} == {1}
+    assert [message.seq_id for _, message in rig.sent] == [ids[0], ids[3]]
+    assert [choice.index for choice in request.choices] == [0, 1, 2, 3, 4, 5]
+    assert [choice.first for choice in request.choices] == [ids[0]] * 3 + [ids[3]] * 3
+
+
+def test_text_is_collected_in_order_and_told_once_per_flush() -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    first, second = request.choices
+    rig.hub.feed(rows((first.seq_id, 0, 1, "a"), (second.seq_id, 0, 2, "x")), 2.0)
+    rig.hub.feed(rows((first.seq_id, 1, 2, "b")), 3.0)
+    rig.hub.flush()
+    rig.hub.flush()
+    assert updates(request) == 1
+    assert request.updated == [first, second]
+    assert (first.take(), second.take(), first.take()) == ("ab", "x", "")
+
+
+def test_an_empty_text_counts_its_tokens_and_makes_no_news() -> None:
+    rig = Rig()
+    request = rig.open()
+    rig.hub.feed(rows((request.choices[0].seq_id, 0, 1, "")), 2.0)
+    rig.hub.flush()
+    assert request.choices[0].received == 1 and updates(request) == 0 and not request.updated
+
+
+def test_a_whole_request_is_told_only_at_its_end() -> None:
+    rig = Rig()
+    request = rig.open(n=2, limit=0)
+    for choice in request.choices:
+        for index in range(100):
+            rig.hub.feed(rows((choice.seq_id, index, 1, "a")), 2.0)
+        rig.hub.flush()
+    assert updates(request) == 0
+    rig.end(request.choices[0].seq_id)
+    assert updates(request) == 0
+    rig.end(request.choices[1].seq_id)
+    assert updates(request) == 1 and request.choices[0].take() == "a" * 100
+
+
+def test_exactly_one_terminal() -> None:
+    rig = Rig()
+    request = rig.open()
+    seq_id = request.choices[0].seq_id
+    rig.end(seq_id, FinishReason.STOP_STRING, 3, stop_string="END")
+    first = request.choices[0].finished
+    rig.end(seq_id, FinishReason.LENGTH)
+    rig.hub.cancel(request)
+    assert request.choices[0].finished is first is not None and request.open == 0 and not rig.hub.choices
+    assert rig.figures.unknown_results == 1 and not rig.aborted
+    assert rig.figures.finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 1), (0, 2), (1, 0 + 1)])
+def test_repeats_are_dropped(first: int, count: int) -> None:
+    rig = Rig()
+    request = rig.open()
+    seq_id = request.choices[0].seq_id
+    rig.hub.feed(rows((seq_id, 0, 1, "a"), (seq_id, 1, 1, "b")), 2.0)
+    rig.hub.feed(rows((seq_id, first, count, "again")), 3.0)
+    assert request.choices[0].take() == "ab" and request.open == 1 and request.choices[0].received == 2
+
+
+@pytest.mark.parametrize(("first", "count"), [(3, 1), (1, 2), (2, 0), (2, -1), (-1, 1)])
+def test_a_gap_or_nonsense_ends_the_request_with_an_error(first: int, count: int) -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    seq_id = request.choices[0].seq_id
+    rig.hub.feed(rows((seq_id, 0, 2, "ab")), 2.0)
+    rig.hub.feed(rows((seq_id, first, count, "?")), 3.0)
+    rig.hub.flush()
+    assert request.failure is not None and request.failure.reason is RejectReason.INTERNAL
+    assert [choice.finished.reason for choice in request.choices if choice.finished] == [FinishReason.ERROR] * 2
+    assert rig.aborted == [choice.seq_id for choice in request.choices]
+    assert request.choices[0].take() == "ab" and updates(request) == 1
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        TextBatch(pack_u64([1]), pack_i32([0]), pack_i32([1]), ["a", "b"], []),
+        TextBatch(b"123", pack_i32([0]), pack_i32([1]), ["a"], []),
+        TextBatch(pack_u64([1]), b"", pack_i32([1]), ["a"], []),
+    ],
+)
+def test_columns_that_disagree_are_counted_and_dropped(batch: TextBatch) -> None:
+    rig = Rig()
+    rig.hub.feed(batch, 1.0)
+    assert rig.figures.unknown_results == 1
+
+
+def test_rows_ends_and_answers_of_nobody_are_counted() -> None:
+    rig = Rig()
+    rig.hub.feed(rows((77, 0, 1, "a"), finished=(TextFinished(78, FinishReason.EOS, 1, 1),)), 1.0)
+    rig.hub.refuse(Refused(79, "invalid", "no"))
+    rig.hub.answer(Tokenized(80, b""))
+    assert rig.figures.unknown_results == 4
+
+
+def test_more_choices_than_room_are_refused_before_anything_is_sent() -> None:
+    rig = Rig(max_open=4)
+    request = rig.open(n=3)
+    with pytest.raises(Reject) as caught:
+        rig.open(n=2)
+    assert caught.value.reason is RejectReason.OVERLOADED and len(rig.sent) == 1 and rig.figures.refused == 1
+    rig.hub.cancel(request)
+    assert rig.open(n=2, prompts=2).open == 4
+
+
+def test_a_full_link_refuses_and_leaves_nothing_open() -> None:
+    rig = Rig(accept=lambda peer, message: not isinstance(message, Submit) or message.seq_id & 1 == 0)
+    with pytest.raises(Reject) as caught:
+        rig.open(prompts=2)
+    assert caught.value.reason is RejectReason.OVERLOADED and not rig.hub.choices and len(rig.aborted) == 2
+    assert rig.hub.work[A.incarnation] == 0
+
+
+def test_without_a_tokenizer_nothing_opens() -> None:
+    with pytest.raises(Reject) as caught:
+        Rig().open(peers=())
+    assert caught.value.reason is RejectReason.UNAVAILABLE
+
+
+def test_the_tokenizer_with_the_least_open_work_is_picked_and_idle_ones_take_turns() -> None:
+    rig = Rig(max_open=100)
+    big = rig.open(n=3, peers=(A, B))
+    assert [rig.open(peers=(A, B)).choices[0].tokenizer for _ in range(3)] == [200, 200, 200]
+    rig.hub.cancel(big)
+    assert rig.open(peers=(A, B)).choices[0].tokenizer == 100
+    idle = Rig()
+    picked = []
+    for _ in range(4):
+        request = idle.open(peers=(A, B))
+        picked.append(request.choices[0].tokenizer)
+        idle.end(request.choices[0].seq_id)
+    assert picked == [100, 200, 100, 200]
+
+
+def test_cancel_aborts_what_is_not_finished_on_the_link_of_its_submit() -> None:
+    rig = Rig()
+    request = rig.open(n=3)
+    rig.end(request.choices[1].seq_id)
+    rig.hub.cancel(request)
+    rig.hub.cancel(request)
+    assert rig.aborted == [request.choices[0].seq_id, request.choices[2].seq_id]
+    assert rig.figures.finished["abort"] == 2 and request.failure is None
+    assert all(peer == A.incarnation for peer, _ in rig.sent)
+
+
+def test_a_slow_client_is_cut_and_others_are_not() -> None:
+    rig = Rig()
+    slow, quick = rig.open(limit=4), rig.open(limit=4)
+    for index in range(6):
+        batch = rows((slow.choices[0].seq_id, index, 1, "s"), (quick.choices[0].seq_id, index, 1, "q"))
+        rig.hub.feed(batch, 2.0)
+        rig.hub.flush()
+        quick.choices[0].take()
+    assert slow.failure is not None and "unread" in slow.failure.message and quick.failure is None
+    assert rig.aborted == [slow.choices[0].seq_id] and len(slow.choices[0].parts) == 5
+    assert rig.figures.slow_clients == 1 and rig.figures.unknown_results == 1
+
+
+def test_a_refusal_fails_the_whole_request_and_aborts_only_its_other_prompts() -> None:
+    rig = Rig()
+    request = rig.open(n=2, prompts=2)
+    rig.hub.refuse(Refused(request.choices[2].seq_id, "too_long", "4097 tokens", "prompt"))
+    rig.hub.flush()
+    assert request.failure is not None
+    assert (request.failure.reason, request.failure.param) == (RejectReason.TOO_LONG, "prompt")
+    assert rig.aborted == [request.choices[0].seq_id, request.choices[1].seq_id]
+    assert request.open == 0 and not rig.hub.choices and updates(request) == 1
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_an_error_of_one_choice_ends_the_request(reason: FinishReason) -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    rig.end(request.choices[0].seq_id, reason, message="the worker died")
+    assert request.failure is not None and request.failure.message == "the worker died"
+    assert rig.aborted == [request.choices[1].seq_id] and updates(request) == 1
+
+
+def test_a_lost_tokenizer_ends_its_requests_and_calls_only() -> None:
+    rig = Rig()
+    lost, kept = rig.open(peers=(A,)), rig.open(peers=(B,))
+    answers: list[Any] = []
+    rig.hub.call(Tokenize(0, PromptKind.TEXT, "x"), [A], answers.append)
+    rig.hub.lose(A.incarnation)
+    rig.hub.flush()
+    assert lost.failure is not None and lost.failure.reason is RejectReason.UNAVAILABLE and kept.failure is None
+    assert isinstance(answers[0], Reject) and not rig.hub.calls and list(rig.hub.requests()) == [kept]
+    assert A.incarnation not in rig.hub.work
+
+
+def test_fail_and_end_of_a_finished_request_change_nothing() -> None:
+    rig = Rig()
+    request = rig.open()
+    rig.end(request.choices[0].seq_id)
+    rig.hub.fail(request, Reject(RejectReason.INTERNAL, "late"))
+    assert request.failure is None
+
+
+def test_calls_are_answered_once() -> None:
+    rig = Rig(max_open=2)
+    answers: list[Any] = []
+    rig.hub.call(Tokenize(0, PromptKind.TEXT, "x"), [A], answers.append)
+    rig.hub.call(Detokenize(0, b""), [A], answers.append)
+    with pytest.raises(Reject):
+        rig.hub.call(Detokenize(0, b""), [A], answers.append)
+    tokenize, detokenize = (message.call_id for _, message in rig.sent)
+    rig.hub.answer(Detokenized(detokenize, "text"))
+    rig.hub.answer(Detokenized(detokenize, "text"))
+    rig.hub.refuse(Refused(tokenize, "no such reason", "why"))
+    assert answers[0] == Detokenized(detokenize, "text") and answers[1].reason is RejectReason.INTERNAL
+    assert len(answers) == 2 and rig.hub.work[A.incarnation] == 0
+
+
+def test_a_call_that_cannot_be_sent_is_refused() -> None:
+    rig = Rig(accept=lambda peer, message: False)
+    with pytest.raises(Reject):
+        rig.hub.call(Detokenize(0, b""), [A], lambda answer: None)
+    assert not rig.hub.calls
+
+
+def test_figures_of_a_request() -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    for choice in request.choices:
+        rig.hub.feed(rows((choice.seq_id, 0, 1, "a")), 1.5)
+        rig.hub.feed(rows((choice.seq_id, 1, 4, "b")), 2.5)
+        rig.end(choice.seq_id, FinishReason.LENGTH, 5)
+    figures = rig.figures
+    assert (figures.requests, figures.prompt_tokens, figures.cached_tokens, figures.output_tokens) == (1, 5, 2, 10)
+    assert sum(figures.first_token.counts) == 2 and figures.first_token.total == 1.0
+    assert sum(figures.inter_token.counts) == 8 and figures.inter_token.total == 2.0
+    assert sum(figures.request.counts) == 2 and figures.request.total == 16.0
+
+
+def test_ids_do_not_wrap_inside_a_request() -> None:
+    rig = Rig()
+    rig.hub._counter = 2**32 - 1
+    ids = [choice.seq_id for choice in rig.open(n=2).choices]
+    assert ids[1] == ids[0] + 1 and ids[0] & 0xFFFFFFFF == 0
