@@ -114,7 +114,7 @@ class SchedulerCore:
         state = self._state
         worker = state.worker
         if worker is None:
-            return Load()
+            return Load(waiting=len(state.waiting))
         idle = worker.pool.idle_blocks
         return Load(
             running=worker.slots.max_rows - worker.slots.free,

@@ -46,7 +46,7 @@ def make_plan(state: State) -> StepPlan | None:
         fill = _fill_rows(state, worker, flight, admit=True)
     if fill is None:
         growth = _step_rows(state, worker, flight)
-    if decode_first:
+    if decode_first and (state.filling or state.waiting):
         # Admission after a preemption would hand the blocks straight back.
         fill = _fill_rows(state, worker, flight, admit=not growth[2] or flight.roster is None)
     if fill is not None:
@@ -146,7 +146,7 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
 
     None if there are none, or none that can run now.
     """
-    admit = admit and len(state.waiting) > 0 and worker.slots.free > 0
+    admit = admit and worker.slots.free > 0 and len(state.waiting) > 0
     if not state.filling and not admit:
         return None
     fill = Fill(flight.step, state.limits.step_tokens - flight.num_tokens)
@@ -209,6 +209,8 @@ def _donor(sequence: Sequence, step: int) -> tuple[Row | None, bool]:
 def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: Row | None) -> Row | None:
     """Gives a waiting sequence blocks for all its known tokens and a row; None if there is no space now."""
     pool, known = worker.pool, sequence.known
+    if not pool.can_allocate(1):
+        return None
     # At least the last token is computed, since its logits are needed.
     reusable = (known - 1) // pool.block_tokens
     if donor is not None:

@@ -48,6 +48,7 @@ class History:
         self._bytes = by_slot.data.cast("B")
 
     def put(self, tick: int, slots: I64, tokens: U32) -> None:
+        """One result for each of these slots."""
         self._by_tick[tick % self.depth][slots] = tokens
 
     def append_to(self, tokens: bytearray, slot: int, tick: int, count: int) -> None:

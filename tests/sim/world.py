@@ -76,7 +76,7 @@ class World:
             step_tokens=random.choice((1, 3, 8, 16, 64)),
             chunk_tokens=random.choice((0, 0, 1, 5)),
             max_waiting=random.choice((6, 100)),
-            plans_in_flight=random.choice((1, 2, 2, 3)),
+            plans_in_flight=random.choice((1, 2, 2, 3, 6)),
             max_worker_deaths=random.choice((1, 2, 4)),
         )
         self.core = SchedulerCore(self.limits, Kv(prefix_cache=random.random() < 0.8), seed)

@@ -256,8 +256,9 @@ def test_a_worker_that_can_run_nothing_is_a_fault() -> None:
 def test_load_and_fragmentation() -> None:
     core = Harness(blocks=10)
     assert core.core.load().blocks_total == 0 and core.core.fragmentation() == 0.0
-    core.ready()
     core.admit(ids(6))
+    assert core.core.load().waiting == 1
+    core.ready()
     load = core.core.load()
     assert (load.running, load.waiting, load.blocks_total, load.blocks_free, load.steps) == (1, 0, 10, 8, 2)
     assert load.tokens_in_flight == 7
