@@ -170,11 +170,16 @@ class Rows:
         return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
     def _check(self, number: int, step: Step) -> None:
-        slots, ends = step.slots, step.positions + step.counts
-        assert len(np.unique(slots)) == len(slots), f"step {number}: a slot has two rows"
-        assert self.live[slots].all(), f"step {number}: a slot holds no row"
-        assert (step.counts > 0).all(), f"step {number}: a row without tokens"
-        assert (step.positions == self.computed[slots]).all(), f"step {number}: positions are not what is computed"
-        assert (ends <= self.length[slots]).all(), f"step {number}: tokens that the row does not have"
-        assert (ends <= self.num_blocks[slots] * self.block_tokens).all(), f"step {number}: a row lacks blocks"
-        assert (ends == self.length[slots])[step.samples].all(), f"step {number}: a row samples before its end"
+        slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
+        assert len(set(slots.tolist())) == len(slots), f"step {number}: a slot has two rows"
+        rules = {
+            "a slot holds no row": self.live[slots],
+            "a row without tokens": step.counts > 0,
+            "positions are not what is computed": step.positions == self.computed[slots],
+            "tokens that the row does not have": ends <= length,
+            "a row lacks blocks": ends <= self.num_blocks[slots] * self.block_tokens,
+            "a row samples before its end": (ends == length) | ~step.samples,
+        }
+        assert np.logical_and.reduce(list(rules.values())).all(), (
+            f"step {number}: {', '.join(text for text, held in rules.items() if not held.all())}"
+        )

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from services.worker.kernels.registry import Case, Tolerance, op
 
-ALONE = 256  # tokens: from here on gathering a row costs more than a call of its own that reads it in place
+ALONE = 512  # tokens: from here on gathering a row costs more than a call of its own that reads it in place
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Group:
     context: int  # KV positions read, padded for the shorter rows
     run: int  # first block, if the row's blocks are one run, else -1
     blocks: Tensor | None  # int64 [G * blocks per row], if gathered
-    mask: Tensor | None  # bool, True may be seen: [G, 1, 1, context] of decode rows, [tokens, context] of a chunk
-    causal: bool  # a whole prompt: query i sees KV 0..i
+    mask: Tensor | None  # float32, 0 or -inf: [G, 1, 1, context] of decode rows, [tokens, context] of a chunk
+    is_chunk: bool  # causal; without a mask it is a whole prompt
+    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class AttentionRows:
         tables = self.block_tables.cpu().numpy()
         counts = np.diff(starts)
         decode = np.flatnonzero(counts == 1)
-        alone = [
-            row for row in decode.tolist() if context[row] >= ALONE and self._run_of(tables, row, context[row]) >= 0
+        long = [
+            row for row in decode[context[decode] >= ALONE].tolist() if self._run_of(tables, row, context[row]) >= 0
         ]
-        parts = [*np.array(alone, np.intp).reshape(-1, 1), *_similar(context, np.setdiff1d(decode, alone))]
+        parts = [np.array([row]) for row in long]
+        if len(long) < len(decode):
+            parts += _similar(context, np.setdiff1d(decode, long) if long else decode)
         groups = [self._decode_group(rows, starts, context, tables) for rows in parts]
-        groups += [self._chunk_group(row, starts, context, tables) for row in np.flatnonzero(counts > 1).tolist()]
+        groups += [self._lone_group(row, starts, context, tables) for row in np.flatnonzero(counts > 1).tolist()]
         return tuple(groups)
 
     def _run_of(self, tables: npt.NDArray[np.int32], row: int, length: int) -> int:
@@ -73,41 +76,39 @@ class AttentionRows:
         context: npt.NDArray[np.int32],
         tables: npt.NDArray[np.int32],
     ) -> Group:
+        if len(rows) == 1:
+            return self._lone_group(int(rows[0]), starts, context, tables)
         lens, first = context[rows], starts[rows]
-        longest = int(lens.max())
-        width = -(-longest // self.block_tokens)
+        width = -(-int(lens.max()) // self.block_tokens)
         ordered = bool((np.diff(first) == 1).all())
         tokens = slice(int(first[0]), int(first[0]) + len(rows)) if ordered else self._index(first)
-        if len(rows) == 1:
-            run = self._run_of(tables, int(rows[0]), longest)
-            blocks = None if run >= 0 else self._index(tables[rows[0], :width])
-            return Group(tokens, longest, run, blocks, None, False)
         pages = tables[rows, :width].copy()
         # a short row's table is padded with its own first block, whose content is finite
         own = -(-lens[:, None] // self.block_tokens) > np.arange(width)
         pages = np.where(own, pages, pages[:, :1])
         mask = None
         if int(lens.min()) != width * self.block_tokens:
-            seen = np.arange(width * self.block_tokens) < lens[:, None]
-            mask = torch.from_numpy(seen).to(self.query_starts.device)[:, None, None, :]
-        return Group(tokens, width * self.block_tokens, -1, self._index(pages.reshape(-1)), mask, False)
+            hidden = np.where(np.arange(width * self.block_tokens) < lens[:, None], np.float32(0), -np.float32(np.inf))
+            mask = torch.from_numpy(hidden).to(self.query_starts.device)[:, None, None, :]
+        return Group(tokens, width * self.block_tokens, -1, self._index(pages.reshape(-1)), mask, False, len(rows))
 
-    def _chunk_group(
+    def _lone_group(
         self,
         row: int,
         starts: npt.NDArray[np.int32],
         context: npt.NDArray[np.int32],
         tables: npt.NDArray[np.int32],
     ) -> Group:
+        """One row, with one token or more."""
         tokens, length = slice(int(starts[row]), int(starts[row + 1])), int(context[row])
-        table = tables[row, : -(-length // self.block_tokens)]
         run = self._run_of(tables, row, length)
+        blocks = None if run >= 0 else self._index(tables[row, : -(-length // self.block_tokens)])
         count = tokens.stop - tokens.start
         mask = None
-        if count < length:
-            seen = torch.ones(count, length, dtype=torch.bool, device=self.query_starts.device)
-            mask = seen.tril_(length - count)
-        return Group(tokens, length, run, None if run >= 0 else self._index(table), mask, count == length)
+        if 1 < count < length:
+            hidden = torch.full((count, length), -torch.inf, device=self.query_starts.device)
+            mask = hidden.triu_(length - count + 1)
+        return Group(tokens, length, run, blocks, mask, count > 1, 1)
 
     def _index(self, values: npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.query_starts.device)
@@ -186,42 +187,45 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Attention
     q: [T, H, D], last dimension dense; k_cache, v_cache: [num_blocks, B, K, D]; returns a new contiguous [T, H, D].
     Masked positions of read blocks must hold finite numbers.
     """
-    num_heads, num_kv_heads, head_dim = q.shape[1], k_cache.shape[2], q.shape[2]
-    share = num_heads // num_kv_heads
-    parts = []
-    for group in rows.groups:
-        if group.blocks is None:
-            first = group.run * rows.block_tokens
-            k = k_cache.view(-1, num_kv_heads, head_dim)[first : first + group.context].unsqueeze(0)
-            v = v_cache.view(-1, num_kv_heads, head_dim)[first : first + group.context].unsqueeze(0)
-        else:
-            k = k_cache.index_select(0, group.blocks)
-            v = v_cache.index_select(0, group.blocks)
-            size = -(-group.context // rows.block_tokens) * rows.block_tokens
-            k = k.view(-1, size, num_kv_heads, head_dim)[:, : group.context]
-            v = v.view(-1, size, num_kv_heads, head_dim)[:, : group.context]
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        picked = q[group.tokens]
-        if (group.mask is not None and group.mask.dim() == 2) or group.causal:
-            out = functional.scaled_dot_product_attention(
-                picked.transpose(0, 1).unsqueeze(0),
-                k,
-                v,
-                attn_mask=group.mask,
-                is_causal=group.causal,
-                scale=scale,
-                enable_gqa=share > 1,
-            )
-            out = out.squeeze(0).transpose(0, 1)
-        else:
-            # the query heads of one KV head are its query positions, so that its keys are read once
-            out = functional.scaled_dot_product_attention(
-                picked.view(len(picked), num_kv_heads, share, head_dim), k, v, attn_mask=group.mask, scale=scale
-            ).flatten(1, 2)
-        parts.append((group.tokens, out))
-    if len(parts) == 1:
-        return parts[0][1].contiguous()
+    groups = rows.groups
+    if len(groups) == 1:
+        return _attend(q, k_cache, v_cache, groups[0], scale).contiguous()
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for tokens, out in parts:
-        result[tokens] = out
+    for group in groups:
+        result[group.tokens] = _attend(q[group.tokens], k_cache, v_cache, group, scale)
     return result
+
+
+def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float) -> Tensor:
+    """q: the group's tokens [G, H, D]; returns [G, H, D]."""
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    share = q.shape[1] // num_kv_heads
+    if group.blocks is None:
+        # the layout of a view of one row, made in one call each
+        size = (1, num_kv_heads, group.context, head_dim)
+        stride = (0, head_dim, num_kv_heads * head_dim, 1)
+        first = group.run * k_cache.stride(0)
+        k = k_cache.as_strided(size, stride, k_cache.storage_offset() + first)
+        v = v_cache.as_strided(size, stride, v_cache.storage_offset() + first)
+    else:
+        padded = group.blocks.shape[0] // group.num_rows * k_cache.shape[1]
+        k = k_cache.index_select(0, group.blocks).view(-1, padded, num_kv_heads, head_dim)
+        v = v_cache.index_select(0, group.blocks).view(-1, padded, num_kv_heads, head_dim)
+        k, v = k[:, : group.context].transpose(1, 2), v[:, : group.context].transpose(1, 2)
+    mask = None if group.mask is None else group.mask.to(q.dtype)
+    if group.is_chunk:
+        out = functional.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0),
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=share > 1,
+        )
+        return out.squeeze(0).transpose(0, 1)
+    # the query heads of one KV head are its query positions, so that its keys are read once
+    out = functional.scaled_dot_product_attention(
+        q.view(group.num_rows, num_kv_heads, share, head_dim), k, v, attn_mask=mask, scale=scale
+    )
+    return out.flatten(1, 2)

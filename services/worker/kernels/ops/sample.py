@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from services.worker.kernels.registry import Case, Tolerance, op
 
-CHUNK = 128
+CHUNK = 1024
 
 
 def make_sample_case(num_rows: int, vocab_size: int) -> Case:
@@ -40,7 +40,13 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 @op(
-    cases=[make_sample_case(1, 49152), make_sample_case(5, 1000), make_sample_case(32, 131), make_sample_case(0, 256)],
+    cases=[
+        make_sample_case(1, 49152),
+        make_sample_case(5, 1000),
+        make_sample_case(32, 131),
+        make_sample_case(3, 5000),
+        make_sample_case(0, 256),
+    ],
     tolerances={torch.float32: Tolerance(0.0, 0.0, "token ids; sums may differ at a border")},
 )
 def sample(logits: Tensor, temperature: Tensor, floor: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ def test_is_the_first_maximum() -> None:
 
 
 def test_ties_across_chunks_and_barred_tokens() -> None:
-    logits = torch.full((2, 256), -torch.inf)
-    logits[0, [100, 200]] = 1.0
-    assert argmax.meaning(logits).tolist() == [100, 0]
+    logits = torch.full((4, 10_000), -torch.inf)
+    logits[0, [100, 5000, 9000]] = 1.0
+    logits[2, [8000, 9999]] = 1.0
+    logits[3, 9999] = 1.0
+    assert argmax.meaning(logits).tolist() == [100, 0, 8000, 9999]

@@ -50,11 +50,11 @@ def test_similar_decode_rows_share_a_group_and_runs_are_not_gathered() -> None:
     apart = [list(range(40 * i, 40 * i + 40, 2)) for i in range(4)]
     rows = make_attention_rows([1, 1, 1, 1], [300, 310, 20, 290], apart, 16)
     assert [(group.context, group.run) for group in rows.groups] == [(320, -1), (20, -1)]
-    runs = [list(range(20 * i, 20 * i + 20)) for i in range(4)]
-    rows = make_attention_rows([1, 1, 1, 1], [300, 60, 50, 290], runs, 16)
-    assert [(group.context, group.run) for group in rows.groups] == [(300, 0), (290, 60), (64, -1)]
+    runs = [list(range(40 * i, 40 * i + 40)) for i in range(4)]
+    rows = make_attention_rows([1, 1, 1, 1], [600, 60, 50, 590], runs, 16)
+    assert [(group.context, group.run) for group in rows.groups] == [(600, 0), (590, 120), (64, -1)]
     chunk = make_attention_rows([8], [40], [[3, 4, 5]], 16).groups[0]
-    assert (chunk.run, chunk.causal, chunk.blocks) == (3, False, None)
+    assert (chunk.run, chunk.is_chunk, chunk.blocks) == (3, True, None)
 
 
 @settings(deadline=None, max_examples=40)
