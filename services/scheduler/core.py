@@ -94,7 +94,7 @@ class SchedulerCore:
                 plans.append(SendPlan(plan))
         plans += self._effects
         plans += state.outbox.drain()
-        self._effects.clear()
+        self._effects = []
         return plans
 
     @property

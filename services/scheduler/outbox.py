@@ -8,48 +8,35 @@ from common.protocol import Finished, TokenBatch, tokenizer_of
 from services.scheduler.events import SendTokens
 
 
-class _Draft:
-    __slots__ = ("finished", "first_index", "seq_ids", "tokens")
-
-    def __init__(self, seq_ids: bytes = b"", first_index: bytes = b"", tokens: bytes = b"") -> None:
-        self.seq_ids = seq_ids
-        self.first_index = first_index
-        self.tokens = tokens
-        self.finished: list[Finished] = []
-
-
 class Outbox:
     """Rows in the order they were added, so a sequence's tokens stay in order."""
 
     def __init__(self) -> None:
-        self._drafts: dict[int, _Draft] = {}
+        self._batches: dict[int, TokenBatch] = {}  # by tokenizer; their lists of ends are still growing
 
     def add_rows(self, tokenizer: int, seq_ids: bytes, first_index: bytes, tokens: bytes) -> None:
         """Columns as in TokenBatch."""
-        draft = self._drafts.get(tokenizer)
-        if draft is None:
-            self._drafts[tokenizer] = _Draft(seq_ids, first_index, tokens)
+        batch = self._batches.get(tokenizer)
+        if batch is None:
+            self._batches[tokenizer] = TokenBatch(seq_ids, first_index, tokens, [])
         else:
-            draft.seq_ids += seq_ids
-            draft.first_index += first_index
-            draft.tokens += tokens
+            self._batches[tokenizer] = TokenBatch(
+                batch.seq_ids + seq_ids, batch.first_index + first_index, batch.tokens + tokens, batch.finished
+            )
 
     def add_row(self, seq_id: int, index: int, token: int) -> None:
         self.add_rows(tokenizer_of(seq_id), pack_u64((seq_id,)), pack_i32((index,)), pack_i32((token,)))
 
     def finish(self, finished: Finished) -> None:
         tokenizer = tokenizer_of(finished.seq_id)
-        draft = self._drafts.get(tokenizer)
-        if draft is None:
-            draft = self._drafts[tokenizer] = _Draft()
-        draft.finished.append(finished)
+        batch = self._batches.get(tokenizer)
+        if batch is None:
+            batch = self._batches[tokenizer] = TokenBatch(b"", b"", b"", [])
+        batch.finished.append(finished)
 
     def drain(self) -> list[SendTokens]:
-        if not self._drafts:
+        if not self._batches:
             return []
-        sends = [
-            SendTokens(tokenizer, TokenBatch(draft.seq_ids, draft.first_index, draft.tokens, draft.finished))
-            for tokenizer, draft in self._drafts.items()
-        ]
-        self._drafts.clear()
+        sends = [SendTokens(tokenizer, batch) for tokenizer, batch in self._batches.items()]
+        self._batches = {}
         return sends
