@@ -93,7 +93,7 @@ def build(gateway: Gateway) -> Edge:
         elif error.status_code == 405:
             message = f"{request.method} is not allowed at {request.url.path}"
         elif error.status_code == 413:
-            return TooLarge(errors.encode(errors.problem(413, message)), gateway.config.api.max_body_bytes)
+            return TooLarge(errors.encode(errors.problem(413, message)))
         return refuse(error.status_code, errors.problem(error.status_code, message), dict(error.headers or {}))
 
     async def on_fault(request: Request, error: Exception) -> Response:

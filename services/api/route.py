@@ -3,6 +3,8 @@
 Every module in `endpoints/` lists its `ENDPOINTS`; routes and the OpenAPI document are made from these lists.
 """
 
+import asyncio
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import Awaitable, Callable
@@ -17,6 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.api import endpoints, errors
 from services.api.gateway import Gateway
 from services.api.schema.parse import Body
+
+
+DISCARD_BYTES, DISCARD_S = 16 << 20, 2.0
 
 
 class Endpoint(NamedTuple):
@@ -66,16 +71,17 @@ async def read_body(request: Request, limit: int) -> bytes:
 class TooLarge(Response):
     """A 413 that reaches clients which only read after writing: discards some of the rest before closing."""
 
-    def __init__(self, body: bytes, discard: int) -> None:
+    def __init__(self, body: bytes) -> None:
         super().__init__(body, 413, {"connection": "close"}, "application/json")
-        self._discard = discard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        left, more = self._discard, True
-        while more and left > 0:
-            message = await receive()
-            more = message.get("more_body", False)
-            left -= len(message.get("body", b""))
+        left, more = DISCARD_BYTES, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while more and left > 0:
+                    message = await receive()
+                    more = message.get("more_body", False)
+                    left -= len(message.get("body", b""))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

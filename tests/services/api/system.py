@@ -116,6 +116,7 @@ class System:
             scheduler_endpoint(self.config), ToScheduler, 1000, self.counters
         )
         self.tokenizers: list[FakeTokenizer] = []
+        self._removed: list[FakeTokenizer] = []
         self.members: dict[int, Member] = {}
         self.departed: list[int] = []
         self.goodbyes = 0
@@ -149,6 +150,7 @@ class System:
     def remove(self, tokenizer: FakeTokenizer) -> None:
         """The scheduler declares it dead."""
         self.tokenizers.remove(tokenizer)
+        self._removed.append(tokenizer)
         self.departed.append(tokenizer.incarnation)
         self.tell()
 
@@ -185,7 +187,7 @@ class System:
     def close(self) -> None:
         for link in self._links.values():
             link.close()
-        for tokenizer in self.tokenizers:
+        for tokenizer in self.tokenizers + self._removed:
             tokenizer.inbox.close()
         self.inbox.close()
         shutil.rmtree(self.run_dir)

@@ -1,0 +1,70 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.membership import Membership
+from common.protocol import Load, Member, Members, Peer
+from services.api.endpoints.metrics import total
+from tests.services.api.system import COMPLETION, System, running, scenario
+
+
+async def scrape(system: System, client: object) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    response = await client.get("/metrics")  # type: ignore[attr-defined]
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def test_everything_is_exposed_and_parses() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            await client.post("/v1/completions", json={**COMPLETION, "max_tokens": 3})
+            own = system.process.incarnation
+            await system.until(lambda: system.members[own].counters.get("output_tokens") == 3)
+            view = system.gateway.node.view
+            await system.until(lambda: view.members[own].counters.get("output_tokens") == 3)
+            found = await scrape(system, client)
+            api = (("instance", "1"), ("service", "api"))
+            tokenizer = (("instance", "0"), ("service", "tokenizer"))
+            vllm = (("engine", "0"), ("model_name", "tiny"))
+            assert found["valence_requests_total", api] == 1 and found["valence_requests_total", tokenizer] == 5
+            assert found["valence_resident_bytes", api] > 0
+            assert found["valence_up", (("instance", "1"), ("service", "api"), ("state", "ready"))] == 1
+            assert found["valence_load_running", ()] == 3
+            assert found["valence_finished_total", (("instance", "1"), ("reason", "length"))] == 1
+            assert found["vllm:num_requests_running", vllm] == 3 and found["vllm:num_requests_waiting", vllm] == 2
+            assert abs(found["vllm:kv_cache_usage_perc", vllm] - 0.4) < 1e-9
+            assert found["vllm:prompt_tokens_total", vllm] == 7 and found["vllm:generation_tokens_total", vllm] == 3
+            assert found["vllm:request_success_total", (*vllm[:1], ("finished_reason", "length"), *vllm[1:])] == 1
+            assert found["vllm:time_to_first_token_seconds_count", vllm] == 1
+            assert found["vllm:inter_token_latency_seconds_count", vllm] == 2
+            assert found["valence_e2e_request_latency_seconds_count", (("instance", "1"),)] == 1
+            cache = (("block_size", "16"), ("engine", "0"), ("num_gpu_blocks", "64"))
+            assert found["vllm:cache_config_info", cache] == 1
+            route = (("instance", "1"), ("method", "POST"), ("route", "/v1/completions"), ("status", "200"))
+            assert found["valence_http_requests_total", route] == 1
+
+    scenario(main)
+
+
+def test_it_is_served_before_anything_is_there() -> None:
+    async def main() -> None:
+        async with running(tokenizers=0) as (system, client):
+            system.facts, system.load = None, Load()
+            system.tell()
+            await system.until(lambda: system.gateway.node.view.model is None)
+            found = await scrape(system, client)
+            assert found["vllm:kv_cache_usage_perc", (("engine", "0"), ("model_name", ""))] == 0
+
+    scenario(main)
+
+
+def test_totals_of_the_system_prefer_the_scheduler() -> None:
+    view = Membership()
+    apis = [Member(Peer("api", i, 10 + i, ""), "ready", 0, None, {"output_tokens": 5.0}) for i in range(2)]
+    view.update(1, Members(apis, [], Load()), 0.0)
+    assert total(view, "output_tokens") == 10 and total(view, "preemptions") == 0
+    scheduler = Member(Peer("scheduler", 0, 1, ""), "ready", 0, None, {"output_tokens": 12.0})
+    view.update(1, Members([*apis, scheduler], [], Load()), 0.0)
+    assert total(view, "output_tokens") == 12

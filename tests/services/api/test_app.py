@@ -1,0 +1,110 @@
+import json
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.api import route
+from services.api.gateway import Gateway
+from services.api.route import Endpoint
+from tests.services.api.system import COMPLETION, running, scenario
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_every_answer_that_is_not_ok_has_openais_body() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            assert error_of(await client.get("/nothing"))["code"] == "not_found"
+            assert error_of(await client.get("/v1/models/"))["code"] in ("not_found", "model_not_found")
+            for path, method, allow in (
+                ("/v1/completions", "GET", "POST"),
+                ("/v1/completions", "OPTIONS", "POST"),
+                ("/health", "POST", "GET, HEAD"),
+                ("/v1/models", "DELETE", "GET, HEAD"),
+            ):
+                response = await client.request(method, path)
+                assert response.status_code == 405
+                assert sorted(response.headers["allow"].split(", ")) == sorted(allow.split(", "))
+                assert error_of(response)["code"] == "method_not_allowed"
+            bad = await client.post("/v1/completions", json={**COMPLETION, "temperature": 9})
+            assert bad.status_code == 400 and error_of(bad)["param"] == "temperature"
+            missing = await client.post("/v1/completions", json={**COMPLETION, "model": "x"})
+            assert missing.status_code == 404 and error_of(missing)["code"] == "model_not_found"
+            assert (await client.head("/health/live")).status_code == 200
+
+    scenario(main)
+
+
+def test_the_content_type_does_not_matter() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+                content = json.dumps(COMPLETION).encode()
+                response = await client.post("/v1/completions", content=content, headers={"content-type": kind})
+                assert response.status_code == 200
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 200_000, b'{"prompt":"\\ud800"}', b"null", b"NaN"])
+def test_bodies_that_are_no_request(body: bytes) -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+                response = await client.post(path, content=body)
+                assert response.status_code == 400
+                assert error_of(response)["type"] == "invalid_request_error"
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+    scenario(main)
+
+
+def test_request_ids_are_taken_checked_and_echoed() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            for given in ("abc-1.2:3_x", "x" * 128):
+                response = await client.post("/v1/completions", json=COMPLETION, headers={"x-request-id": given})
+                assert response.headers["x-request-id"] == given and response.json()["id"] == f"cmpl-{given}"
+            for given in ("", "with space", "x" * 129, 'quote"', "ü".encode("latin-1")):
+                response = await client.get("/nothing", headers={"x-request-id": given})
+                made = response.headers["x-request-id"]
+                assert len(made) == 32 and int(made, 16) >= 0
+
+    scenario(main)
+
+
+def test_a_fault_is_a_500_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(gateway: Gateway, request: Request) -> Response:
+        raise ZeroDivisionError
+
+    endpoints = [*route.discover(), Endpoint("GET", "/broken", broken, "Fails")]
+    monkeypatch.setattr("services.api.app.discover", lambda: endpoints)
+
+    async def main() -> None:
+        async with running() as (_, client):
+            response = await client.get("/broken")
+            assert response.status_code == 500 and error_of(response)["code"] is None
+            assert "ZeroDivision" not in response.text
+            assert (await client.get("/health/live")).status_code == 200
+
+    scenario(main)
+
+
+def test_answers_are_counted_by_route() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            for path in ("/v1/models/tiny", "/v1/models/other", "/nothing", "/also/nothing"):
+                await client.get(path)
+            await client.request("PROPFIND", "/health")
+            http = system.gateway.figures.http
+            assert http["/v1/models/{model:path}", "GET", 200] == http["/v1/models/{model:path}", "GET", 404] == 1
+            assert http["other", "GET", 404] == 2 and http["/health", "other", 405] == 1
+
+    scenario(main)

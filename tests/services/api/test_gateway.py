@@ -1,0 +1,131 @@
+import time
+from typing import Any
+
+import pytest
+
+from common.columns import unpack_i32
+from common.errors import Reject, RejectReason
+from common.protocol import (
+    Detokenize,
+    Detokenized,
+    Load,
+    Member,
+    Members,
+    Peer,
+    Progress,
+    PromptKind,
+    Tokenize,
+    Tokenized,
+)
+from common.transport import MAGIC
+from services.api.schema.completion import BODY, submits_of
+from tests.services.api.system import CHAT, COMPLETION, FACTS, running, scenario
+
+
+def test_what_is_missing_is_named() -> None:
+    async def main() -> None:
+        async with running(tokenizers=0) as (system, _):
+            gateway = system.gateway
+            assert [each.service for each in gateway.missing()] == ["tokenizer"]
+            system.facts = None
+            system.tell()
+            await system.until(lambda: [each.service for each in gateway.missing()] == ["worker", "tokenizer"])
+            with pytest.raises(Reject) as caught:
+                gateway.facts()
+            assert caught.value.reason is RejectReason.UNAVAILABLE
+            system.facts = FACTS
+            system.tokenizer()
+            await system.until(lambda: not gateway.missing())
+            assert gateway.facts() == FACTS
+            gateway.node.view.heard_s = time.monotonic() - 6
+            assert [each.service for each in gateway.missing()] == ["scheduler"]
+            gateway.draining = True
+            assert next(each.service for each in gateway.missing()) == "api"
+
+    scenario(main)
+
+
+def test_progress_of_a_start_is_told() -> None:
+    async def main() -> None:
+        async with running(tokenizers=0) as (system, _):
+            stage = Progress("weights", 3, 10)
+            worker = Member(Peer("worker", 0, 77, ""), "starting", 0, stage)
+            view = system.gateway.node.view
+            view.update(5, Members([worker], [], Load()), time.monotonic())
+            assert system.gateway.missing()[0].reason == "no worker is ready (weights 3/10)"
+
+    scenario(main)
+
+
+def test_questions_are_answered_or_refused() -> None:
+    async def main() -> None:
+        async with running() as (system, _):
+            gateway = system.gateway
+            reply = await gateway.ask(Tokenize(0, PromptKind.TEXT, "ab"))
+            assert isinstance(reply, Tokenized) and list(unpack_i32(reply.tokens)) == [97, 98]
+            assert await gateway.ask(Detokenize(0, reply.tokens)) == Detokenized(reply.call_id + 1, "ab")
+            system.remove(system.tokenizers[0])
+            await system.until(lambda: not gateway.tokenizers())
+            with pytest.raises(Reject):
+                await gateway.ask(Detokenize(0, b""))
+
+    scenario(main)
+
+
+@pytest.mark.parametrize(
+    ("frame", "counter"),
+    [
+        (b"garbage", "bad_frame"),
+        (b"", "bad_frame"),
+        (MAGIC + b"\x01\x00" + b"\x01" * 8 + b"\xc1\xc1", "bad_frame"),
+        (MAGIC + b"\x09\x00" + b"\x01" * 8 + b"\x90", "bad_version"),
+    ],
+)
+def test_frames_that_are_not_ours_are_counted_and_dropped(frame: bytes, counter: str) -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            system.to_api(1)._socket.send(frame)
+            await system.until(lambda: getattr(system.process.counters, counter) == 1)
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+    scenario(main)
+
+
+def test_frames_of_a_departed_tokenizer_are_counted_and_dropped() -> None:
+    async def main() -> None:
+        async with running(tokenizers=2) as (system, client):
+            gone = system.tokenizers[0]
+            system.remove(gone)
+            await system.until(lambda: len(system.gateway.tokenizers()) == 1)
+            gone.send(Detokenized(1, ""))
+            await system.until(lambda: system.process.counters.dead_sender == 1)
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+    scenario(main)
+
+
+class Consumer:
+    def __init__(self) -> None:
+        self.comments = 0
+
+    def update(self) -> None: ...
+
+    def keep_alive(self) -> None:
+        self.comments += 1
+
+
+def test_silent_streams_get_comments() -> None:
+    async def main() -> None:
+        async with running() as (system, _):
+            gateway: Any = system.gateway
+            system.tokenizers[0].on_submit = lambda submit: None
+            submits = submits_of(BODY.parse(b'{"prompt": "x"}'), FACTS, 8)
+            request = gateway.open(submits, 100.0, 5)
+            request.consumer = Consumer()
+            for now_s in (110.0, 115.0, 120.0, 130.0):
+                gateway.keep_alive(now_s)
+            assert request.consumer.comments == 2
+            gateway.end_all("over")
+            assert request.failure is not None and not gateway.hub.choices
+
+    scenario(main)

@@ -1,0 +1,257 @@
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from common.columns import unpack_i32
+from common.protocol import FinishReason, PromptKind, Submit
+from tests.services.api.system import CHAT, COMPLETION, FakeTokenizer, System, rows, running, scenario
+
+ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+STREAM = {"stream": True}
+
+
+def payloads(text: str) -> list[Any]:
+    blocks = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
+    return [block if block == "[DONE]" else json.loads(block) for block in blocks]
+
+
+def said(choice: dict[str, Any]) -> str:
+    text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+    return text
+
+
+async def first_line(response: httpx.Response) -> str:
+    async for line in response.aiter_lines():
+        if line:
+            return line
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_whole_answers(path: str, body: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            answer = (await client.post(path, json={**body, "max_tokens": 2})).json()
+            assert answer["model"] == "tiny" and answer["system_fingerprint"] is None
+            assert answer["usage"] == {
+                "prompt_tokens": 7,
+                "completion_tokens": 2,
+                "total_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            }
+            (choice,) = answer["choices"]
+            assert said(choice) == " t0 t1" and choice["finish_reason"] == "length" and choice["stop_reason"] is None
+
+    scenario(main)
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+def test_streams(path: str, body: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            full = {**body, "stream": True, "max_tokens": 2, "stream_options": {"include_usage": True}}
+            response = await client.post(path, json=full)
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert response.headers["x-accel-buffering"] == "no"
+            *chunks, usage, done = payloads(response.text)
+            assert done == "[DONE]" and usage["choices"] == [] and usage["usage"]["total_tokens"] == 9
+            text = "".join(
+                c["choices"][0].get("text", c["choices"][0].get("delta", {}).get("content", "")) or "" for c in chunks
+            )
+            assert text == " t0 t1"
+            assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == ["length"]
+            assert len({(c["id"], c["created"], c["model"]) for c in [*chunks, usage]}) == 1
+
+    scenario(main)
+
+
+def test_several_prompts_and_choices_come_prompt_by_prompt() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+
+            def by_prompt(submit: Submit) -> None:
+                prompt = list(unpack_i32(submit.tokens))
+                for i in reversed(range(submit.n)):
+                    tokenizer.send(rows((submit.seq_id + i, 0, 1, f"{prompt}#{i}")))
+                    tokenizer.finish(submit.seq_id + i, 1)
+
+            tokenizer.on_submit = by_prompt
+            body = {"model": "tiny", "prompt": [[1, 2], [3]], "n": 2}
+            answer = (await client.post("/v1/completions", json=body)).json()
+            assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+                (0, "[1, 2]#0"),
+                (1, "[1, 2]#1"),
+                (2, "[3]#0"),
+                (3, "[3]#1"),
+            ]
+            assert answer["usage"]["prompt_tokens"] == 14 and answer["usage"]["completion_tokens"] == 4
+            chunks = payloads((await client.post("/v1/completions", json={**body, **STREAM})).text)[:-1]
+            text = {c["choices"][0]["index"]: c["choices"][0]["text"] for c in chunks if c["choices"][0]["text"]}
+            assert text == {0: "[1, 2]#0", 1: "[1, 2]#1", 2: "[3]#0", 3: "[3]#1"}
+
+    scenario(main)
+
+
+def test_what_is_asked_reaches_the_tokenizer() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            more = {"stop": ["a"], "seed": 5, "priority": 2, "include_stop_str_in_output": True, "temperature": 0}
+            await client.post("/v1/chat/completions", json={**CHAT, **more, "chat_template_kwargs": {"x": 1}})
+            (submit,) = system.tokenizers[0].submits
+            assert submit.kind is PromptKind.CHAT and json.loads(submit.messages) == CHAT["messages"]
+            assert submit.stop == ("a",) and submit.include_stop and submit.priority == 2
+            assert submit.sampling.seed == 5 and submit.sampling.temperature == 0 and submit.sampling.max_tokens == 0
+            assert json.loads(submit.template_kwargs) == {"x": 1}
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_of_the_tokenizer_has_its_status_and_field(stream: bool) -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: tokenizer.refuse(
+                submit, "too_long", "maximum context length", "prompt"
+            )
+            response = await client.post("/v1/completions", json={**COMPLETION, "stream": stream})
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert response.json()["error"]["param"] == "prompt"
+            assert not system.gateway.hub.choices
+
+    scenario(main)
+
+
+def test_an_error_before_the_first_token_is_a_500() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: tokenizer.finish(submit.seq_id, 0, FinishReason.ERROR, message="broke")
+            for stream in (False, True):
+                response = await client.post("/v1/completions", json={**COMPLETION, "stream": stream})
+                assert response.status_code == 500 and response.json()["error"]["message"] == "broke"
+
+    scenario(main)
+
+
+def hold(tokenizer: FakeTokenizer) -> None:
+    """Answers with one token and then nothing."""
+
+    def one(submit: Submit) -> None:
+        tokenizer.send(rows(*((submit.seq_id + i, 0, 1, "one") for i in range(submit.n))))
+
+    tokenizer.on_submit = one
+
+
+def test_a_tokenizer_that_goes_in_the_middle_is_an_error_event_without_done() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            async with client.stream("POST", "/v1/chat/completions", json={**CHAT, **STREAM}) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                system.remove(tokenizer)
+                blocks = [line.removeprefix("data: ") async for line in lines if line]
+            last = json.loads(blocks[-1])
+            assert last["choices"][0]["finish_reason"] == "error" and "[DONE]" not in blocks
+            assert last["error"]["code"] == "service_unavailable"
+
+    scenario(main)
+
+
+def test_a_tokenizer_that_goes_is_a_503_for_a_whole_answer() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+            await system.until(lambda: bool(tokenizer.submits))
+            system.remove(tokenizer)
+            assert (await asking).status_code == 503
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_aborts_every_unfinished_choice(stream: bool) -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            body = {**CHAT, "n": 3, "stream": stream}
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+            await system.until(lambda: bool(tokenizer.submits))
+            first = tokenizer.submits[0].seq_id
+            tokenizer.finish(first + 1, 1)
+            await system.until(lambda: len(system.gateway.hub.choices) == 2)
+            asking.cancel()
+            await system.until(lambda: len(tokenizer.aborts) == 2)
+            assert sorted(tokenizer.aborts) == [first, first + 2]
+            assert not system.gateway.hub.choices and system.gateway.figures.finished["abort"] == 2
+
+    scenario(main)
+
+
+def test_more_than_the_room_is_429_before_a_stream_opens() -> None:
+    async def main() -> None:
+        async with running("api.max_open_requests=2", "api.retry_after_s=7") as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            async with client.stream("POST", "/v1/completions", json={**COMPLETION, **STREAM, "n": 2}) as response:
+                await first_line(response)
+                for stream in (False, True):
+                    refused = await client.post("/v1/completions", json={**COMPLETION, "stream": stream})
+                    assert refused.status_code == 429 and refused.headers["retry-after"] == "7"
+                    assert refused.json()["error"]["type"] == "rate_limit_error"
+                too_many = await client.post("/v1/completions", json={**COMPLETION, "n": 3})
+                assert too_many.status_code == 400
+            await system.until(lambda: not system.gateway.hub.choices)
+            tokenizer.on_submit = tokenizer.answer
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+    scenario(main)
+
+
+async def raw_stream(system: System, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", system.listener.port, limit=2**12)
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    return reader, writer
+
+
+def test_a_client_that_does_not_read_is_cut_and_others_are_not() -> None:
+    async def main() -> None:
+        async with running("api.max_buffered_events=50") as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            _, writer = await raw_stream(system, {**COMPLETION, **STREAM})
+            await system.until(lambda: bool(tokenizer.submits))
+            seq_id, index = tokenizer.submits[0].seq_id, 1
+            while not tokenizer.aborts:
+                tokenizer.send(rows((seq_id, index, 1, "x" * 50_000)))
+                index += 1
+                await asyncio.sleep(0)
+            assert tokenizer.aborts == [seq_id] and index < 1000
+            tokenizer.on_submit = tokenizer.answer
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            assert system.gateway.figures.slow_clients == 1
+            writer.close()
+
+    scenario(main)
+
+
+def test_two_tokenizers_share_the_work() -> None:
+    async def main() -> None:
+        async with running(tokenizers=2) as (system, client):
+            for _ in range(4):
+                assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            assert [len(tokenizer.submits) for tokenizer in system.tokenizers] == [2, 2]
+
+    scenario(main)
