@@ -46,10 +46,10 @@ class System:
                 if self.process.poll() is not None or time.monotonic() - start_s > START_S:
                     raise RuntimeError(f"the system did not get ready:\n{self.output()}")
                 time.sleep(0.05)
-        except BaseException:
-            self.end()
-            raise
-        self.ready_s = time.monotonic() - start_s
+            self.ready_s = time.monotonic() - start_s
+        finally:
+            if not self.ready_s:
+                self.end()
         return self
 
     def __exit__(

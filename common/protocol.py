@@ -249,7 +249,8 @@ class Detokenize(Message, frozen=True):
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
-    A row may have an empty text (half a character, a held-back stop string) and still count its tokens.
+    A row may have an empty text (half a character, a held-back stop string) and still count its tokens, or text and
+    no tokens (what was held back, released by the terminal).
     """
 
     seq_ids: bytes  # _u64

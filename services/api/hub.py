@@ -168,11 +168,13 @@ class Hub:
                 self.figures.unknown_results += 1
                 continue
             received = choice.received
-            if first != received or count < 1:
+            if first != received or count < 0:
                 self._out_of_order(choice, first, count)
                 continue
             choice.received = received + count
-            if received:
+            if not count:
+                pass  # text that was held back, released by the terminal
+            elif received:
                 inter_token.add((now_s - choice.last_s) / count, count)
             else:
                 self.figures.first_token.add(now_s - choice.request.opened_s)

@@ -1,0 +1,21 @@
+"""One running system for all end-to-end tests: the bundled model, two API and two tokenizer replicas, exact mode."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from benchmarks.system import System
+
+
+@pytest.fixture(scope="session")
+def system() -> Iterator[System]:
+    replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
+    with System(*replicas, "scheduler.max_rows=64", "kv.blocks=1024", "model.dtype=float32") as system:
+        yield system
+
+
+@pytest.fixture
+def client(system: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client

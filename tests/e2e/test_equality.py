@@ -1,0 +1,139 @@
+"""Greedy tokens of the bundled model equal transformers' on the same weights, however the work is cut and ordered.
+
+The real scheduler core drives the real engine in one process, with two plans in flight, in the exact mode (float32).
+"""
+
+import random
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from common.columns import pack_i32, unpack_i32, unpack_u64
+from common.config import Config, load
+from common.protocol import Admit, FinishReason, Sampling, StepResult, WorkerReady
+from services.scheduler.core import SchedulerCore
+from services.scheduler.events import SendPlan, SendRefused, SendTokens
+from services.worker.model_engine import ModelEngine
+from services.worker.source import open_model
+
+OUTPUT = 12
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 20, 23, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 80, 100, 127, 128]
+LENGTHS += [129, 200, 400, 777, 1500]
+BLOCKS = 512
+
+
+@pytest.fixture(scope="module")
+def engine() -> ModelEngine:
+    settings = ["model.dtype=float32", "scheduler.max_rows=32", f"kv.blocks={BLOCKS}", "model.max_len=2048"]
+    return ModelEngine(load(None, settings), lambda stage: None)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Real words in random order, all with the beginning that prompts of more than 40 tokens share."""
+    source = random.Random(5)
+    common = [source.randrange(300, 20_000) for _ in range(40)]
+    drawn = [[source.randrange(300, 20_000) for _ in range(length)] for length in LENGTHS]
+    return [common + prompt[40:] if len(prompt) > 40 else prompt for prompt in drawn]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers generates, one prompt at a time."""
+    source = open_model("bundled")
+    model = LlamaForCausalLM(LlamaConfig(**source.config))
+    weights = {name: tensor.dense(torch.float32) for name, tensor in source.tensors.items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert (set(missing), unexpected) == ({"lm_head.weight"}, [])
+    model.tie_weights()
+    model.eval()
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        generated = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=OUTPUT,
+            do_sample=False,
+            eos_token_id=list(source.eos_token_ids),
+            pad_token_id=0,
+        )
+        outputs.append(generated[0, len(prompt) :].tolist())
+    return outputs
+
+
+def generate(
+    engine: ModelEngine, config: Config, prompts: list[list[int]], num_blocks: int = BLOCKS, at_once: bool = True
+) -> tuple[list[list[int]], SchedulerCore]:
+    """Output tokens of each prompt. `at_once` False: the next prompt is admitted when the one before has ended."""
+    engine.reset()
+    core = SchedulerCore(config.scheduler, config.kv, seed=1)
+    facts = msgspec.structs.replace(engine.facts, num_blocks=num_blocks)
+    core.handle([WorkerReady(facts, engine.max_rows)], 0.0)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    admits = [Admit(i, pack_i32(p), Sampling(max_tokens=OUTPUT, temperature=0.0)) for i, p in enumerate(prompts)]
+    groups = [admits] if at_once else [[admit] for admit in admits]
+    for group in groups:
+        run(core, engine, group, outputs)
+    core.check()
+    return outputs, core
+
+
+def run(core: SchedulerCore, engine: ModelEngine, admits: list[Admit], outputs: list[list[int]]) -> None:
+    events: list = list(admits)
+    waiting = []
+    ended = 0
+    while ended < len(admits):
+        for effect in core.handle(events, 0.0):
+            assert not isinstance(effect, SendRefused), effect
+            if isinstance(effect, SendPlan):
+                waiting.append((effect.plan.step, engine.execute(effect.plan)))
+            elif isinstance(effect, SendTokens):
+                batch = effect.batch
+                for seq_id, token in zip(unpack_u64(batch.seq_ids), unpack_i32(batch.tokens), strict=True):
+                    outputs[seq_id].append(token)
+                assert all(f.reason in (FinishReason.EOS, FinishReason.LENGTH) for f in batch.finished)
+                ended += len(batch.finished)
+        step, pending = waiting.pop(0) if waiting else (0, None)
+        events = [StepResult(step, pending.tokens())] if pending else []
+        assert pending or ended == len(admits), "nothing runs and not all have ended"
+    for step, pending in waiting:  # a step planned before the last end was seen
+        core.handle([StepResult(step, pending.tokens())], 0.0)
+
+
+def test_one_at_a_time(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    config = load(None, ["kv.prefix_cache=false"])
+    assert generate(engine, config, prompts, at_once=False)[0] == expected
+
+
+def test_all_at_once(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    config = load(None, ["kv.prefix_cache=false"])
+    assert generate(engine, config, prompts)[0] == expected
+
+
+def test_in_chunks_of_64(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    config = load(None, ["kv.prefix_cache=false", "scheduler.chunk_tokens=64", "scheduler.step_tokens=256"])
+    assert generate(engine, config, prompts)[0] == expected
+
+
+def test_with_prefix_hits(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    outputs, core = generate(engine, load(None, []), prompts, at_once=False)
+    assert outputs == expected
+    longer = sum(len(prompt) > 40 for prompt in prompts)
+    assert core.metrics()["cached_tokens"] >= 32 * (longer - 1)
+    # All again: now whole prompts are found, up to their last block.
+    again, core = generate(engine, load(None, []), [*prompts[-6:], *prompts[-6:]], at_once=False)
+    assert again == [*expected[-6:], *expected[-6:]]
+    assert core.metrics()["cached_tokens"] > sum(len(prompt) - 17 for prompt in prompts[-6:])
+
+
+def test_with_preemption(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    """Too few blocks for all: rows are put back and computed again."""
+    short = [(prompt, output) for prompt, output in zip(prompts, expected, strict=True) if len(prompt) < 500]
+    blocks = int(np.ceil(sum(len(prompt) for prompt, _ in short) / 16)) * 2 // 3
+    outputs, core = generate(engine, load(None, ["kv.prefix_cache=false"]), [p for p, _ in short], num_blocks=blocks)
+    assert outputs == [output for _, output in short]
+    assert core.metrics()["preemptions"] > 0
