@@ -82,7 +82,8 @@ def build(gateway: Gateway) -> Edge:
     async def on_reject(request: Request, error: Exception) -> Response:
         assert isinstance(error, Reject)
         status, problem = errors.of_reject(error)
-        RequestLogger(log, request_id(request)).info("refused with %d: %.300s", status, error.message)
+        # The message may quote the request; logs hold no user's text.
+        RequestLogger(log, request_id(request)).info("refused: %d %s %s", status, problem.code, problem.param or "")
         return refuse(status, problem, {})
 
     async def on_http(request: Request, error: Exception) -> Response:

@@ -259,7 +259,7 @@ class Hub:
             self._changed.append(request)
 
     def _out_of_order(self, choice: Choice, first: int, count: int) -> None:
-        if count >= 0 and 0 <= first and first + count <= choice.received:
+        if count >= 0 and first >= 0 and first + count <= choice.received:
             return  # a repeat
         message = f"output token {choice.received} was lost between services"
         self.fail(choice.request, Reject(RejectReason.INTERNAL, message))

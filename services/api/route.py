@@ -20,7 +20,6 @@ from services.api import endpoints, errors
 from services.api.gateway import Gateway
 from services.api.schema.parse import Body
 
-
 DISCARD_BYTES, DISCARD_S = 16 << 20, 2.0
 
 

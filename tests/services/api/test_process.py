@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from common.lifecycle import EXIT_CONFIG
-from common.protocol import Submit
+from common.protocol import Member, Peer, Submit
 from services.api.listener import listen
 from tests.services.api.system import CHAT, COMPLETION, rows, running, scenario
 
@@ -42,6 +42,39 @@ def test_draining_refuses_new_work_and_lets_streams_finish() -> None:
                 blocks = [line.removeprefix("data: ") async for line in lines if line]
             assert blocks[-1] == "[DONE]" and json.loads(blocks[-2])["choices"][0]["finish_reason"] == "length"
             await system.until(lambda: system.goodbyes == 1)
+
+    scenario(main)
+
+
+def test_with_a_ready_sibling_the_port_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: tokenizer.send(rows((submit.seq_id, 0, 1, "one")))
+            sibling = Member(Peer("api", 5, 55, ""), "ready")
+            monkeypatch.setattr(system.gateway, "siblings", lambda: [sibling.peer])
+            async with client.stream("POST", "/v1/completions", json={**COMPLETION, "stream": True}) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                system.process.stopping.set()
+                await system.until(lambda: system.gateway.draining)
+                async with httpx.AsyncClient(base_url=system.url) as newcomer:
+                    with pytest.raises(httpx.ConnectError):
+                        await newcomer.get("/health/live")
+                tokenizer.finish(tokenizer.submits[0].seq_id, 1)
+                assert [line async for line in lines if line][-1] == "data: [DONE]"
+
+    scenario(main)
+
+
+def test_siblings_are_the_other_ready_apis() -> None:
+    async def main() -> None:
+        async with running() as (system, _):
+            other = Member(Peer("api", 5, 55, f"ipc://{system.run_dir}/nobody"), "ready")
+            system.members[55] = other
+            await system.until(lambda: bool(system.gateway.siblings()))
+            assert system.gateway.siblings() == [other.peer]
+            del system.members[55]
 
     scenario(main)
 
