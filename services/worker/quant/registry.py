@@ -10,12 +10,14 @@ from common.errors import ConfigError
 from services.worker.quant.composed import BySizeFormat, TiedWeight
 from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
 from services.worker.quant.int4 import Int4Format
+from services.worker.quant.int8 import Int8Format
 from services.worker.quant.none import DenseFormat
 from services.worker.quant.packed import PackedBf16Format, PackedFp16Format
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# From how many rows of x on the wide form is faster than the four-bit one: measured, docs/adr/0006-cpu-weights.md.
+# From how many rows of x on the wide form is faster than the narrow one: measured, docs/adr/0006-cpu-weights.md.
 INT4_LIMIT_ROWS = 9
+INT8_LIMIT_ROWS = 4
 
 Use = Literal["linear", "embedding", "tied"]  # "tied": embedding and output head at once
 
@@ -70,7 +72,8 @@ def _fastest_on_cpu() -> WeightPolicy:
     dense = DenseFormat(torch.float32, torch.float32, cpu)
     halves: list[WeightFormat] = [PackedBf16Format(), PackedFp16Format()]
     wide: list[WeightFormat] = [half for half in halves if half.unavailable() is None][:1]
-    by_size: list[WeightFormat] = [BySizeFormat(Int4Format(), form, INT4_LIMIT_ROWS) for form in (*wide, dense)]
+    many = [*wide, dense][0]
+    by_size = [BySizeFormat(Int4Format(), many, INT4_LIMIT_ROWS), BySizeFormat(Int8Format(), many, INT8_LIMIT_ROWS)]
     formats = [form for form in (*by_size, *wide, dense) if form.unavailable() is None]
     # Rows of an embedding are only copied, so bf16 costs no speed; it is the checkpoint's own precision or near it.
     return WeightPolicy(torch.float32, cpu, tuple(formats), DenseFormat(torch.bfloat16, torch.float32, cpu))
