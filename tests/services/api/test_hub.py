@@ -141,7 +141,17 @@ def test_repeats_are_dropped(first: int, count: int) -> None:
     assert request.choices[0].take() == "ab" and request.open == 1 and request.choices[0].received == 2
 
 
-@pytest.mark.parametrize(("first", "count"), [(3, 1), (1, 2), (2, 0), (2, -1), (-1, 1)])
+def test_a_row_without_tokens_releases_text_that_was_held_back() -> None:
+    rig = Rig()
+    request = rig.open()
+    seq_id = request.choices[0].seq_id
+    rig.hub.feed(rows((seq_id, 0, 1, "a"), (seq_id, 1, 0, "b")), 2.0)
+    rig.hub.feed(rows((seq_id, 0, 0, "?")), 2.0)
+    assert request.choices[0].take() == "ab" and request.choices[0].received == 1 and request.failure is None
+    assert sum(rig.figures.inter_token.counts) == 0
+
+
+@pytest.mark.parametrize(("first", "count"), [(3, 1), (1, 2), (3, 0), (2, -1), (-1, 1)])
 def test_a_gap_or_nonsense_ends_the_request_with_an_error(first: int, count: int) -> None:
     rig = Rig()
     request = rig.open(n=2)
