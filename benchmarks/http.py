@@ -3,8 +3,8 @@
     python -m benchmarks.http [--json OUT] [--streams 64,256] [--tokens 256] [--step-us 8000]
 
 The null tokenizer sends one TextBatch per step with one token for every open stream, as a model would; with step 0 it
-sends as fast as the link takes it, so that the API lags and joins tokens. Figures: processor time of the API process per
-token and per event, events per second of one core, and the time to the first byte when all requests come at once.
+sends as fast as the link takes it, so that the API lags and joins tokens. Figures: processor time of the API process
+per token and per event, events per second of one core, and the time to the first byte when all requests come at once.
 """
 
 import argparse
