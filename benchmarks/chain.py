@@ -106,7 +106,7 @@ class LoneScheduler:
         for row in range(rows):
             prompt = pack_i32([row % 900 + 1] * (1 + row % 16))
             self.from_tokenizer.send(Admit(make_seq_id(0, 0, 1, row), prompt, sampling))
-        times = []
+        times: list[float] = []
         plan = self.next_plan()
         beat_s = time.monotonic()
         while len(times) < steps:

@@ -88,7 +88,7 @@ class Node(Generic[T]):
         metrics: Callable[[], dict[str, float]],
     ) -> None:
         self.process = process
-        self.view = Membership()
+        self.view = Membership(process.incarnation, process.config.links.dead_after_s)
         self.state: State = "starting"
         self.progress = 0
         self.stage: Progress | None = None

@@ -17,7 +17,15 @@ class Change(NamedTuple):
 
 
 class Membership:
-    def __init__(self) -> None:
+    """`own`: incarnation of the owner. `grace_s`: how long a new scheduler may take to hear of everybody.
+
+    During that time a peer that only the old scheduler knew still counts as a member, so that nothing that runs on it
+    is given up; unless it departed or was replaced.
+    """
+
+    def __init__(self, own: int = 0, grace_s: float = 0.0) -> None:
+        self._own, self._grace_s = own, grace_s
+        self._grace_end_s = float("-inf")
         self.members: dict[int, Member] = {}  # by incarnation
         self.departed: frozenset[int] = frozenset()
         self.load = Load()
@@ -28,15 +36,28 @@ class Membership:
     def update(self, sender: int, message: Members, now_s: float) -> Change:
         """Takes the newest message. `now_s` is any monotonic clock."""
         known = self.members
+        changed = sender != self.scheduler
+        if changed and self.scheduler:
+            self._grace_end_s = now_s + self._grace_s
         self.members = {member.peer.incarnation: member for member in message.members}
         self.departed = frozenset(message.departed)
         self.load, self.model, self.heard_s = message.load, message.model, now_s
-        changed, self.scheduler = sender != self.scheduler, sender
+        self.scheduler = sender
+        if now_s < self._grace_end_s:
+            self._keep(known)
         return Change(
             joined=[member.peer for key, member in self.members.items() if key not in known],
             left=[member.peer for key, member in known.items() if key not in self.members],
             new_scheduler=changed,
         )
+
+    def _keep(self, known: dict[int, Member]) -> None:
+        """Members whom a new scheduler has not heard of yet."""
+        listed = {(member.peer.service, member.peer.instance) for member in self.members.values()}
+        for key, member in known.items():
+            place = (member.peer.service, member.peer.instance)
+            if key != self._own and key not in self.departed and place not in listed:
+                self.members[key] = member
 
     def silent(self, now_s: float, heartbeat_s: float) -> bool:
         """Whether the scheduler has missed beats: the next one to speak may be a new one that does not know us."""

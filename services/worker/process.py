@@ -27,7 +27,7 @@ WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
 class WorkerProcess:
     def __init__(self, process: Process, make_engine: MakeEngine) -> None:
         self.process = process
-        self.view = Membership()
+        self.view = Membership(process.incarnation, process.config.links.dead_after_s)
         links = process.config.links
         self.inbox: Inbox[ToWorker] = Inbox(process.inbox_endpoint(), ToWorker, links.queue, process.counters)
         self.to_scheduler = process.push(scheduler_endpoint(process.config))

@@ -38,3 +38,25 @@ def test_a_scheduler_is_silent_after_missed_beats() -> None:
     view.update(7, Members([], [], Load()), 10.0)
     assert not view.silent(12.0, heartbeat_s=1.0)
     assert view.silent(13.0, heartbeat_s=1.0)
+
+
+def test_peers_outlast_a_change_of_scheduler() -> None:
+    """A new scheduler hears of its members one by one; until then nobody is given up."""
+    view = Membership(own=1, grace_s=5.0)
+    first = [member("scheduler", 0, 7), member("api", 0, 1), member("tokenizer", 0, 2), member("tokenizer", 1, 3)]
+    view.update(7, Members(first, [], Load()), 1.0)
+    change = view.update(8, Members([member("scheduler", 0, 8), member("tokenizer", 1, 4)], [], Load()), 2.0)
+    assert change.new_scheduler
+    assert sorted(peer.incarnation for peer in change.left) == [1, 3, 7]  # ourselves, the replaced, the old scheduler
+    assert set(view.members) == {8, 4, 2}
+    assert [peer.instance for peer in view.ready("tokenizer")] == [0, 1]
+    change = view.update(8, Members([member("scheduler", 0, 8), member("tokenizer", 1, 4)], [2], Load()), 3.0)
+    assert [peer.incarnation for peer in change.left] == [2]
+
+
+def test_the_grace_ends() -> None:
+    view = Membership(own=1, grace_s=5.0)
+    view.update(7, Members([member("tokenizer", 0, 2)], [], Load()), 1.0)
+    assert view.update(8, Members([], [], Load()), 2.0).left == []
+    assert view.update(8, Members([], [], Load()), 6.9).left == []
+    assert [peer.incarnation for peer in view.update(8, Members([], [], Load()), 7.0).left] == [2]
