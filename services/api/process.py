@@ -6,11 +6,9 @@ that the kernel gives new connections to the sibling; alone it keeps listening, 
 
 import asyncio
 import logging
-import sys
 import time
 
-from common.errors import ConfigError
-from common.lifecycle import EXIT_CONFIG, Process
+from common.lifecycle import Process
 from services.api.app import build
 from services.api.gateway import Gateway
 from services.api.listener import Listener, listen
@@ -21,14 +19,9 @@ SWEEP_S = 5.0
 
 
 async def serve(process: Process) -> None:
-    """Runs until `process.stopping` and everything open has ended. Exits with EXIT_CONFIG if it cannot listen."""
+    """Runs until `process.stopping` and everything open has ended. Raises ConfigError if it cannot listen."""
     api = process.config.api
-    try:
-        listener = listen(api.host, api.port, process.config.run_dir)
-    except ConfigError as error:
-        log.critical("%s", error)
-        sys.exit(EXIT_CONFIG)
-    await run(process, Gateway(process), listener)
+    await run(process, Gateway(process), listen(api.host, api.port, process.config.run_dir))
 
 
 async def run(process: Process, gateway: Gateway, listener: Listener) -> None:

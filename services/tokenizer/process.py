@@ -8,7 +8,6 @@ their own, short prompts. Owns the node and the jobs in the pools.
 import asyncio
 import gc
 import logging
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from common.errors import ConfigError, Reject, RejectReason
-from common.lifecycle import EXIT_CONFIG, Node, Process
+from common.errors import Reject, RejectReason
+from common.lifecycle import Node, Process
 from common.membership import Change
 from common.protocol import (
     Abort,
@@ -244,7 +243,7 @@ def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detoke
 
 
 async def serve(process: Process) -> None:
-    """Until SIGTERM, then drains. Ends with EXIT_CONFIG when the model's tokenizer cannot be used."""
+    """Until SIGTERM, then drains. Raises ConfigError when the model's tokenizer cannot be used."""
     tokenizer = TokenizerProcess(process)
     beating = asyncio.ensure_future(tokenizer.node.run())
     stopping = asyncio.ensure_future(process.stopping.wait())
@@ -253,9 +252,6 @@ async def serve(process: Process) -> None:
         await asyncio.wait({beating, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not beating.done():
             await tokenizer.drain()
-    except ConfigError as error:
-        log.critical("%s", error)
-        sys.exit(EXIT_CONFIG)
     finally:
         stopping.cancel()
         beating.cancel()

@@ -60,28 +60,25 @@ class PackedBf16Format:
 
 
 class PackedFp16Weight:
-    """`packed`: FBGEMM's fp16 panels of [out_features, in_features], wrapped in a tensor."""
+    """Keeps FBGEMM's fp16 panels of [out_features, in_features]."""
 
     format_name = "fp16-packed"
 
     def __init__(self, dense: torch.Tensor) -> None:
         self.out_features, self.in_features = dense.shape
         self.num_bytes = dense.numel() * 2
-        self._packed = torch.ops._quantized.wrapped_fbgemm_pack_gemm_matrix_fp16(dense)
-        self._no_bias = torch.zeros(self.out_features)
+        self._packed = torch.ops.quantized.linear_prepack_fp16(dense, None)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        added = self._no_bias if bias is None else bias.float()
-        y: torch.Tensor = torch.ops._quantized.wrapped_fbgemm_linear_fp16_weight(
-            x.float(), self._packed, added, self.out_features
-        )
-        return y.to(x.dtype)
+        y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self._packed).to(x.dtype)
+        return y if bias is None else y.add_(bias)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(ids, self.dequantize())
 
     def dequantize(self) -> torch.Tensor:
-        return self.linear(torch.eye(self.in_features)).t().contiguous()
+        dense: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        return dense.float()
 
 
 class PackedFp16Format:
@@ -90,7 +87,8 @@ class PackedFp16Format:
     def unavailable(self) -> str | None:
         if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
             return "this CPU has no AVX2"
-        if "fbgemm" not in torch.backends.quantized.supported_engines:
+        has_op = hasattr(torch.ops.quantized, "linear_prepack_fp16")
+        if not has_op or "fbgemm" not in torch.backends.quantized.supported_engines:
             return "this build of torch has no FBGEMM"
         return None
 

@@ -12,7 +12,8 @@ import pytest
 
 from common.columns import pack_i32, pack_u64, unpack_i32
 from common.config import Config, Links, Model
-from common.lifecycle import EXIT_CONFIG, Process
+from common.errors import ConfigError
+from common.lifecycle import Process
 from common.protocol import (
     Abort,
     Admit,
@@ -562,6 +563,5 @@ def test_model_without_tokenizer_ends_the_process(run_dir: Path, monkeypatch: py
     async def main() -> None:
         await serve(Process("tokenizer", 0, config))
 
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(ConfigError, match=r"neither config\.json nor a \.gguf file"):
         asyncio.run(main())
-    assert caught.value.code == EXIT_CONFIG
