@@ -77,7 +77,10 @@ def param_of(kind: PromptKind) -> str:
 
 
 def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) -> int:
-    """The request's max_tokens: as asked, or, for 0, what the model's length leaves. Raises Reject (TOO_LONG)."""
+    """The request's max_tokens: as asked, or, for 0, what the model's length leaves.
+
+    Raises Reject (TOO_LONG) that names the prompt's field if the prompt alone is too long, else max_tokens.
+    """
     limit = f"This model's maximum context length is {max_model_len} tokens."
     shorter = f"Please reduce the length of the {param}"
     if not sampling.max_tokens:
@@ -91,7 +94,7 @@ def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) 
             f"{limit} However, you requested {total} tokens ({prompt_tokens} in the {param}, "
             f"{sampling.max_tokens} for the completion). {shorter} or completion."
         )
-        raise Reject(RejectReason.TOO_LONG, text, param)
+        raise Reject(RejectReason.TOO_LONG, text, param if prompt_tokens >= max_model_len else "max_tokens")
     return sampling.max_tokens
 
 

@@ -90,7 +90,7 @@ def test_lengths_that_fit() -> None:
 def test_lengths_that_do_not_fit_name_every_number() -> None:
     with pytest.raises(Reject) as asked:
         fit(11, Sampling(max_tokens=5), 15, "messages")
-    assert asked.value.reason == RejectReason.TOO_LONG and asked.value.param == "messages"
+    assert asked.value.reason == RejectReason.TOO_LONG and asked.value.param == "max_tokens"
     assert asked.value.message.startswith(
         "This model's maximum context length is 15 tokens. However, you requested 16 tokens "
         "(11 in the messages, 5 for the completion)."

@@ -362,7 +362,7 @@ def test_requests_that_are_refused(run_dir: Path) -> None:
         refused = [
             (text(seq(api, 0), ""), "invalid", "empty", "prompt"),
             (text(seq(api, 1), "many words " * 200), "too_long", "200 tokens", "prompt"),
-            (text(seq(api, 2), sampling=Sampling(196)), "too_long", "201 tokens", "prompt"),
+            (text(seq(api, 2), sampling=Sampling(196)), "too_long", "201 tokens", "max_tokens"),
             (Submit(seq(api, 3), PromptKind.TOKENS, SAMPLING, tokens=pack_i32([49160])), "invalid", "49160", "prompt"),
             (Submit(seq(api, 4), PromptKind.CHAT, SAMPLING, messages=b"?"), "invalid", "list of objects", "messages"),
             (Submit(seq(api, 5), PromptKind.CHAT, SAMPLING, messages=b"[{}]"), "invalid", "role", "messages"),
