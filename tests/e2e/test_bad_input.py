@@ -30,9 +30,9 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _unharmed(system: System):
-    """The same processes are there afterwards, and they serve."""
+    """After all of it the same processes are there, and they serve."""
     before = {(p["service"], p["instance"]): p["pid"] for p in system.status()["processes"]}
     yield
     assert {(p["service"], p["instance"]): p["pid"] for p in system.status()["processes"]} == before
@@ -86,7 +86,7 @@ FIELDS = [
     (TEXT, text(suffix="x"), "suffix"),
     (TEXT, text(echo=True), "echo"),
     (TEXT, text(best_of=3), "best_of"),
-    (TEXT, {"prompt": "x"}, "model"),
+    (TEXT, text(model=7), "model"),
 ]
 
 
