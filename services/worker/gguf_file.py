@@ -147,15 +147,15 @@ def block_nibbles(blocks: torch.Tensor, begin: int) -> torch.Tensor:
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return (block_nibbles(blocks, 2).float() - 8.0) * block_scales(blocks, 0)
+    return block_nibbles(blocks, 2).float().sub_(8.0).mul_(block_scales(blocks, 0))
 
 
 def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return block_nibbles(blocks, 4).float() * block_scales(blocks, 0) + block_scales(blocks, 2)
+    return block_nibbles(blocks, 4).float().mul_(block_scales(blocks, 0)).add_(block_scales(blocks, 2))
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return blocks[..., 2:34].contiguous().view(torch.int8).float() * block_scales(blocks, 0)
+    return blocks[..., 2:34].contiguous().view(torch.int8).float().mul_(block_scales(blocks, 0))
 
 
 # The rarer ones come from the gguf library.
