@@ -33,7 +33,7 @@ chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
 test: $(STAMP) ## all tests that need no GPU [ARGS=]
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP) ## lint, format, types
 	$(BIN)/ruff check .

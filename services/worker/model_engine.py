@@ -69,8 +69,9 @@ def load_model(
         bindings = bind(config.worker.kernels, facts)
     except (ValueError, BindError) as error:
         raise ConfigError(f"{source.files.path}: {error}") from error
-    for row in bindings.table:
-        log.info("op %s: %s (%s)", row.op, row.provider, row.reason)
+    for provider in dict.fromkeys(row.provider for row in bindings.table):
+        ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
+        log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     parameters = load_parameters(
         source.tensors, model, spec, policy, lambda done, total: report(Progress("weights", done, total))
     )

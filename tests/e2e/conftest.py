@@ -11,7 +11,7 @@ from benchmarks.system import System
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
     replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
-    with System(*replicas, "scheduler.max_rows=64", "kv.blocks=1024", "model.dtype=float32") as system:
+    with System(*replicas, "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32") as system:
         yield system
 
 

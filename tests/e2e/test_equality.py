@@ -19,9 +19,9 @@ from services.scheduler.events import SendPlan, SendRefused, SendTokens
 from services.worker.model_engine import ModelEngine
 from services.worker.source import open_model
 
-OUTPUT = 12
-LENGTHS = [1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 20, 23, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 80, 100, 127, 128]
-LENGTHS += [129, 200, 400, 777, 1500]
+OUTPUT = 8
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 15, 16, 17, 18, 20, 23, 25, 29, 31, 32, 33, 37, 40, 47, 48, 49, 63, 64, 65]
+LENGTHS += [129, 200, 400, 1500]
 BLOCKS = 512
 
 

@@ -50,8 +50,9 @@ async def storm(url: str, seed: int) -> list[str]:
         return list(await asyncio.gather(*(one(client, url, random.Random(seed * 1000 + i)) for i in range(64))))
 
 
-def resident_mib(system: System) -> float:
-    return sum(p.memory_info().rss for group in system.processes().values() for p in group) / 2**20
+def resident_mib(system: System) -> dict[str, float]:
+    processes = system.processes()
+    return {name: sum(p.memory_info().rss for p in group) / 2**20 for name, group in processes.items()}
 
 
 def settled(system: System) -> bool:
@@ -70,7 +71,10 @@ def test_every_stream_ends_once_and_nothing_stays(system: System) -> None:
     end_s = time.monotonic() + 30
     while not settled(system):
         assert time.monotonic() < end_s, system.status()
-    assert resident_mib(system) < before + 100
+    # The worker's KV pages are mapped as they are first used: at most 512 blocks of 0.7 MiB.
+    allowed = {"api": 40, "tokenizer": 40, "scheduler": 40, "worker": 512 * 0.71 + 100}
+    after = resident_mib(system)
+    assert {name: mib for name, mib in after.items() if mib > before[name] + allowed[name]} == {}
     open_requests = [m for m in httpx.get(f"{system.url}/metrics").text.splitlines() if "open_requests{" in m]
     assert open_requests
 
@@ -78,7 +82,9 @@ def test_every_stream_ends_once_and_nothing_stays(system: System) -> None:
 def test_a_disconnect_frees_the_blocks(system: System) -> None:
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{system.url}/v1/completions", json=body, timeout=60) as response:
-        next(response.iter_lines())
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
         assert system.status()["requests"]["running"] == 1
     end_s = time.monotonic() + 30
     while not settled(system):
