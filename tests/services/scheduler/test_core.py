@@ -301,6 +301,6 @@ def test_nothing_of_an_ended_request_is_kept_even_without_garbage_collection() -
         core.ready()
         core.run()
         assert len(core.finished) == 12
-        assert [kept for kept in gc.get_objects() if isinstance(kept, Sequence | Row | Request)] == []
+        assert [kept for kept in gc.get_objects() if type(kept) in (Sequence, Row, Request)] == []
     finally:
         gc.enable()

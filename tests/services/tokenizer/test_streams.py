@@ -257,7 +257,7 @@ def test_refused_is_the_only_terminal_of_a_request(bench: Bench) -> None:
         bench.streams.admit(request, array("i", [1] * 95), MODEL)
     bench.streams.refuse(request, caught.value)
     assert bench.flush() == ([], [])
-    assert bench.to_api == [Refused(FIRST, "too_long", caught.value.message, "prompt")]
+    assert bench.to_api == [Refused(FIRST, "too_long", caught.value.message, "max_tokens")]
     assert bench.streams.open_requests == 0 and bench.streams.counts.refused == 1
 
 
