@@ -108,6 +108,9 @@ class Bindings:
         run: F = self._chosen[wanted.name]  # type: ignore[assignment]
         return run
 
+    def provider(self, wanted: Op[Any]) -> str:
+        return next(row.provider for row in self.table if row.op == wanted.name)
+
     @property
     def digest(self) -> str:
         """Equal for equal choices; part of WorkerReady, so that unlike workers are noticed."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -45,6 +46,29 @@ def _as_float(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), generate
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Asks for the cache line at any address; one that is not mapped does no harm."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
+        prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+        flags = [ir.Constant(flag, value) for value in (0, 3, 1)]
+        builder.call(prefetch, [builder.inttoptr(arguments[0], byte_pointer), *flags])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@njit(types.void(types.int64, types.int64, types.int64, types.int64))
+def _fetch(address: int, stride: int, size: int, count: int) -> None:
+    """Asks for `size` floats of each of `count` tokens, ahead of their use: hardware does not follow a block table."""
+    for token in range(count):
+        for i in range(0, size, 16):
+            _prefetch(address + (token * stride + i) * 4)
 
 
 @njit(types.float32(types.float32), fastmath={"contract"}, inline="always")
@@ -113,46 +137,61 @@ def _collect(values: Any, start: int, stride: int, out: Any, size: int, weights:
 
 
 def _decode(numbers: Any, thread: int, threads: int) -> None:
-    """One unit is one query head of one row; the heads of one KV head follow one another, so its pages stay cached."""
-    q, k, v, out, scratch = (
-        _floats(numbers[0]),
-        _floats(numbers[1]),
-        _floats(numbers[2]),
-        numbers[3],
-        numbers[4],
-    )
+    """One unit is some query heads of one row. A page serves all of them before the next, so memory streams."""
+    k, v = _floats(numbers[1]), _floats(numbers[2])
     starts, contexts, tables = _ints(numbers[5]), _ints(numbers[6]), _ints(numbers[7])
     rows, width = numbers[8] >> 32, numbers[8] & 0xFFFFFFFF
     heads, kv_heads = numbers[9] >> 32, numbers[9] & 0xFFFFFFFF
     size, block_tokens, q_stride = numbers[10], numbers[11], numbers[12]
     scale = _as_float(types.int32(numbers[13]))
-    stride, share = kv_heads * size, heads // kv_heads
-    scores_at = scratch + thread * width * block_tokens * 4
-    units = rows * heads
+    stride, share, span = kv_heads * size, heads // kv_heads, width * block_tokens + 1
+    parts = 1 if rows >= 4 * threads else heads
+    together = heads // parts
+    # of each head of the unit: its scores, then their maximum
+    scratch = numbers[4] + thread * heads * span * 4
+    units = rows * parts
     for unit in range(thread * units // threads, (thread + 1) * units // threads):
-        row, head = unit // heads, unit % heads
-        token = types.int64(starts[row])
+        row, first_head = unit // parts, unit % parts * together
         if starts[row + 1] - starts[row] != 1:
             continue
-        length = types.int64(contexts[row])
-        query = _floats(numbers[0] + (token * q_stride + head * size) * 4)
-        highest = types.float32(-3.0e38)
-        own = head // share * size
+        token, length = types.int64(starts[row]), types.int64(contexts[row])
+        for i in range(together):
+            _floats(scratch + (i * span + span - 1) * 4)[0] = types.float32(-3.0e38)
         for first in range(0, length, block_tokens):
-            place = types.int64(tables[row * width + first // block_tokens]) * block_tokens * stride + own
-            scores = _floats(scores_at + first * 4)
-            highest = _score(k, place, stride, query, size, scores, min(block_tokens, length - first), highest)
-        total = _exponentials(_floats(scores_at), length, highest, scale)
-        target = _floats(out + (token * heads + head) * size * 4)
-        for i in range(size):
-            target[i] = types.float32(0.0)
+            page = types.int64(tables[row * width + first // block_tokens]) * block_tokens * stride
+            count, left = min(block_tokens, length - first), length - first - block_tokens
+            after = page
+            if left > 0:
+                after = types.int64(tables[row * width + first // block_tokens + 1]) * block_tokens * stride
+            for i in range(together):
+                head = first_head + i
+                if head % share == 0 and left > 0:
+                    _fetch(numbers[1] + (after + head // share * size) * 4, stride, size, min(block_tokens, left))
+                query = _floats(numbers[0] + (token * q_stride + head * size) * 4)
+                scores, highest = _floats(scratch + (i * span + first) * 4), _floats(scratch + (i * span + span - 1) * 4)
+                highest[0] = _score(k, page + head // share * size, stride, query, size, scores, count, highest[0])
+        for i in range(together):
+            scores = _floats(scratch + i * span * 4)
+            total = _exponentials(scores, length, scores[span - 1], scale)
+            factor = types.float32(1.0) / total
+            for j in range(length):
+                scores[j] *= factor
+            target = _floats(numbers[3] + (token * heads + first_head + i) * size * 4)
+            for j in range(size):
+                target[j] = types.float32(0.0)
         for first in range(0, length, block_tokens):
-            place = types.int64(tables[row * width + first // block_tokens]) * block_tokens * stride + own
-            scores = _floats(scores_at + first * 4)
-            _collect(v, place, stride, target, size, scores, min(block_tokens, length - first))
-        factor = types.float32(1.0) / total
-        for i in range(size):
-            target[i] *= factor
+            page = types.int64(tables[row * width + first // block_tokens]) * block_tokens * stride
+            count, left = min(block_tokens, length - first), length - first - block_tokens
+            after = page
+            if left > 0:
+                after = types.int64(tables[row * width + first // block_tokens + 1]) * block_tokens * stride
+            for i in range(together):
+                head = first_head + i
+                if head % share == 0 and left > 0:
+                    _fetch(numbers[2] + (after + head // share * size) * 4, stride, size, min(block_tokens, left))
+                target = _floats(numbers[3] + (token * heads + head) * size * 4)
+                scores = _floats(scratch + (i * span + first) * 4)
+                _collect(v, page + head // share * size, stride, target, size, scores, count)
 
 
 _DECODE = kernel(_decode)
@@ -171,7 +210,7 @@ def paged_attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: At
     if num_rows == 0:
         return result
     threads = torch.get_num_threads()
-    scratch = torch.empty(threads * width * block_tokens)
+    scratch = torch.empty(threads * num_heads * (width * block_tokens + 1))
     launch(
         _DECODE,
         threads,

@@ -1,11 +1,9 @@
-"""x @ W.T for few rows of x, W in four or eight bits with a scale (and an offset) per group of 32 columns; fp32 sums.
+"""x @ W.T for few rows of x, W in tiles of four or eight bits; each weight is read once for up to eight rows.
 
-Weights are laid out in tiles of 32 rows by 32 columns, so that a vector's lanes are rows of W and no sum crosses lanes:
-per tile 32 fp16 scales, for four bits 32 fp16 offsets, then column by column the 32 numbers (four bits: rows 0 to 15 in
-the low halves). The inner loops are written as LLVM vector code, which any compiler's loop vectorizer would miss.
+The inner loops are written as LLVM vector code, 16 lanes wide: a compiler's loop vectorizer does not find them.
+Activations stay fp32 and so do sums, so only the stored numbers' own rounding is left.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,13 +11,16 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from torch import Tensor
 
-from services.worker.kernels.impl.numba._team import kernel, launch
+from services.worker.kernels.impl.numba._team import kernel, launch, unavailable
+from services.worker.kernels.ops.grouped_linear import TILE, grouped_linear, tile_bytes
+from services.worker.kernels.registry import Facts, Impl
 
-TILE = 32  # rows and columns of a tile
 TOGETHER = 8  # rows of x that share one pass over a tile
 _LANES = 16
 _CHAINS = (0, 4, 2, 2, 1, 1, 1, 1, 1)  # sums per row of x that run at once, by rows: a multiply-add takes four cycles
+_AHEAD = 2048  # bytes: hardware prefetching stops at the end of a memory page, and weights come from memory each step
 _I64, _I8 = ir.IntType(64), ir.IntType(8)
 _F32 = ir.FloatType()
 _VECTOR = ir.VectorType(_F32, _LANES)
@@ -64,10 +65,19 @@ def _group_sum(builder: Any, address: Any) -> Any:
     return total
 
 
+def _prefetch(builder: Any, address: Any, size: int) -> None:
+    byte_pointer, flag = _I8.as_pointer(), ir.IntType(32)
+    function = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
+    prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
+    for line in range(0, size, 64):
+        place = builder.inttoptr(builder.add(address, ir.Constant(_I64, line)), byte_pointer)
+        builder.call(prefetch, [place, ir.Constant(flag, 0), ir.Constant(flag, 3), ir.Constant(flag, 1)])
+
+
 def _make_tiles(rows: int, bits: int) -> Any:
     """An intrinsic: `rows` rows of x times one row of tiles."""
-    tile_bytes = _tile_bytes(bits)
-    numbers_at = tile_bytes - TILE * TILE * bits // 8
+    size = tile_bytes(bits)
+    numbers_at = size - TILE * TILE * bits // 8
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         tiles, x, x_stride, y, y_stride, groups = arguments
@@ -80,7 +90,8 @@ def _make_tiles(rows: int, bits: int) -> Any:
         sums = {chain: cgutils.alloca_once_value(builder, zero) for chain in chains}
         x_rows = [_at(builder, x, builder.mul(x_stride, ir.Constant(_I64, row)), 4) for row in range(rows)]
         with cgutils.for_range(builder, groups) as group:
-            tile = _at(builder, tiles, group.index, tile_bytes)
+            tile = _at(builder, tiles, group.index, size)
+            _prefetch(builder, builder.add(tile, ir.Constant(_I64, _AHEAD)), size)
             x_group = [_at(builder, row, group.index, TILE * 4) for row in x_rows]
             for slot in sums.values():
                 builder.store(zero, slot)
@@ -124,11 +135,7 @@ def _make_tiles(rows: int, bits: int) -> Any:
     return multiply
 
 
-def _tile_bytes(bits: int) -> int:
-    return TILE * 2 * (2 if bits == 4 else 1) + TILE * TILE * bits // 8
-
-
-_TILE4, _TILE8 = _tile_bytes(4), _tile_bytes(8)
+_TILE4, _TILE8 = tile_bytes(4), tile_bytes(8)
 _int4_1, _int4_2, _int4_3, _int4_4, _int4_5, _int4_6, _int4_7, _int4_8 = (_make_tiles(i, 4) for i in range(1, 9))
 _int8_1, _int8_2, _int8_3, _int8_4, _int8_5, _int8_6, _int8_7, _int8_8 = (_make_tiles(i, 8) for i in range(1, 9))
 
@@ -186,38 +193,18 @@ def _int8(numbers: Any, thread: int, threads: int) -> None:
 _ADDRESSES: dict[int, int] = {4: kernel(_int4), 8: kernel(_int8)}
 
 
-def pack(numbers: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int) -> torch.Tensor:
-    """The tiles of a matrix, uint8 [ceil(rows / 32), in / 32, bytes of a tile]; rows that are not there are zero.
-
-    numbers: uint8 [rows, in], of eight bits two's complement; scales, offsets: fp32 [rows, in / 32], offsets for four
-    bits only. weight = number * scale + offset; scales and offsets are rounded to fp16.
-    """
-    rows, inner = numbers.shape
-    blocks, groups = -(-rows // TILE), inner // TILE
-    missing = blocks * TILE - rows
-
-    def padded(values: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(values, (0, 0, 0, missing)) if missing else values
-
-    columns = padded(numbers).view(blocks, TILE, groups, TILE).permute(0, 2, 3, 1)  # [block, group, column, row]
-    if bits == 4:
-        columns = columns[..., :_LANES] | columns[..., _LANES:] << 4
-    parts = [columns.reshape(blocks, groups, -1)]
-    for values in (offsets, scales):
-        if values is not None:
-            halves = padded(values).view(blocks, TILE, groups).transpose(1, 2).to(torch.float16).contiguous()
-            parts.insert(0, halves.view(torch.uint8))
-    return torch.cat(parts, dim=-1)
-
-
-def multiply(tiles: torch.Tensor, bits: int, x: torch.Tensor) -> torch.Tensor:
-    """x: fp32 [T, in], contiguous, T >= 1; returns a new fp32 [T, 32 * tiles' first size]."""
+def grouped_linear_vectors(x: Tensor, tiles: Tensor, bits: int, out_features: int) -> Tensor:
     blocks, groups = tiles.shape[:2]
-    rows = x.shape[0]
-    y = torch.empty(rows, blocks * TILE)
-    addresses = tiles.data_ptr(), x.data_ptr(), y.data_ptr()
-    launch(_ADDRESSES[bits], torch.get_num_threads(), *addresses, rows, groups, blocks)
-    return y
+    num_rows = x.shape[0]
+    y = torch.empty(num_rows, blocks * TILE)
+    if num_rows:
+        addresses = tiles.data_ptr(), x.data_ptr(), y.data_ptr()
+        launch(_ADDRESSES[bits], torch.get_num_threads(), *addresses, num_rows, groups, blocks)
+    return y if blocks * TILE == out_features else y[:, :out_features].contiguous()
 
 
-Multiply = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
+def refuses(facts: Facts) -> str | None:
+    return "for CPUs" if facts.device != "cpu" else unavailable()
+
+
+IMPL = Impl(grouped_linear, "numba", grouped_linear_vectors, refuses)
