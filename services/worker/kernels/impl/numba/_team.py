@@ -24,7 +24,7 @@ _I32 = ir.IntType(32)
 
 
 def compiled(make: Callable[..., Any], signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`make` is njit or cfunc; cached on disk, or compiled at every start where no folder for a cache can be written."""
+    """`make` is njit or cfunc; cached on disk, or compiled at every start where no cache folder can be written."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         options = {"nogil": True} if make is njit else {}
@@ -139,6 +139,6 @@ def unavailable() -> str | None:
 
 
 def launch(address: int, threads: int, *numbers: int) -> None:
-    """Runs the kernel at `address` on `threads` threads and waits. Up to SLOTS numbers; memory must outlive the call."""
+    """Runs the kernel at `address` on `threads` threads and waits. At most SLOTS numbers, each fits 64 bits."""
     padded = numbers + (0,) * (SLOTS - len(numbers))
     _launch(_OPENMP[0], _member.address, threads, (address, _OPENMP[1], _OPENMP[2]), padded)

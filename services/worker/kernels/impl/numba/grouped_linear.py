@@ -127,9 +127,7 @@ def _make_tiles(rows: int, bits: int) -> Any:
         return context.get_dummy_value()
 
     @intrinsic
-    def multiply(
-        typing_context: Any, tiles: Any, x: Any, x_stride: Any, y: Any, y_stride: Any, groups: Any
-    ) -> Any:
+    def multiply(typing_context: Any, tiles: Any, x: Any, x_stride: Any, y: Any, y_stride: Any, groups: Any) -> Any:
         return types.void(*[types.int64] * 6), generate
 
     return multiply

@@ -93,9 +93,7 @@ def _exp(x: float) -> float:
     types.float32(_FLOATS, types.int64, types.int64, _FLOATS, types.int64, _FLOATS, types.int64, types.float32),
     fastmath=_FAST,
 )
-def _score(
-    keys: Any, start: int, stride: int, query: Any, size: int, scores: Any, count: int, highest: float
-) -> float:
+def _score(keys: Any, start: int, stride: int, query: Any, size: int, scores: Any, count: int, highest: float) -> float:
     """scores[:count] of consecutive keys; returns the highest of them and `highest`."""
     for token in range(count):
         total = types.float32(0.0)
@@ -168,7 +166,10 @@ def _decode(numbers: Any, thread: int, threads: int) -> None:
                 if head % share == 0 and left > 0:
                     _fetch(numbers[1] + (after + head // share * size) * 4, stride, size, min(block_tokens, left))
                 query = _floats(numbers[0] + (token * q_stride + head * size) * 4)
-                scores, highest = _floats(scratch + (i * span + first) * 4), _floats(scratch + (i * span + span - 1) * 4)
+                scores, highest = (
+                    _floats(scratch + (i * span + first) * 4),
+                    _floats(scratch + (i * span + span - 1) * 4),
+                )
                 highest[0] = _score(k, page + head // share * size, stride, query, size, scores, count, highest[0])
         for i in range(together):
             scores = _floats(scratch + i * span * 4)
