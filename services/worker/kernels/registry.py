@@ -2,7 +2,7 @@
 
 An op means its typed torch function. Providers other than `torch` implement it with the same signature in
 impl/<provider>/<op>.py, whose `IMPL` is found by scanning that folder (`_*.py` are its shared parts). `bind` chooses
-once from a priority list and facts; layers keep the plain callables. Nothing here is written after import; `Bindings` is a value.
+once from a priority list and facts; layers keep the plain callables. Nothing here is written after import.
 """
 
 import hashlib

@@ -6,7 +6,9 @@ when its own file changes. State: none but compiled code.
 """
 
 import ctypes
+import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from services.worker.kernels.registry import Facts
+
+FLOATS, INTS = types.CPointer(types.float32), types.CPointer(types.int32)
 SLOTS = 14  # numbers that a launch carries
 KERNEL = types.void(types.CPointer(types.int64), types.int64, types.int64)  # numbers, thread, threads
 _HEADER = 3  # kernel, omp_get_thread_num, omp_get_num_threads
@@ -47,6 +52,42 @@ def kernel(function: Callable[..., Any]) -> int:
 
 
 _KEPT: list[Any] = []
+
+
+@intrinsic
+def floats(typing_context: Any, address: Any) -> Any:
+    """The float32 numbers at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return FLOATS(types.int64), generate
+
+
+@intrinsic
+def ints(typing_context: Any, address: Any) -> Any:
+    """The int32 numbers at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _I32.as_pointer())
+
+    return INTS(types.int64), generate
+
+
+@intrinsic
+def as_float(typing_context: Any, bits: Any) -> Any:
+    """The float32 of these 32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@cache
+def float_bits(value: float) -> int:
+    """For `as_float`: a launch carries integers only."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 @intrinsic
@@ -136,6 +177,15 @@ def unavailable() -> str | None:
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return "this CPU has no AVX2"
     return None
+
+
+def refuses_but_fp32(facts: Facts) -> str | None:
+    """What every op here needs whose tensors all have the activations' dtype."""
+    if facts.device != "cpu":
+        return "for CPUs"
+    if facts.dtype != torch.float32:
+        return f"computes in fp32, not {str(facts.dtype).removeprefix('torch.')}"
+    return unavailable()
 
 
 def launch(address: int, threads: int, *numbers: int) -> None:

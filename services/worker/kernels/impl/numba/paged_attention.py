@@ -3,8 +3,6 @@
 Softmax in two passes over scores in scratch memory, fp32 throughout; no gather, no mask, no padding to longer rows.
 """
 
-import struct
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,38 +12,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from services.worker.kernels.impl.numba._team import kernel, launch, unavailable
+from services.worker.kernels.impl.numba._team import (
+    FLOATS,
+    as_float,
+    float_bits,
+    floats,
+    ints,
+    kernel,
+    launch,
+    refuses_but_fp32,
+)
 from services.worker.kernels.ops.paged_attention import AttentionRows, attend, paged_attention
-from services.worker.kernels.registry import Facts, Impl
+from services.worker.kernels.registry import Impl
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
-_FLOATS, _INTS = types.CPointer(types.float32), types.CPointer(types.int32)
-
-
-@intrinsic
-def _floats(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-
-    return _FLOATS(types.int64), generate
-
-
-@intrinsic
-def _ints(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-
-    return _INTS(types.int64), generate
-
-
-@intrinsic
-def _as_float(typing_context: Any, bits: Any) -> Any:
-    """The float32 of these 32 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
 
 
 @intrinsic
@@ -72,8 +52,8 @@ def _fetch(address: int, stride: int, size: int, count: int) -> None:
 
 
 @njit(types.float32(types.float32), fastmath={"contract"}, inline="always")
-def _exp(x: float) -> float:
-    """exp(x) for x <= 0 within two units in the last place; lower x count as -87. Cephes' method: 2^n times a polynomial."""
+def _exp(x: Any) -> Any:
+    """exp(x) for x <= 0, below -87 as there, within two units in the last place: 2^n times Cephes' polynomial."""
     x = max(x, types.float32(-87.0))
     n = types.int32(x * types.float32(1.44269504088896341) - types.float32(0.5))
     whole = types.float32(n)
@@ -86,14 +66,14 @@ def _exp(x: float) -> float:
     p = p * r + types.float32(1.6666665459e-1)
     p = p * r + types.float32(5.0000001201e-1)
     value = p * r * r + r + types.float32(1.0)
-    return value * _as_float(types.int32((n + types.int32(127)) << types.int32(23)))
+    return value * as_float(types.int32((n + types.int32(127)) << types.int32(23)))
 
 
 @njit(
-    types.float32(_FLOATS, types.int64, types.int64, _FLOATS, types.int64, _FLOATS, types.int64, types.float32),
+    types.float32(FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS, types.int64, types.float32),
     fastmath=_FAST,
 )
-def _score(keys: Any, start: int, stride: int, query: Any, size: int, scores: Any, count: int, highest: float) -> float:
+def _score(keys: Any, start: int, stride: int, query: Any, size: int, scores: Any, count: int, highest: float) -> Any:
     """scores[:count] of consecutive keys; returns the highest of them and `highest`."""
     for token in range(count):
         total = types.float32(0.0)
@@ -105,8 +85,8 @@ def _score(keys: Any, start: int, stride: int, query: Any, size: int, scores: An
     return highest
 
 
-@njit(types.float32(_FLOATS, types.int64, types.float32, types.float32), fastmath=_FAST)
-def _exponentials(scores: Any, count: int, highest: float, scale: float) -> float:
+@njit(types.float32(FLOATS, types.int64, types.float32, types.float32), fastmath=_FAST)
+def _exponentials(scores: Any, count: int, highest: float, scale: float) -> Any:
     """scores = exp((score - highest) * scale); returns their sum."""
     total = types.float32(0.0)
     for i in range(count):
@@ -116,7 +96,7 @@ def _exponentials(scores: Any, count: int, highest: float, scale: float) -> floa
     return total
 
 
-@njit(types.void(_FLOATS, types.int64, types.int64, _FLOATS, types.int64, _FLOATS, types.int64), fastmath=_FAST)
+@njit(types.void(FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS, types.int64), fastmath=_FAST)
 def _collect(values: Any, start: int, stride: int, out: Any, size: int, weights: Any, count: int) -> None:
     """out += weights @ consecutive values. Four tokens at once: a quarter of the reads and writes of `out`."""
     token = 0
@@ -136,12 +116,12 @@ def _collect(values: Any, start: int, stride: int, out: Any, size: int, weights:
 
 def _decode(numbers: Any, thread: int, threads: int) -> None:
     """One unit is some query heads of one row. A page serves all of them before the next, so memory streams."""
-    k, v = _floats(numbers[1]), _floats(numbers[2])
-    starts, contexts, tables = _ints(numbers[5]), _ints(numbers[6]), _ints(numbers[7])
+    k, v = floats(numbers[1]), floats(numbers[2])
+    starts, contexts, tables = ints(numbers[5]), ints(numbers[6]), ints(numbers[7])
     rows, width = numbers[8] >> 32, numbers[8] & 0xFFFFFFFF
     heads, kv_heads = numbers[9] >> 32, numbers[9] & 0xFFFFFFFF
     size, block_tokens, q_stride = numbers[10], numbers[11], numbers[12]
-    scale = _as_float(types.int32(numbers[13]))
+    scale = as_float(types.int32(numbers[13]))
     stride, share, span = kv_heads * size, heads // kv_heads, width * block_tokens + 1
     parts = 1 if rows >= 4 * threads else heads
     together = heads // parts
@@ -154,7 +134,7 @@ def _decode(numbers: Any, thread: int, threads: int) -> None:
             continue
         token, length = types.int64(starts[row]), types.int64(contexts[row])
         for i in range(together):
-            _floats(scratch + (i * span + span - 1) * 4)[0] = types.float32(-3.0e38)
+            floats(scratch + (i * span + span - 1) * 4)[0] = types.float32(-3.0e38)
         for first in range(0, length, block_tokens):
             page = types.int64(tables[row * width + first // block_tokens]) * block_tokens * stride
             count, left = min(block_tokens, length - first), length - first - block_tokens
@@ -165,19 +145,17 @@ def _decode(numbers: Any, thread: int, threads: int) -> None:
                 head = first_head + i
                 if head % share == 0 and left > 0:
                     _fetch(numbers[1] + (after + head // share * size) * 4, stride, size, min(block_tokens, left))
-                query = _floats(numbers[0] + (token * q_stride + head * size) * 4)
-                scores, highest = (
-                    _floats(scratch + (i * span + first) * 4),
-                    _floats(scratch + (i * span + span - 1) * 4),
-                )
+                query = floats(numbers[0] + (token * q_stride + head * size) * 4)
+                scores = floats(scratch + (i * span + first) * 4)
+                highest = floats(scratch + (i * span + span - 1) * 4)
                 highest[0] = _score(k, page + head // share * size, stride, query, size, scores, count, highest[0])
         for i in range(together):
-            scores = _floats(scratch + i * span * 4)
+            scores = floats(scratch + i * span * 4)
             total = _exponentials(scores, length, scores[span - 1], scale)
             factor = types.float32(1.0) / total
             for j in range(length):
                 scores[j] *= factor
-            target = _floats(numbers[3] + (token * heads + first_head + i) * size * 4)
+            target = floats(numbers[3] + (token * heads + first_head + i) * size * 4)
             for j in range(size):
                 target[j] = types.float32(0.0)
         for first in range(0, length, block_tokens):
@@ -190,17 +168,12 @@ def _decode(numbers: Any, thread: int, threads: int) -> None:
                 head = first_head + i
                 if head % share == 0 and left > 0:
                     _fetch(numbers[2] + (after + head // share * size) * 4, stride, size, min(block_tokens, left))
-                target = _floats(numbers[3] + (token * heads + head) * size * 4)
-                scores = _floats(scratch + (i * span + first) * 4)
+                target = floats(numbers[3] + (token * heads + head) * size * 4)
+                scores = floats(scratch + (i * span + first) * 4)
                 _collect(v, page + head // share * size, stride, target, size, scores, count)
 
 
 _DECODE = kernel(_decode)
-
-
-@cache
-def _bits(scale: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", scale))[0])
 
 
 def paged_attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
@@ -228,7 +201,7 @@ def paged_attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: At
         head_dim,
         block_tokens,
         q.stride(0),
-        _bits(scale),
+        float_bits(scale),
     )
     if rows.max_query > 1:
         for group in rows.chunk_groups:
@@ -236,12 +209,4 @@ def paged_attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: At
     return result
 
 
-def refuses(facts: Facts) -> str | None:
-    if facts.device != "cpu":
-        return "for CPUs"
-    if facts.dtype != torch.float32:
-        return f"computes in fp32, not {str(facts.dtype).removeprefix('torch.')}"
-    return unavailable()
-
-
-IMPL = Impl(paged_attention, "numba", paged_attention_decode, refuses)
+IMPL = Impl(paged_attention, "numba", paged_attention_decode, refuses_but_fp32)

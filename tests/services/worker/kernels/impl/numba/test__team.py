@@ -7,12 +7,11 @@ import torch
 from numba import types
 
 from services.worker.kernels.impl.numba import _team
-from services.worker.kernels.impl.numba._team import compiled
-from services.worker.kernels.impl.numba.paged_attention import _ints
+from services.worker.kernels.impl.numba._team import compiled, ints
 
 
 def note(numbers: Any, thread: int, threads: int) -> None:
-    _ints(numbers[0])[thread] = types.int32((numbers[1] + thread) * 10 + threads)
+    ints(numbers[0])[thread] = types.int32((numbers[1] + thread) * 10 + threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
