@@ -20,7 +20,7 @@ from services.worker.kernels.registry import Impl
 ROWS_LIMIT = 32
 
 
-@njit(types.void(FLOATS, FLOATS, FLOATS, types.int64), fastmath={"contract"})
+@njit(types.void(FLOATS, FLOATS, FLOATS, types.int64), fastmath={"contract"}, error_model="numpy")
 def _gate(gate: Any, up: Any, out: Any, size: int) -> None:
     """out = gate * up / (1 + exp(-gate)). exp is 2^n times Cephes' polynomial, of -|gate|, so that it stays finite."""
     for i in range(size):
@@ -44,7 +44,7 @@ def _gate(gate: Any, up: Any, out: Any, size: int) -> None:
 
 def _rows(numbers: Any, thread: int, threads: int) -> None:
     rows, size = numbers[2], numbers[3]
-    for row in range(rows):
+    for row in range(thread * rows // threads, (thread + 1) * rows // threads):
         gate = numbers[0] + row * size * 8
         _gate(floats(gate), floats(gate + size * 4), floats(numbers[1] + row * size * 4), size)
 
@@ -57,7 +57,8 @@ def silu_and_mul_rows(x: Tensor) -> Tensor:
     if not 0 < rows < ROWS_LIMIT or not x.is_contiguous():
         return silu_and_mul.meaning(x)
     out = torch.empty(rows, width // 2)
-    launch(_ROWS, 1, x.data_ptr(), out.data_ptr(), rows, width // 2)
+    threads = torch.get_num_threads() if rows >= 4 else 1
+    launch(_ROWS, threads, x.data_ptr(), out.data_ptr(), rows, width // 2)
     return out
 
 
