@@ -56,7 +56,7 @@ class Worker(Branch, frozen=True):
     kind: Literal["model", "null"] = "model"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores
-    kernels: tuple[str, ...] = ("aiter", "triton", "torch")  # providers, first choice first
+    kernels: tuple[str, ...] = ("aiter", "triton", "numba", "torch")  # providers, first choice first
     step_us: NonNegative = 0  # null worker: time of one step
 
 

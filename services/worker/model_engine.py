@@ -60,8 +60,9 @@ def load_model(
     source: ModelSource, config: Config, device: torch.device, report: Callable[[Progress], None]
 ) -> tuple[str, Decoder, Bindings]:
     """The architecture's name, the model on its device, and the ops it is bound to. Raises ConfigError."""
-    policy = choose_policy(config.model.dtype, device)
+    report(Progress("kernels"))
     try:
+        policy = choose_policy(config.model.dtype, device, config.worker.kernels)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
         spec = model.read(models.Config(source.config))

@@ -27,11 +27,12 @@ KERNEL = Limits(file_lines=600, function_lines=200, parameters=10_000)  # under 
 
 # (which files, which imports they may not have)
 LAYERS = [
-    (r"^common/(?!transport)", r"^(zmq|torch|triton|aiter|services)\b"),
+    (r"^common/(?!transport)", r"^(zmq|torch|triton|aiter|numba|services)\b"),
     (r"^services/scheduler/(?!process|__main__)", r"^(zmq|asyncio|torch|time|random|transformers)\b"),
-    (r"^services/(api|tokenizer|scheduler)/", r"^(torch|triton|aiter)\b"),
+    (r"^services/(api|tokenizer|scheduler)/", r"^(torch|triton|aiter|numba)\b"),
     (r"^services/worker/(?!kernels/impl/aiter)", r"^aiter\b"),
     (r"^services/worker/(?!kernels/impl/triton)", r"^triton\b"),
+    (r"^services/worker/(?!kernels/impl/numba)", r"^(numba|llvmlite)\b"),
     (r"^services/worker/(models|layers|quant|kernels)/", r"^(zmq|msgspec|asyncio)\b"),
     (r"^services/worker/kernels/", r"^services\.worker\.(models|layers|quant)\b"),
     (r"^services/worker/quant/", r"^services\.worker\.(models|layers)\b"),

@@ -1,8 +1,8 @@
 """Ops, their implementations, and the one binding at start.
 
 An op means its typed torch function. Providers other than `torch` implement it with the same signature in
-impl/<provider>/<op>.py, whose `IMPL` is found by scanning that folder. `bind` chooses once from a priority list and
-facts; layers keep the plain callables. Nothing here is written after import; `Bindings` is a value.
+impl/<provider>/<op>.py, whose `IMPL` is found by scanning that folder (`_*.py` are its shared parts). `bind` chooses
+once from a priority list and facts; layers keep the plain callables. Nothing here is written after import.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PROVIDERS = ("aiter", "triton", "torch")
+PROVIDERS = ("aiter", "triton", "numba", "torch")
 
 
 class BindError(Exception):
@@ -108,6 +108,9 @@ class Bindings:
         run: F = self._chosen[wanted.name]  # type: ignore[assignment]
         return run
 
+    def provider(self, wanted: Op[Any]) -> str:
+        return next(row.provider for row in self.table if row.op == wanted.name)
+
     @property
     def digest(self) -> str:
         """Equal for equal choices; part of WorkerReady, so that unlike workers are noticed."""
@@ -135,9 +138,15 @@ def find_impls(provider: str) -> tuple[dict[str, Impl[Any]], str]:
         return {}, f"no {provider} implementations in this build"
     if importlib.util.find_spec(provider) is None:
         return {}, f"{provider} is not installed"
+    try:
+        importlib.import_module(provider)
+    except ImportError as error:
+        return {}, f"{provider} cannot be imported: {error}"
     package = importlib.import_module(package_name)
     impls: dict[str, Impl[Any]] = {}
     for entry in pkgutil.iter_modules(package.__path__):
+        if entry.name.startswith("_"):
+            continue
         item = importlib.import_module(f"{package_name}.{entry.name}").IMPL
         assert isinstance(item, Impl) and item.op.name == entry.name, f"{provider}/{entry.name}.py must define IMPL"
         impls[item.op.name] = item

@@ -7,8 +7,11 @@ from typing import Literal
 import torch
 
 from common.errors import ConfigError
+from services.worker.kernels.ops.grouped_linear import grouped_linear
+from services.worker.kernels.registry import Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
 from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
+from services.worker.quant.grouped import GroupedFormat
 from services.worker.quant.int4 import Int4Format
 from services.worker.quant.int8 import Int8Format
 from services.worker.quant.none import DenseFormat
@@ -18,6 +21,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 # From how many rows of x on the wide form is faster than the narrow one: measured, docs/adr/0006-cpu-weights.md.
 INT4_LIMIT_ROWS = 9
 INT8_LIMIT_ROWS = 4
+GROUPED4_LIMIT_ROWS = 19
+GROUPED8_LIMIT_ROWS = 6
 
 Use = Literal["linear", "embedding", "tied"]  # "tied": embedding and output head at once
 
@@ -48,14 +53,17 @@ class WeightPolicy:
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
 
 
-def choose_policy(dtype: str, device: torch.device | None = None) -> WeightPolicy:
+def choose_policy(
+    dtype: str, device: torch.device | None = None, providers: Sequence[str] = ("torch",)
+) -> WeightPolicy:
     """`dtype`: "auto" (the fastest that is safe on this machine) or a name in DTYPES; float32 is the exact mode.
 
-    `device`: where weights live, the CPU if None. Raises ConfigError for another dtype.
+    `device`: where weights live, the CPU if None; `providers`: as for `bind`. Raises ConfigError for another dtype and
+    BindError for an unknown provider.
     """
     device = device or torch.device("cpu")
     if dtype == "auto":
-        return _fastest_on_cpu() if device.type == "cpu" else _dense(torch.bfloat16, device)
+        return _fastest_on_cpu(providers) if device.type == "cpu" else _dense(torch.bfloat16, device)
     if dtype not in DTYPES:
         raise ConfigError(f'model.dtype is "{dtype}", supported: auto, {", ".join(DTYPES)}')
     return _dense(DTYPES[dtype], device)
@@ -66,7 +74,7 @@ def _dense(dtype: torch.dtype, device: torch.device) -> WeightPolicy:
     return WeightPolicy(dtype, device, (weight_format,), weight_format)
 
 
-def _fastest_on_cpu() -> WeightPolicy:
+def _fastest_on_cpu(providers: Sequence[str]) -> WeightPolicy:
     """fp32 between layers; weights four bits wide for few rows where the checkpoint has them, else half wide."""
     cpu = torch.device("cpu")
     dense = DenseFormat(torch.float32, torch.float32, cpu)
@@ -74,6 +82,10 @@ def _fastest_on_cpu() -> WeightPolicy:
     wide: list[WeightFormat] = [half for half in halves if half.unavailable() is None][:1]
     many = [*wide, dense][0]
     by_size = [BySizeFormat(Int4Format(), many, INT4_LIMIT_ROWS), BySizeFormat(Int8Format(), many, INT8_LIMIT_ROWS)]
+    bindings = bind(providers, Facts("cpu"))
+    if bindings.provider(grouped_linear) != "torch":
+        few, limits = bindings(grouped_linear), ((4, GROUPED4_LIMIT_ROWS), (8, GROUPED8_LIMIT_ROWS))
+        by_size = [BySizeFormat(GroupedFormat(bits, few), many, limit) for bits, limit in limits]
     formats = [form for form in (*by_size, *wide, dense) if form.unavailable() is None]
     # Rows of an embedding are only copied, so bf16 costs no speed; it is the checkpoint's own precision or near it.
     return WeightPolicy(torch.float32, cpu, tuple(formats), DenseFormat(torch.bfloat16, torch.float32, cpu))

@@ -57,8 +57,15 @@ class AttentionRows:
         if len(long) < len(decode):
             parts += _similar(context, np.setdiff1d(decode, long) if long else decode)
         groups = [self._decode_group(rows, starts, context, tables) for rows in parts]
-        groups += [self._lone_group(row, starts, context, tables) for row in np.flatnonzero(counts > 1).tolist()]
-        return tuple(groups)
+        return (*groups, *self.chunk_groups)
+
+    @cached_property
+    def chunk_groups(self) -> tuple[Group, ...]:
+        """The part of `groups` for rows with more than one token."""
+        starts, context = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
+        tables = self.block_tables.cpu().numpy()
+        rows = np.flatnonzero(np.diff(starts) > 1).tolist()
+        return tuple(self._lone_group(row, starts, context, tables) for row in rows)
 
     def _run_of(self, tables: npt.NDArray[np.int32], row: int, length: int) -> int:
         """The first block if the row's blocks follow one another, else -1."""
@@ -189,14 +196,14 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Attention
     """
     groups = rows.groups
     if len(groups) == 1:
-        return _attend(q, k_cache, v_cache, groups[0], scale).contiguous()
+        return attend(q, k_cache, v_cache, groups[0], scale).contiguous()
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for group in groups:
-        result[group.tokens] = _attend(q[group.tokens], k_cache, v_cache, group, scale)
+        result[group.tokens] = attend(q[group.tokens], k_cache, v_cache, group, scale)
     return result
 
 
-def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float) -> Tensor:
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float) -> Tensor:
     """q: the group's tokens [G, H, D]; returns [G, H, D]."""
     num_kv_heads, head_dim = k_cache.shape[2:]
     share = q.shape[1] // num_kv_heads

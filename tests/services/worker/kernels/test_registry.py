@@ -63,7 +63,7 @@ def test_a_choice_is_met_or_an_error() -> None:
 
 
 def test_unknown_names_are_errors() -> None:
-    with pytest.raises(BindError, match=r"'tirton'; known: aiter, triton, torch"):
+    with pytest.raises(BindError, match=r"'tirton'; known: aiter, triton, numba, torch"):
         bind(("tirton", "torch"), CPU)
     with pytest.raises(BindError, match=r"unknown op 'rmsnorm'.*rms_norm"):
         bind(("torch",), CPU, {"rmsnorm": "torch"})

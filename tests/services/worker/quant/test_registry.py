@@ -66,3 +66,13 @@ def test_no_format_is_an_error_with_reasons(make_stored: Callable[..., Any]) -> 
     policy = WeightPolicy(torch.float32, torch.device("cpu"), only, choose_policy("float32").table)
     with pytest.raises(ConfigError, match=r"Q8_0\.weight of memory \(int4: .*not in four bits\)"):
         policy.make([make_stored("Q8_0", 16, 64)])
+
+
+def test_auto_takes_the_compiled_product_where_a_provider_has_it(make_stored: Callable[..., Any]) -> None:
+    policy = choose_policy("auto", providers=("numba", "torch"))
+    for storage, name in (("Q4_1", "grouped4+"), ("Q8_0", "grouped8+")):
+        part = make_stored(storage, 64, 64)
+        weight = policy.make([part])
+        assert weight.format_name.startswith(name)
+        x = torch.randn(3, 64)
+        torch.testing.assert_close(weight.linear(x), x @ part.dense(torch.float32).T, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,70 @@
+"""GGUF's four and eight bits as they are stored, multiplied in fp32 by the grouped_linear op.
+
+Only for providers that have the op compiled: its torch meaning widens the whole matrix. Scales and offsets are kept in
+fp16, which is exact for Q4_0, Q4_1 and Q8_0; Q4_K's six-bit products are rounded to it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+
+from services.worker.kernels.ops.grouped_linear import TILE, pack_tiles, unpack_tiles
+from services.worker.quant.contract import StoredTensor, Weight
+from services.worker.quant.int4 import MIDDLE, READERS
+from services.worker.quant.int8 import BLOCK_BYTES
+
+Multiply = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+
+
+class GroupedWeight:
+    """`tiles`: of [out_features, in_features], in the op's layout."""
+
+    def __init__(self, tiles: torch.Tensor, bits: int, out_features: int, multiply: Multiply) -> None:
+        self.out_features, self.in_features = out_features, tiles.shape[1] * TILE
+        self.format_name = f"grouped{bits}"
+        self.num_bytes = tiles.numel()
+        self._tiles, self._bits, self._multiply = tiles, bits, multiply
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        y = self._multiply(x.float(), self._tiles, self._bits, self.out_features).to(x.dtype)
+        return y if bias is None else y.add_(bias)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(ids, self.dequantize())
+
+    def dequantize(self) -> torch.Tensor:
+        return unpack_tiles(self._tiles, self._bits)[: self.out_features]
+
+
+class GroupedFormat:
+    def __init__(self, bits: int, multiply: Multiply) -> None:
+        self.name = f"grouped{bits}"
+        self._bits, self._multiply = bits, multiply
+        self._storages = tuple(READERS) if bits == 4 else ("Q8_0",)
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def refuses(self, parts: Sequence[StoredTensor]) -> str | None:
+        for part in parts:
+            if part.storage not in self._storages:
+                return f"{part.name} is stored as {part.storage}, not as {', '.join(self._storages)}"
+        return None
+
+    def make(self, parts: Sequence[StoredTensor]) -> Weight:
+        out_features = sum(part.shape[0] for part in parts)
+        if self._bits == 8:
+            tiles = pack_tiles(*_read_q8_0(torch.cat([part.blocks() for part in parts])), None)
+            return GroupedWeight(tiles, 8, out_features, self._multiply)
+        groups = [READERS[part.storage](part.blocks()) for part in parts]
+        numbers, scales, offsets = (torch.cat(column) for column in zip(*groups, strict=True))
+        tiles = pack_tiles(numbers, scales, offsets - MIDDLE * scales)
+        return GroupedWeight(tiles, 4, out_features, self._multiply)
+
+
+def _read_q8_0(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks of 34 bytes: fp16 d, 32 signed numbers; weight = number * d. Gives int8 [rows, in] and d."""
+    blocks = rows.view(rows.shape[0], -1, BLOCK_BYTES)
+    scales = blocks[..., :2].contiguous().view(torch.float16).float().squeeze(-1)
+    return blocks[..., 2:].flatten(1).view(torch.int8), scales
