@@ -32,6 +32,9 @@ def child_environment(threads: int) -> dict[str, str]:
         environment.pop(name, None)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
+        # GNU OpenMP spins for milliseconds by itself: on shared cores threads then wait for each other's spinning.
+        environment["GOMP_SPINCOUNT"] = "20000"
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment

@@ -25,3 +25,11 @@ def test_children_get_their_settings_from_the_file_only(monkeypatch: pytest.Monk
     assert child["OMP_NUM_THREADS"] == "3"
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert "OMP_NUM_THREADS" not in env.child_environment(threads=0)
+
+
+def test_openmp_threads_spin_briefly_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert env.child_environment(threads=0)["GOMP_SPINCOUNT"] == "20000"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert "GOMP_SPINCOUNT" not in env.child_environment(threads=0)
