@@ -12,8 +12,9 @@ from torch import Tensor
 from services.worker.kernels.ops.add_rms_norm import add_rms_norm
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.rms_norm import rms_norm
+from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
-from services.worker.layers.attention import Attention, HeadNorm
+from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp
@@ -33,19 +34,16 @@ class DecoderLayer:
         self.attention, self.mlp, self.norms, self._eps = attention, mlp, norms, eps
         self._rms_norm, self._add_rms_norm = bindings(rms_norm), bindings(add_rms_norm)
 
-    def pre(
-        self, x: Tensor, residual: Tensor | None, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def pre(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """x: [T, N], the previous layer's output; residual: the sum before it, None for the first layer.
 
-        Returns q, k, v and the new residual.
+        Returns the projection [T, (H + 2K) * D] and the new residual.
         """
         if residual is None:
             normed, residual = self._rms_norm(x, self.norms.input, self._eps), x
         else:
             normed, residual = self._add_rms_norm(x, residual, self.norms.input, self._eps)
-        q, k, v = self.attention.project(normed, cos, sin)
-        return q, k, v, residual
+        return self.attention.project(normed), residual
 
     def post(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """attended: [T, H * D]; returns the layer's output [T, N], not yet added, and the residual."""
@@ -80,11 +78,10 @@ class Decoder:
 
         Returns the last layer's output and residual of the tokens `outputs` (int64 [S]; None: of all), for `logits`.
         """
-        cos, sin = rotation
         x, residual = self.embedding.embed(token_ids), None
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-            q, k, v, residual = layer.pre(x, residual, cos, sin)
-            attended = layer.attention.attend(q, k, v, layer_cache, slots, rows)
+            qkv, residual = layer.pre(x, residual)
+            attended = layer.attention.attend(qkv, rotation, layer_cache, slots, rows)
             if outputs is not None and layer is self.layers[-1]:
                 # what follows attention is per token: nobody reads the rest
                 attended, residual = attended.index_select(0, outputs), residual.index_select(0, outputs)

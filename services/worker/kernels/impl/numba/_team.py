@@ -75,6 +75,16 @@ def ints(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
+def int64s(typing_context: Any, address: Any) -> Any:
+    """The int64 numbers at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _I64.as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@intrinsic
 def as_float(typing_context: Any, bits: Any) -> Any:
     """The float32 of these 32 bits."""
 

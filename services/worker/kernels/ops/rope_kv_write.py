@@ -1,0 +1,75 @@
+"""Between the projection and attention in one op: norm and rotation of heads, new keys and values into the cache."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.ops.kv_write import kv_write
+from services.worker.kernels.ops.rms_norm import rms_norm
+from services.worker.kernels.ops.rope import rope
+from services.worker.kernels.registry import Case, Tolerance, op
+
+
+class HeadNorm(NamedTuple):
+    """RMS norm over each head of q and k, before the rotation. Weights: [D]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+def make_rope_kv_case(
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, normed: bool
+) -> Case:
+    def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | None, ...]:
+        generator = torch.Generator().manual_seed(num_tokens)
+        qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator)
+        angle = torch.rand(num_tokens, 1, rotary_dim // 2, generator=generator) * 6.28
+        # both are views of one table
+        table = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), -1).to(dtype)
+        blocks, block_tokens = num_tokens // 8 + 2, 8
+        cache = torch.randn(2, blocks, block_tokens, num_kv_heads, head_dim, generator=generator).to(dtype)
+        slots = torch.randperm(blocks * block_tokens, generator=generator)[:num_tokens]
+        weights = (torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype)
+        norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
+        return qkv.to(dtype), table[..., :rotary_dim], table[..., rotary_dim:], cache[0], cache[1], slots, norm
+
+    name = f"{num_tokens}x{num_heads}+{num_kv_heads}x{head_dim}r{rotary_dim}{'normed' if normed else ''}"
+    return Case(name, make)
+
+
+@op(
+    cases=[
+        make_rope_kv_case(1, 9, 3, 64, 64, False),
+        make_rope_kv_case(5, 16, 8, 128, 128, True),
+        make_rope_kv_case(33, 4, 1, 20, 8, False),
+        make_rope_kv_case(300, 6, 2, 20, 12, True),
+        make_rope_kv_case(0, 9, 3, 64, 64, False),
+    ],
+    tolerances={
+        torch.float32: Tolerance(4e-6, 4e-6, "one fused multiply-add against two roundings, order of the norm's sum"),
+        torch.bfloat16: Tolerance(1.6e-2, 5e-2, "norm and products rounded to 8 bits before the sum, or not"),
+        torch.float16: Tolerance(2e-3, 6e-3, "norm and products rounded to 11 bits before the sum, or not"),
+    },
+)
+def rope_kv_write(
+    qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, head_norm: HeadNorm | None
+) -> Tensor:
+    """Splits into heads, `rms_norm`s q and k if asked to, `rope`s both, `kv_write`s k and v; returns q, [T, H, D].
+
+    qkv: [T, (H + 2K) * D], contiguous, left as it is; cos, sin: as `rope` wants them, rows contiguous;
+    k_cache, v_cache: [num_blocks, block_tokens, K, D], contiguous, written in place; slots: int64 [T], distinct.
+    """
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
+    v_start = heads.shape[1] - num_kv_heads
+    k_start = v_start - num_kv_heads
+    if head_norm is None:
+        turned = rope.meaning(heads[:, :v_start], cos, sin)
+        q, k = turned[:, :k_start], turned[:, k_start:]
+    else:
+        q = rope.meaning(rms_norm.meaning(heads[:, :k_start], head_norm.q, head_norm.eps), cos, sin)
+        k = rope.meaning(rms_norm.meaning(heads[:, k_start:v_start], head_norm.k, head_norm.eps), cos, sin)
+    kv_write.meaning(k, heads[:, v_start:], k_cache, v_cache, slots)
+    return q
