@@ -11,7 +11,7 @@ def test_models_name_their_file_and_features() -> None:
 
 
 def test_ops_say_what_runs_and_why() -> None:
-    rows = listings.ops(Worker(device="cpu"))
+    rows = listings.ops(Worker(device="cpu", kernels=("torch",)))
     assert [row["op"] for row in rows] == sorted(all_ops())
     assert all(row.keys() == {"op", "provider", "reason"} for row in rows)
     assert {row["provider"] for row in rows} == {"torch"}
