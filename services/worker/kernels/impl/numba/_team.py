@@ -2,7 +2,8 @@
 
 A kernel is a `numba.cfunc` of the type KERNEL: it gets the caller's numbers (mostly addresses), its thread and how many
 threads run. `launch` is the only way in; kernels stay in files of their own, since numba renews a cached function only
-when its own file changes. State: none but compiled code.
+when its own file changes. Parts of kernels are `njit` without a signature: they are compiled only with the kernel, so
+not at all when that comes from the cache. State: none but compiled code.
 """
 
 import ctypes

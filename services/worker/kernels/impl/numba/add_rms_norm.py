@@ -7,7 +7,6 @@ from numba import njit, types
 from torch import Tensor
 
 from services.worker.kernels.impl.numba._team import (
-    FLOATS,
     as_float,
     float_bits,
     floats,
@@ -21,10 +20,7 @@ from services.worker.kernels.registry import Impl
 ROWS_LIMIT = 32
 
 
-@njit(
-    types.void(FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, types.int64, types.float32),
-    fastmath={"reassoc", "contract", "nsz"},
-)
+@njit(fastmath={"reassoc", "contract", "nsz"})
 def _row(x: Any, residual: Any, weight: Any, out: Any, total: Any, size: int, eps: Any) -> None:
     squares = types.float32(0.0)
     for i in range(size):

@@ -13,7 +13,6 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from services.worker.kernels.impl.numba._team import (
-    FLOATS,
     as_float,
     float_bits,
     floats,
@@ -43,7 +42,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@njit(types.void(types.int64, types.int64, types.int64, types.int64))
+@njit
 def _fetch(address: int, stride: int, size: int, count: int) -> None:
     """Asks for `size` floats of each of `count` tokens, ahead of their use: hardware does not follow a block table."""
     for token in range(count):
@@ -51,7 +50,7 @@ def _fetch(address: int, stride: int, size: int, count: int) -> None:
             _prefetch(address + (token * stride + i) * 4)
 
 
-@njit(types.float32(types.float32), fastmath={"contract"}, inline="always")
+@njit(fastmath={"contract"}, inline="always")
 def _exp(x: Any) -> Any:
     """exp(x) for x <= 0, below -87 as there, within two units in the last place: 2^n times Cephes' polynomial."""
     x = max(x, types.float32(-87.0))
@@ -69,10 +68,7 @@ def _exp(x: Any) -> Any:
     return value * as_float(types.int32((n + types.int32(127)) << types.int32(23)))
 
 
-@njit(
-    types.float32(FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS, types.int64, types.float32),
-    fastmath=_FAST,
-)
+@njit(fastmath=_FAST)
 def _score(keys: Any, start: int, stride: int, query: Any, size: int, scores: Any, count: int, highest: float) -> Any:
     """scores[:count] of consecutive keys; returns the highest of them and `highest`."""
     for token in range(count):
@@ -85,7 +81,7 @@ def _score(keys: Any, start: int, stride: int, query: Any, size: int, scores: An
     return highest
 
 
-@njit(types.float32(FLOATS, types.int64, types.float32, types.float32), fastmath=_FAST)
+@njit(fastmath=_FAST)
 def _exponentials(scores: Any, count: int, highest: float, scale: float) -> Any:
     """scores = exp((score - highest) * scale); returns their sum."""
     total = types.float32(0.0)
@@ -96,7 +92,7 @@ def _exponentials(scores: Any, count: int, highest: float, scale: float) -> Any:
     return total
 
 
-@njit(types.void(FLOATS, types.int64, types.int64, FLOATS, types.int64, FLOATS, types.int64), fastmath=_FAST)
+@njit(fastmath=_FAST)
 def _collect(values: Any, start: int, stride: int, out: Any, size: int, weights: Any, count: int) -> None:
     """out += weights @ consecutive values. Four tokens at once: a quarter of the reads and writes of `out`."""
     token = 0

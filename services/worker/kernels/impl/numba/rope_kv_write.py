@@ -7,7 +7,6 @@ from numba import njit, types
 from torch import Tensor
 
 from services.worker.kernels.impl.numba._team import (
-    FLOATS,
     as_float,
     float_bits,
     floats,
@@ -22,7 +21,7 @@ from services.worker.kernels.registry import Impl
 TEAM_NUMBERS = 1 << 15  # fewer in the projection take less time than it takes to start a team of threads
 
 
-@njit(types.void(FLOATS, FLOATS, FLOATS, types.int64, types.float32), fastmath={"reassoc", "contract", "nsz"})
+@njit(fastmath={"reassoc", "contract", "nsz"})
 def _norm(x: Any, weight: Any, out: Any, size: int, eps: Any) -> None:
     squares = types.float32(0.0)
     for i in range(size):
@@ -32,7 +31,7 @@ def _norm(x: Any, weight: Any, out: Any, size: int, eps: Any) -> None:
         out[i] = x[i] * factor * weight[i]
 
 
-@njit(types.void(FLOATS, FLOATS, FLOATS, FLOATS, types.int64, types.int64), fastmath={"contract"})
+@njit(fastmath={"contract"})
 def _turn(x: Any, cos: Any, sin: Any, out: Any, rotary: int, size: int) -> None:
     """`out` may be `x`."""
     half = rotary // 2

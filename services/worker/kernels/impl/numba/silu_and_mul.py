@@ -7,7 +7,6 @@ from numba import njit, types
 from torch import Tensor
 
 from services.worker.kernels.impl.numba._team import (
-    FLOATS,
     as_float,
     floats,
     kernel,
@@ -20,7 +19,7 @@ from services.worker.kernels.registry import Impl
 ROWS_LIMIT = 32
 
 
-@njit(types.void(FLOATS, FLOATS, FLOATS, types.int64), fastmath={"contract"}, error_model="numpy")
+@njit(fastmath={"contract"}, error_model="numpy")
 def _gate(gate: Any, up: Any, out: Any, size: int) -> None:
     """out = gate * up / (1 + exp(-gate)). exp is 2^n times Cephes' polynomial, of -|gate|, so that it stays finite."""
     for i in range(size):
