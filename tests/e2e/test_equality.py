@@ -6,7 +6,6 @@ The real scheduler core drives the real engine in one process, with two plans in
 import random
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -131,9 +130,9 @@ def test_with_prefix_hits(engine: ModelEngine, prompts: list[list[int]], expecte
 
 
 def test_with_preemption(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    """Too few blocks for all: rows are put back and computed again."""
-    short = [(prompt, output) for prompt, output in zip(prompts, expected, strict=True) if len(prompt) < 500]
-    blocks = int(np.ceil(sum(len(prompt) for prompt, _ in short) / 16)) * 2 // 3
-    outputs, core = generate(engine, load(None, ["kv.prefix_cache=false"]), [p for p, _ in short], num_blocks=blocks)
-    assert outputs == [output for _, output in short]
-    assert core.metrics()["preemptions"] > 0
+    """Hardly more blocks than the longest prompt needs, which comes first: rows are put back and computed again."""
+    blocks = len(prompts[-1]) // 16 + 11
+    config = load(None, ["kv.prefix_cache=false"])
+    outputs, core = generate(engine, config, prompts[::-1], num_blocks=blocks)
+    assert outputs == expected[::-1]
+    assert core.metrics()["preemptions"] >= 3
