@@ -344,7 +344,7 @@ class StepResult(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """A real step has run. Sent after every Hello that a new scheduler answers; the worker then holds no rows."""
+    """A real step has run, the worker holds no rows. Sent to each new scheduler until its `Members` tell the model."""
 
     model: ModelFacts
     max_rows: int

@@ -146,7 +146,9 @@ class SchedulerProcess:
     def _on_worker(self, sender: int, ready: WorkerReady) -> list[Event]:
         if self.registry.service_of(sender) != "worker":
             return []
-        if self._worker and self._worker != sender:
+        if self._worker == sender:
+            return []  # a repeat
+        if self._worker:
             self._spare[sender] = ready
             return []
         self._worker, self._model = sender, ready.model

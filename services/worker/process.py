@@ -84,7 +84,8 @@ class WorkerProcess:
             self._in_flight.clear()
             engine.reset()
             self._announced = False
-        if self.beacon.joined and not self._announced:
+        if self.beacon.joined and (not self._announced or message.model is None):
+            # Repeated until the scheduler has it: the link may still lead to a scheduler that has just died.
             self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:

@@ -174,6 +174,15 @@ def test_a_lost_worker_is_replaced_and_its_rows_run_again(scheduler: subprocess.
     assert (unpack_i32(batch.tokens).tolist(), len(batch.finished)) == ([43], 1)
 
 
+def test_a_repeated_ready_changes_nothing(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+    answer(worker, 41)
+    worker.push.send(WorkerReady(FACTS, 8))
+    assert answer(worker, 42).added == []
+    assert answer(worker, 43).added == []
+
+
 def test_strangers_and_wrong_services_change_nothing(scheduler: subprocess.Popen, stage: Stage) -> None:
     tokenizer, worker = stage.tokenizer(), stage.worker()
     stranger = stage.actor("api", 77, ToTokenizer)
