@@ -31,6 +31,7 @@ class Model(Branch, frozen=True):
     source: str = "bundled"  # folder, .gguf file, hub id, or "bundled"
     name: str = ""  # name in the API; empty: taken from the source
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # float32 is the exact mode
+    weights: Literal["checkpoint", "random"] = "checkpoint"  # random: only the configuration is read, to measure speed
     max_len: NonNegative = 0  # tokens of prompt and output; 0: the model's own limit
     trust_remote_code: bool = False
 
@@ -38,7 +39,9 @@ class Model(Branch, frozen=True):
 class Kv(Branch, frozen=True):
     block_tokens: Annotated[int, Meta(ge=1, le=256)] = 16
     blocks: NonNegative = 0  # 0: from the memory budget
-    memory_gib: Annotated[float, Meta(ge=0)] = 0.0  # budget; 0: a share of the memory that is free
+    memory_gib: Annotated[float, Meta(ge=0)] = 0.0  # budget; 0: what the GPU has left, or a share of a CPU's memory
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.92  # of the GPU's memory, for everything together
+    dtype: Literal["auto", "fp8"] = "auto"  # auto: the model's
     prefix_cache: bool = True
 
 
@@ -57,6 +60,9 @@ class Worker(Branch, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores
     kernels: tuple[str, ...] = ("aiter", "triton", "numba", "torch")  # providers, first choice first
+    compile_level: Annotated[int, Meta(ge=-1, le=3)] = -1  # 0 eager, 1 dynamo, 2 inductor, 3 and graphs; -1: 3 on a GPU
+    max_graph_rows: Annotated[int, Meta(ge=0, le=4096)] = 512  # largest decode batch that is captured
+    cache_dir: str = ""  # compiled kernels; empty: a folder of this user
     step_us: NonNegative = 0  # null worker: time of one step
 
 

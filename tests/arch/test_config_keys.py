@@ -3,11 +3,12 @@
 from common.config import keys
 
 KEYS = """
-model.source model.name model.dtype model.max_len model.trust_remote_code
-kv.block_tokens kv.blocks kv.memory_gib kv.prefix_cache
+model.source model.name model.dtype model.weights model.max_len model.trust_remote_code
+kv.block_tokens kv.blocks kv.memory_gib kv.gpu_memory_utilization kv.dtype kv.prefix_cache
 scheduler.policy scheduler.max_rows scheduler.step_tokens scheduler.chunk_tokens scheduler.max_waiting
 scheduler.plans_in_flight scheduler.max_worker_deaths
-worker.kind worker.device worker.threads worker.kernels worker.step_us
+worker.kind worker.device worker.threads worker.kernels worker.compile_level worker.max_graph_rows worker.cache_dir
+worker.step_us
 api.host api.port api.max_open_requests api.max_body_bytes api.max_choices api.max_buffered_events api.retry_after_s
 tokenizer.threads tokenizer.max_template_chars
 services.api.replicas services.tokenizer.replicas
