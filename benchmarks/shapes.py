@@ -1,0 +1,48 @@
+"""Dimensions of the models that figures are given for. Data only, so that every benchmark means the same shapes."""
+
+from typing import NamedTuple
+
+
+class ModelShape(NamedTuple):
+    """What a decoder layer's kernels see of a model. Widths are in elements."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int  # width of an MLP's gate, of one expert's where there are experts
+    vocab: int
+    experts: int = 0
+    top_k: int = 0  # experts per token
+    qk_norm: bool = False
+    tie: bool = False  # the head is the embedding table
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of one layer's matrices that a step of many tokens reads."""
+        attention = self.hidden * (self.qkv_width + self.q_width)
+        mlp = 3 * self.hidden * self.inner
+        return attention + (mlp * self.experts + self.hidden * self.experts if self.experts else mlp)
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements of one token's keys and values in one layer."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+QWEN3_600M = ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True, tie=True)
+LLAMA_8B = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
+QWEN3_30B_A3B = ModelShape("Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 768, 151936, experts=128, top_k=8, qk_norm=True)
+MODELS = (QWEN3_600M, LLAMA_8B, QWEN3_30B_A3B)
+DECODE_BATCHES = (1, 16, 64, 256, 512)
+PREFILL_TOKENS = 8192
