@@ -19,10 +19,11 @@ from services.worker.kernels.registry import BindError, Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
-from services.worker.loader import load_parameters
+from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
 from services.worker.models.registry import find_model
 from services.worker.quant.registry import choose_policy
+from services.worker.random_weights import draw_all
 from services.worker.runner import Runner, StepTokens
 from services.worker.sampler import Sampler
 from services.worker.source import ModelSource, open_model
@@ -73,8 +74,10 @@ def load_model(
     for provider in dict.fromkeys(row.provider for row in bindings.table):
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
+    is_random = config.model.weights == "random"
+    tensors = draw_all(expected_shapes(spec, model.names), device) if is_random else source.tensors
     parameters = load_parameters(
-        source.tensors, model, spec, policy, lambda done, total: report(Progress("weights", done, total))
+        tensors, model, spec, policy, lambda done, total: report(Progress("weights", done, total))
     )
     return architecture, build_decoder(spec, model, parameters, bindings), bindings
 
@@ -85,7 +88,7 @@ class ModelEngine:
         device = choose_device(config.worker.device)
         if device.type == "cpu":
             torch.set_num_threads(config.worker.threads or len(os.sched_getaffinity(0)))
-        source = open_model(config.model.source)
+        source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
         architecture, model, bindings = load_model(source, config, device, report)
         report(Progress("kv cache"))
         shape = _shape(config, model.spec)

@@ -30,13 +30,16 @@ class ModelSource:
     tensors: Mapping[str, StoredTensor]
 
 
-def open_model(source: str) -> ModelSource:
-    """The model that `source` names (see common/model_source.py). Raises ConfigError when it cannot be used."""
+def open_model(source: str, with_tensors: bool = True) -> ModelSource:
+    """The model that `source` names (see common/model_source.py). Raises ConfigError when it cannot be used.
+
+    Without tensors a folder need not hold any; `ModelSource.tensors` is then empty.
+    """
     files = resolve(source)
-    return _open_gguf(files) if files.kind == "gguf" else _open_folder(files)
+    return _open_gguf(files, with_tensors) if files.kind == "gguf" else _open_folder(files, with_tensors)
 
 
-def _open_gguf(files: ModelFiles) -> ModelSource:
+def _open_gguf(files: ModelFiles, with_tensors: bool) -> ModelSource:
     file = read_gguf(files.path)
     factors = None
     if record := file.tensors.get(gguf_file.ROPE_FACTORS_NAME):
@@ -52,11 +55,11 @@ def _open_gguf(files: ModelFiles) -> ModelSource:
         config=config,
         eos_token_ids=gguf_config.eos_token_ids(file),
         max_model_len=_max_model_len(config),
-        tensors=gguf_file.read_tensors(file),
+        tensors=gguf_file.read_tensors(file) if with_tensors else {},
     )
 
 
-def _open_folder(files: ModelFiles) -> ModelSource:
+def _open_folder(files: ModelFiles, with_tensors: bool) -> ModelSource:
     config = _read_json(files.path / "config.json")
     generation_path = files.path / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.is_file() else {}
@@ -67,7 +70,7 @@ def _open_folder(files: ModelFiles) -> ModelSource:
         config=config,
         eos_token_ids=_token_ids(files.path, eos),
         max_model_len=_max_model_len(config),
-        tensors=safetensors_file.read_folder(files.path),
+        tensors=safetensors_file.read_folder(files.path) if with_tensors else {},
     )
 
 

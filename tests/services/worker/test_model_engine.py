@@ -55,6 +55,14 @@ def test_max_len_can_be_lowered_not_raised(folder: Path) -> None:
         load(folder, "model.max_len=300")
 
 
+def test_random_weights_need_no_checkpoint(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="holds no .safetensors file"):
+        load(folder)
+    engine, _ = load(folder, "model.weights=random", "kv.blocks=20")
+    assert engine.facts.architecture == "Qwen3ForCausalLM"
+
+
 def test_what_cannot_run_is_a_configuration_error(folder: Path) -> None:
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace("Qwen3ForCausalLM", "NobodyForCausalLM"))
