@@ -22,7 +22,7 @@ from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
 from services.worker.models.registry import find_model
-from services.worker.quant.registry import choose_policy
+from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import Runner, StepTokens
 from services.worker.sampler import Sampler
@@ -63,12 +63,13 @@ def load_model(
     """The architecture's name, the model on its device, and the ops it is bound to. Raises ConfigError."""
     report(Progress("kernels"))
     try:
-        policy = choose_policy(config.model.dtype, device, config.worker.kernels)
+        activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
         spec = model.read(models.Config(source.config))
-        facts = facts_of(device, policy.activation, spec, config.kv.block_tokens)
+        facts = facts_of(device, activation, spec, config.kv.block_tokens)
         bindings = bind(config.worker.kernels, facts)
+        policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
         raise ConfigError(f"{source.files.path}: {error}") from error
     for provider in dict.fromkeys(row.provider for row in bindings.table):
@@ -92,7 +93,7 @@ class ModelEngine:
         architecture, model, bindings = load_model(source, config, device, report)
         report(Progress("kv cache"))
         shape = _shape(config, model.spec)
-        like = model.final_norm
+        like = model.final_norm.weight
         block_bytes = math.prod(KvCache.shape(model.spec, 1, shape.block_tokens)) * like.itemsize
         limits = memory.Limits(config.kv.blocks, config.kv.memory_gib, memory.free_bytes(device))
         budget = memory.choose_blocks(block_bytes, shape, limits)

@@ -58,7 +58,7 @@ class Runner:
         if not len(step.slots):
             return StepTokens(sampled)
         batch = inputs.build(step, rows)
-        x, residual = self.model(
+        x = self.model(
             rows.tokens.view(-1).index_select(0, batch.token_places),
             self.rope.at(batch.positions),
             batch.kv_slots,
@@ -67,6 +67,6 @@ class Runner:
             batch.outputs,
         )
         if len(batch.sampled_places):
-            sampled = self.sampler(self.model.logits(x, residual), batch.sampling, rows.penalties)
+            sampled = self.sampler(self.model.logits(x).float(), batch.sampling, rows.penalties)
         rows.commit(step, batch.sampled_places, sampled)
         return StepTokens(sampled)

@@ -1,17 +1,15 @@
-"""Gated MLP: down(silu(gate(x)) * up(x)), gate and up in one projection."""
+"""Gated MLP on the residual stream: x += down(silu(gate(norm(x))) * up(norm(x))), gate and up in one projection."""
 
 from torch import Tensor
 
-from services.worker.kernels.ops.silu_and_mul import silu_and_mul
-from services.worker.kernels.registry import Bindings
 from services.worker.layers.linear import Linear
+from services.worker.quant.contract import Norm
 
 
 class GatedMlp:
-    def __init__(self, gate_up: Linear, down: Linear, bindings: Bindings) -> None:
-        self.gate_up, self.down = gate_up, down
-        self._silu_and_mul = bindings(silu_and_mul)
+    def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
+        self.gate_up, self.down, self.activation = gate_up, down, activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, N]; returns [T, N]."""
-        return self.down(self._silu_and_mul(self.gate_up(x)))
+    def __call__(self, x: Tensor, norm: Norm) -> None:
+        """x: [T, N], the residual stream, changed in place."""
+        self.down.add_to(x, self.gate_up.gated(x, norm, self.activation))

@@ -10,6 +10,8 @@ from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
 class BySizeWeight:
     """`few` multiplies x of fewer than `many_rows` rows, `many` the others; both hold the same matrix."""
 
+    fused = None
+
     def __init__(self, few: Weight, many: Weight, many_rows: int) -> None:
         self.few = few
         self.many = many
@@ -47,6 +49,8 @@ class BySizeFormat:
 
 class TiedWeight:
     """One matrix that is both the embedding (`table`) and the output head (`head`), each in its own form."""
+
+    fused = None
 
     def __init__(self, table: Weight, head: Weight) -> None:
         self.table = table

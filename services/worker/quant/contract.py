@@ -6,9 +6,32 @@ tensors of one parameter (several when they are fused along the output dimension
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+
+
+class Norm(NamedTuple):
+    """RMS normalization of a projection's input. `weight`: [in_features], activation dtype."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+class FusedProducts(Protocol):
+    """Products together with what surrounds them in a layer, for weights that have kernels for it."""
+
+    def after_norm(self, x: torch.Tensor, norm: Norm, bias: torch.Tensor | None) -> torch.Tensor:
+        """linear(rms_norm(x)). x: [T, in_features]; returns a new [T, out_features]."""
+        ...
+
+    def gated(self, x: torch.Tensor, norm: Norm, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+        """activation(gate) * up of after_norm's halves, gate first. Returns a new [T, out_features / 2]."""
+        ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """residual += linear(x), in place. residual: [T, out_features], contiguous; x: [T, in_features]."""
+        ...
 
 
 class Weight(Protocol):
@@ -26,6 +49,11 @@ class Weight(Protocol):
     @property
     def num_bytes(self) -> int:
         """Memory that this weight keeps, in bytes."""
+        ...
+
+    @property
+    def fused(self) -> FusedProducts | None:
+        """None: the layers compose these from `linear` and the ops around it."""
         ...
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -20,6 +20,8 @@ Multiply = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 class GroupedWeight:
     """`tiles`: of [out_features, in_features], in the op's layout."""
 
+    fused = None
+
     def __init__(self, tiles: torch.Tensor, bits: int, out_features: int, multiply: Multiply) -> None:
         self.out_features, self.in_features = out_features, tiles.shape[1] * TILE
         self.format_name = f"grouped{bits}"

@@ -23,6 +23,7 @@ class Int4Weight:
     """`packed`: torch's layout of the numbers; `scales_offsets`: bf16 [in / 32, out, 2]."""
 
     format_name = "int4"
+    fused = None
 
     def __init__(self, numbers: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) -> None:
         self.out_features, self.in_features = numbers.shape

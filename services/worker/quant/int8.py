@@ -20,6 +20,7 @@ class Int8Weight:
     """`planes`: [out_features, 2 * in_features], the high halves of the numbers, then the low ones."""
 
     format_name = "int8"
+    fused = None
 
     def __init__(self, numbers: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor) -> None:
         self._planes = Int4Weight(numbers, scales, offsets)

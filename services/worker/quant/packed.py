@@ -20,6 +20,7 @@ class PackedBf16Weight:
     """`packed`: oneDNN's layout of [out_features, in_features]."""
 
     format_name = "bf16-packed"
+    fused = None
 
     def __init__(self, dense: torch.Tensor) -> None:
         self.out_features, self.in_features = dense.shape
@@ -63,6 +64,7 @@ class PackedFp16Weight:
     """Keeps FBGEMM's fp16 panels of [out_features, in_features]."""
 
     format_name = "fp16-packed"
+    fused = None
 
     def __init__(self, dense: torch.Tensor) -> None:
         self.out_features, self.in_features = dense.shape

@@ -8,7 +8,8 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.kernels.ops.grouped_linear import grouped_linear
-from services.worker.kernels.registry import Facts, bind
+from services.worker.kernels.ops.norm_linear import norm_linear
+from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
 from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
 from services.worker.quant.grouped import GroupedFormat
@@ -53,28 +54,32 @@ class WeightPolicy:
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
 
 
-def choose_policy(
-    dtype: str, device: torch.device | None = None, providers: Sequence[str] = ("torch",)
-) -> WeightPolicy:
-    """`dtype`: "auto" (the fastest that is safe on this machine) or a name in DTYPES; float32 is the exact mode.
-
-    `device`: where weights live, the CPU if None; `providers`: as for `bind`. Raises ConfigError for another dtype and
-    BindError for an unknown provider.
-    """
-    device = device or torch.device("cpu")
+def activation_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """What flows between layers under `model.dtype`. Raises ConfigError for an unknown name."""
     if dtype == "auto":
-        return _fastest_on_cpu(providers) if device.type == "cpu" else _dense(torch.bfloat16, device)
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     if dtype not in DTYPES:
         raise ConfigError(f'model.dtype is "{dtype}", supported: auto, {", ".join(DTYPES)}')
-    return _dense(DTYPES[dtype], device)
+    return DTYPES[dtype]
 
 
-def _dense(dtype: torch.dtype, device: torch.device) -> WeightPolicy:
-    weight_format = DenseFormat(dtype, dtype, device)
-    return WeightPolicy(dtype, device, (weight_format,), weight_format)
+def choose_policy(dtype: str, device: torch.device | None = None, bindings: Bindings | None = None) -> WeightPolicy:
+    """`dtype`: "auto" (the fastest that is safe on this machine) or a name in DTYPES; float32 is the exact mode.
+
+    `device`: where weights live, the CPU if None; `bindings`: the ops that weights may use, the torch ones if None.
+    Raises ConfigError for another dtype.
+    """
+    device = device or torch.device("cpu")
+    bindings = bindings or bind(("torch",), Facts("cpu"))
+    activation = activation_dtype(dtype, device)
+    if dtype == "auto" and device.type == "cpu":
+        return _fastest_on_cpu(bindings)
+    fuses = bindings.provider(norm_linear) != "torch"
+    weight_format = DenseFormat(activation, activation, device, bindings if fuses else None)
+    return WeightPolicy(activation, device, (weight_format,), weight_format)
 
 
-def _fastest_on_cpu(providers: Sequence[str]) -> WeightPolicy:
+def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:
     """fp32 between layers; weights four bits wide for few rows where the checkpoint has them, else half wide."""
     cpu = torch.device("cpu")
     dense = DenseFormat(torch.float32, torch.float32, cpu)
@@ -82,7 +87,6 @@ def _fastest_on_cpu(providers: Sequence[str]) -> WeightPolicy:
     wide: list[WeightFormat] = [half for half in halves if half.unavailable() is None][:1]
     many = [*wide, dense][0]
     by_size = [BySizeFormat(Int4Format(), many, INT4_LIMIT_ROWS), BySizeFormat(Int8Format(), many, INT8_LIMIT_ROWS)]
-    bindings = bind(providers, Facts("cpu"))
     if bindings.provider(grouped_linear) != "torch":
         few, limits = bindings(grouped_linear), ((4, GROUPED4_LIMIT_ROWS), (8, GROUPED8_LIMIT_ROWS))
         by_size = [BySizeFormat(GroupedFormat(bits, few), many, limit) for bits, limit in limits]

@@ -74,6 +74,7 @@ class PlainWeight:
     """The least that a `Weight` can be, so that these tests do not depend on any format."""
 
     format_name = "plain"
+    fused = None
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
@@ -132,7 +133,7 @@ class Tiny:
         spec = self.decoder.spec
         rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), torch.device("cpu"))
         cache = KvCache(torch.zeros(KvCache.shape(spec, num_blocks, block_tokens)))
-        rope = RopeTable(spec.rope, 200, self.decoder.final_norm)
+        rope = RopeTable(spec.rope, 200, self.decoder.final_norm.weight)
         return Driver(Runner(self.decoder, rows, cache, rope, Sampler(bind(("torch",), Facts("cpu")))))
 
 

@@ -21,8 +21,9 @@ def make(plain_weight: Any) -> Callable[[HeadNorm | None], Attention]:
 
 def make_attention(plain_weight: Any, head_norm: HeadNorm | None) -> Attention:
     torch.manual_seed(0)
-    qkv, out = Linear(plain_weight(torch.randn(48, 12))), Linear(plain_weight(torch.randn(12, 24)))
-    return Attention(SPEC, qkv, out, head_norm, bind(("torch",), Facts("cpu")))
+    bindings = bind(("torch",), Facts("cpu"))
+    qkv, out = (Linear(plain_weight(torch.randn(*shape)), None, bindings) for shape in ((48, 12), (12, 24)))
+    return Attention(SPEC, qkv, out, head_norm, bindings)
 
 
 def rotation(angle: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,14 +28,14 @@ def run(decoder: Any, tokens: list[int], chunks: list[int]) -> torch.Tensor:
     spec = decoder.spec
     blocks = torch.randperm(24, generator=torch.Generator().manual_seed(5)).tolist()
     cache = KvCache(torch.zeros(KvCache.shape(spec, 24, 8)))
-    rope, out, done = RopeTable(spec.rope, 192, decoder.final_norm), [], 0
+    rope, out, done = RopeTable(spec.rope, 192, decoder.final_norm.weight), [], 0
     with torch.inference_mode():
         for count in chunks:
             positions = torch.arange(done, done + count)
             slots = torch.tensor(blocks)[positions // 8] * 8 + positions % 8
             rows = make_attention_rows([count], [done + count], [blocks], 8)
             ids = torch.tensor(tokens[done : done + count])
-            out.append(decoder.logits(*decoder(ids, rope.at(positions), slots, rows, cache, None)))
+            out.append(decoder.logits(decoder(ids, rope.at(positions), slots, rows, cache, None)))
             done += count
     return torch.cat(out)
 
@@ -61,9 +61,9 @@ def test_asks_for_every_parameter_once(make_tiny: Callable[[str], Any]) -> None:
 def test_outputs_selects_tokens_before_the_last_mlp(tiny: Any) -> None:
     decoder, spec = tiny.decoder, tiny.decoder.spec
     rows = make_attention_rows([5], [5], [[0]], 8)
-    rope = RopeTable(spec.rope, 8, decoder.final_norm)
+    rope = RopeTable(spec.rope, 8, decoder.final_norm.weight)
     arguments = (torch.tensor([3, 1, 4, 1, 5]), rope.at(torch.arange(5)), torch.arange(5), rows)
     cache = KvCache(torch.zeros(KvCache.shape(spec, 1, 8)))
-    every = decoder.logits(*decoder(*arguments, cache, None))
-    some = decoder.logits(*decoder(*arguments, cache, torch.tensor([4, 1])))
+    every = decoder.logits(decoder(*arguments, cache, None))
+    some = decoder.logits(decoder(*arguments, cache, torch.tensor([4, 1])))
     torch.testing.assert_close(some, every[[4, 1]], rtol=0, atol=1e-5)

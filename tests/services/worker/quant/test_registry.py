@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from services.worker.kernels.registry import Facts, bind
 from services.worker.quant.contract import WeightFormat
 from services.worker.quant.int4 import Int4Format
 from services.worker.quant.registry import DTYPES, INT4_LIMIT_ROWS, WeightPolicy, choose_policy
@@ -69,7 +70,7 @@ def test_no_format_is_an_error_with_reasons(make_stored: Callable[..., Any]) -> 
 
 
 def test_auto_takes_the_compiled_product_where_a_provider_has_it(make_stored: Callable[..., Any]) -> None:
-    policy = choose_policy("auto", providers=("numba", "torch"))
+    policy = choose_policy("auto", bindings=bind(("numba", "torch"), Facts("cpu")))
     for storage, name in (("Q4_1", "grouped4+"), ("Q8_0", "grouped8+")):
         part = make_stored(storage, 64, 64)
         weight = policy.make([part])

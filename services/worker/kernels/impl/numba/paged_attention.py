@@ -21,8 +21,8 @@ from services.worker.kernels.impl.numba._team import (
     launch,
     refuses_but_fp32,
 )
-from services.worker.kernels.ops.paged_attention import AttentionRows, attend, paged_attention
-from services.worker.kernels.registry import Impl
+from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec, attend, paged_attention
+from services.worker.kernels.registry import Facts, Impl
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -172,11 +172,13 @@ def _decode(numbers: Any, thread: int, threads: int) -> None:
 _DECODE = kernel(_decode)
 
 
-def paged_attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+def paged_attention_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec
+) -> Tensor:
     num_heads, head_dim = q.shape[1:]
     block_tokens, num_kv_heads = k_cache.shape[1:3]
     result = torch.empty(q.shape)
-    num_rows, width = rows.block_tables.shape
+    num_rows, width = rows.tables.shape
     if num_rows == 0:
         return result
     threads = torch.get_num_threads()
@@ -191,18 +193,25 @@ def paged_attention_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: At
         scratch.data_ptr(),
         rows.query_starts.data_ptr(),
         rows.context_lens.data_ptr(),
-        rows.block_tables.data_ptr(),
+        rows.tables.data_ptr(),
         num_rows << 32 | width,
         num_heads << 32 | num_kv_heads,
         head_dim,
         block_tokens,
         q.stride(0),
-        float_bits(scale),
+        float_bits(spec.scale),
     )
     if rows.max_query > 1:
         for group in rows.chunk_groups:
-            result[group.tokens] = attend(q[group.tokens], k_cache, v_cache, group, scale)
+            result[group.tokens] = attend(q[group.tokens], k_cache, v_cache, group, spec)
     return result
 
 
-IMPL = Impl(paged_attention, "numba", paged_attention_decode, refuses_but_fp32)
+def refuses(facts: Facts) -> str | None:
+    for name in ("window", "softcap", "sinks", "kv_fp8"):
+        if facts.shapes.get(name):
+            return f"does not do {name}"
+    return refuses_but_fp32(facts)
+
+
+IMPL = Impl(paged_attention, "numba", paged_attention_decode, refuses)

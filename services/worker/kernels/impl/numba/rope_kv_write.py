@@ -15,8 +15,9 @@ from services.worker.kernels.impl.numba._team import (
     launch,
     refuses_but_fp32,
 )
+from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
-from services.worker.kernels.registry import Impl
+from services.worker.kernels.registry import Facts, Impl
 
 TEAM_NUMBERS = 1 << 15  # fewer in the projection take less time than it takes to start a team of threads
 
@@ -73,7 +74,14 @@ _ROWS = kernel(_rows)
 
 
 def rope_kv_write_rows(
-    qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, head_norm: HeadNorm | None
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    head_norm: HeadNorm | None,
+    kv_scale: KvScale | None,
 ) -> Tensor:
     tokens, width = qkv.shape
     num_kv_heads, head_dim = k_cache.shape[2:]
@@ -101,4 +109,8 @@ def rope_kv_write_rows(
     return q
 
 
-IMPL = Impl(rope_kv_write, "numba", rope_kv_write_rows, refuses_but_fp32)
+def refuses(facts: Facts) -> str | None:
+    return "does not do kv_fp8" if facts.shapes.get("kv_fp8") else refuses_but_fp32(facts)
+
+
+IMPL = Impl(rope_kv_write, "numba", rope_kv_write_rows, refuses)

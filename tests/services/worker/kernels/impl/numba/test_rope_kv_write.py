@@ -32,6 +32,8 @@ def equals_the_meaning(case: Case) -> None:
 
 def test_equals_the_meaning_in_every_case() -> None:
     for case in rope_kv_write.cases:
+        if case.make(torch.float32)[7] is not None:
+            continue
         equals_the_meaning(case)
 
 
@@ -54,3 +56,4 @@ def test_says_what_it_cannot_do() -> None:
     assert IMPL.refuses(Facts("cpu")) is None
     assert IMPL.refuses(Facts("cuda")) == "for CPUs"
     assert IMPL.refuses(Facts("cpu", dtype=torch.bfloat16)) == "computes in fp32, not bfloat16"
+    assert IMPL.refuses(Facts("cpu", shapes={"kv_fp8": 1})) == "does not do kv_fp8"

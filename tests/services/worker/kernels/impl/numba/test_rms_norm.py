@@ -2,17 +2,17 @@
 
 import torch
 
-from services.worker.kernels.ops.add_rms_norm import add_rms_norm
+from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Facts, find_impls
 
 IMPLS, REASON = find_impls("numba")
-IMPL = IMPLS["add_rms_norm"]
+IMPL = IMPLS["rms_norm"]
 
 
 def test_equals_the_meaning() -> None:
-    tolerance = add_rms_norm.tolerances[torch.float32]
-    for case in add_rms_norm.cases:
-        got, expected = IMPL.run(*case.make(torch.float32)), add_rms_norm.meaning(*case.make(torch.float32))
+    tolerance = rms_norm.tolerances[torch.float32]
+    for case in rms_norm.cases:
+        got, expected = IMPL.run(*case.make(torch.float32)), rms_norm.meaning(*case.make(torch.float32))
         torch.testing.assert_close(got, expected, rtol=tolerance.relative, atol=tolerance.absolute)
 
 
