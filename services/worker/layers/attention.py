@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.ops.paged_attention import AttentionRows, paged_attention
+from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec, paged_attention
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.linear import Linear
@@ -14,7 +14,7 @@ class Attention:
         self, spec: DecoderSpec, qkv: Linear, out: Linear, head_norm: HeadNorm | None, bindings: Bindings
     ) -> None:
         self.project, self.out, self.head_norm = qkv, out, head_norm
-        self._scale = spec.head_dim**-0.5
+        self._spec = AttentionSpec(spec.head_dim**-0.5)
         self._rope_kv_write, self._paged_attention = bindings(rope_kv_write), bindings(paged_attention)
 
     def attend(
@@ -30,5 +30,5 @@ class Attention:
         Writes the new keys and values to their slots, then reads every row's context. Returns [T, H * D].
         """
         keys, values = cache
-        q = self._rope_kv_write(qkv, *rotation, keys, values, slots, self.head_norm)
-        return self._paged_attention(q, keys, values, rows, self._scale).view(len(q), -1)
+        q = self._rope_kv_write(qkv, *rotation, keys, values, slots, self.head_norm, self._spec.kv_scale)
+        return self._paged_attention(q, keys, values, rows, self._spec).view(len(q), -1)

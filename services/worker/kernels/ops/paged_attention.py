@@ -1,12 +1,14 @@
 """Causal grouped-query attention of a mixed batch against the paged KV cache, straight from the block tables.
 
-The torch meaning reads the tables on the host once per step (`AttentionRows.groups`), because that choice of views and
-gathers serves every layer. Decode rows of similar length share one call; a row whose blocks are one run is a view.
+Optional: sliding window, soft cap on scores, attention sinks, 8-bit keys and values. The torch meaning reads the
+tables on the host once per step (`AttentionRows.groups`), because that choice of views and gathers serves every layer.
+Decode rows of similar length share one call; a row whose blocks are one run is a view.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +16,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.ops.kv_write import KvScale, store_kv
 from services.worker.kernels.registry import Case, Tolerance, op
 
 ALONE = 512  # tokens: from here on gathering a row costs more than a call of its own that reads it in place
+
+
+class AttentionSpec(NamedTuple):
+    """What a layer's attention is, apart from its inputs."""
+
+    scale: float
+    window: int = 0  # a token sees itself and the window - 1 before it; 0: all before it
+    softcap: float = 0.0  # c: scaled scores become c * tanh(score / c)
+    sinks: Tensor | None = None  # float32 [H]: one more logit per head in the softmax's denominator
+    kv_scale: KvScale | None = None  # with 8-bit caches, and only with them
 
 
 @dataclass(frozen=True)
@@ -41,13 +54,22 @@ class AttentionRows:
     block_tables: Tensor  # int32 [R, M]: only the first ceil(context / B) entries of a row count
     block_tokens: int
     max_query: int
-    max_context: int
+    max_context: int  # an upper bound where the step is replayed
+    num_decode: int = 0  # the first rows that have exactly one token each; others may have one too
+    table_rows: Tensor | None = None  # int32 [R]: row j's blocks are block_tables[table_rows[j]], not block_tables[j]
+
+    @cached_property
+    def tables(self) -> Tensor:
+        """int32 [R, M]: row j's blocks."""
+        if self.table_rows is None:
+            return self.block_tables
+        return self.block_tables.index_select(0, self.table_rows)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The torch meaning's plan, made at first use (off a CPU this waits for the device)."""
         starts, context = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
-        tables = self.block_tables.cpu().numpy()
+        tables = self.tables.cpu().numpy()
         counts = np.diff(starts)
         decode = np.flatnonzero(counts == 1)
         long = [
@@ -63,7 +85,7 @@ class AttentionRows:
     def chunk_groups(self) -> tuple[Group, ...]:
         """The part of `groups` for rows with more than one token."""
         starts, context = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
-        tables = self.block_tables.cpu().numpy()
+        tables = self.tables.cpu().numpy()
         rows = np.flatnonzero(np.diff(starts) > 1).tolist()
         return tuple(self._lone_group(row, starts, context, tables) for row in rows)
 
@@ -150,23 +172,52 @@ def make_attention_rows(
         block_tokens=block_tokens,
         max_query=max(counts, default=0),
         max_context=max(context, default=0),
+        num_decode=next((row for row, count in enumerate(counts) if count != 1), len(counts)),
     )
 
 
-def make_attention_case(
-    name: str, counts: Sequence[int], context: Sequence[int], heads: tuple[int, int, int], runs: bool = False
-) -> Case:
-    """`heads` is (query heads, KV heads, head size); blocks of 16 tokens, scattered unless `runs`."""
+class Extras(NamedTuple):
+    """What a case has beyond plain attention."""
 
-    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, float]:
+    block_tokens: int = 16
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    fp8: bool = False
+    table_rows: bool = False
+
+
+def make_attention_case(
+    name: str,
+    counts: Sequence[int],
+    context: Sequence[int],
+    heads: tuple[int, int, int],
+    runs: bool = False,
+    extras: Extras = Extras(),  # noqa: B008
+) -> Case:
+    """`heads` is (query heads, KV heads, head size); blocks are scattered unless `runs`."""
+
+    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, AttentionSpec]:
         generator = torch.Generator().manual_seed(sum(context))
         num_heads, num_kv_heads, head_dim = heads
-        needed = [-(-length // 16) for length in context]
+        needed = [-(-length // extras.block_tokens) for length in context]
         pool = torch.arange(sum(needed)) if runs else torch.randperm(sum(needed) + 3, generator=generator)
         tables = [part.tolist() for part in torch.split(pool[: sum(needed)], needed)] if needed else []
         q = torch.randn(sum(counts), num_heads, head_dim, generator=generator).to(dtype)
-        cache = torch.randn(2, len(pool), 16, num_kv_heads, head_dim, generator=generator).to(dtype)
-        return q, cache[0], cache[1], make_attention_rows(counts, context, tables, 16), head_dim**-0.5
+        cache = torch.randn(2, len(pool), extras.block_tokens, num_kv_heads, head_dim, generator=generator)
+        rows = make_attention_rows(counts, context, tables, extras.block_tokens)
+        if extras.table_rows:
+            places = torch.randperm(len(counts) + 2, generator=generator)[: len(counts)]
+            scattered = torch.zeros(len(counts) + 2, rows.block_tables.shape[1], dtype=torch.int32)
+            scattered[places] = rows.block_tables
+            rows = replace(rows, block_tables=scattered, table_rows=places.to(torch.int32))
+        sinks = torch.randn(num_heads, generator=generator) if extras.sinks else None
+        kv_scale = KvScale(torch.tensor([0.02]), torch.tensor([0.03])) if extras.fp8 else None
+        stored = [part.to(dtype) for part in cache]
+        if kv_scale is not None:
+            stored = [store_kv(part, torch.float8_e4m3fn, scale) for part, scale in zip(cache, kv_scale, strict=True)]
+        spec = AttentionSpec(head_dim**-0.5, extras.window, extras.softcap, sinks, kv_scale)
+        return q, stored[0], stored[1], rows, spec
 
     return Case(name, make)
 
@@ -180,6 +231,17 @@ def make_attention_case(
         make_attention_case("prompts", [5, 16, 40], [5, 16, 40], (9, 3, 64), runs=True),
         make_attention_case("chunks", [16, 7], [300, 8], (8, 1, 128)),
         make_attention_case("mixed", [1, 30, 1, 1, 9], [90, 30, 17, 64, 200], (6, 2, 20)),
+        make_attention_case("decode_then_chunks", [1, 1, 9, 1, 20], [90, 1, 30, 64, 20], (4, 2, 96)),
+        make_attention_case("head192", [1, 5], [70, 21], (2, 1, 192), extras=Extras(table_rows=True)),
+        make_attention_case("head256", [1, 1, 3], [18, 100, 35], (4, 2, 256), extras=Extras(softcap=5.0)),
+        make_attention_case("page64", [1, 1, 30], [64, 200, 90], (4, 2, 64), extras=Extras(64, table_rows=True)),
+        make_attention_case("window", [1, 1, 40, 6], [150, 7, 90, 6], (4, 2, 64), extras=Extras(window=20)),
+        make_attention_case("window1", [1, 4], [33, 40], (4, 4, 32), extras=Extras(window=1)),
+        make_attention_case("sinks", [1, 1, 9, 4], [50, 1, 9, 100], (6, 2, 64), extras=Extras(sinks=True)),
+        make_attention_case("window_sinks", [1, 30], [140, 60], (16, 2, 64), extras=Extras(window=32, sinks=True)),
+        make_attention_case("softcap", [1, 1, 20], [70, 9, 40], (4, 2, 128), extras=Extras(window=33, softcap=2.0)),
+        make_attention_case("fp8", [1, 1, 20], [120, 16, 50], (4, 2, 128), extras=Extras(fp8=True)),
+        make_attention_case("fp8_window", [1, 8], [90, 40], (4, 1, 64), extras=Extras(64, 40, sinks=True, fp8=True)),
         make_attention_case("empty", [], [], (9, 3, 64)),
     ],
     tolerances={
@@ -188,7 +250,7 @@ def make_attention_case(
         torch.float16: Tolerance(2e-3, 4e-3, "probabilities rounded to 11 bits before the second product, or not"),
     },
 )
-def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> Tensor:
     """softmax(q k^T * scale) v over each row's own context, causal. Query head h reads KV head h * K // H.
 
     q: [T, H, D], last dimension dense; k_cache, v_cache: [num_blocks, B, K, D]; returns a new contiguous [T, H, D].
@@ -196,14 +258,14 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Attention
     """
     groups = rows.groups
     if len(groups) == 1:
-        return attend(q, k_cache, v_cache, groups[0], scale).contiguous()
+        return attend(q, k_cache, v_cache, groups[0], spec).contiguous()
     result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for group in groups:
-        result[group.tokens] = attend(q[group.tokens], k_cache, v_cache, group, scale)
+        result[group.tokens] = attend(q[group.tokens], k_cache, v_cache, group, spec)
     return result
 
 
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float) -> Tensor:
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, spec: AttentionSpec) -> Tensor:
     """q: the group's tokens [G, H, D]; returns [G, H, D]."""
     num_kv_heads, head_dim = k_cache.shape[2:]
     share = q.shape[1] // num_kv_heads
@@ -216,10 +278,15 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: flo
         v = v_cache.as_strided(size, stride, v_cache.storage_offset() + first)
     else:
         padded = group.blocks.shape[0] // group.num_rows * k_cache.shape[1]
-        k = k_cache.index_select(0, group.blocks).view(-1, padded, num_kv_heads, head_dim)
-        v = v_cache.index_select(0, group.blocks).view(-1, padded, num_kv_heads, head_dim)
+        k = _gathered(k_cache, group.blocks).view(-1, padded, num_kv_heads, head_dim)
+        v = _gathered(v_cache, group.blocks).view(-1, padded, num_kv_heads, head_dim)
         k, v = k[:, : group.context].transpose(1, 2), v[:, : group.context].transpose(1, 2)
-    mask = None if group.mask is None else group.mask.to(q.dtype)
+    if spec.kv_scale is not None:
+        k, v = (k.float() * spec.kv_scale.k).to(q.dtype), (v.float() * spec.kv_scale.v).to(q.dtype)
+    hidden = _windowed(q, group, spec.window) if spec.window else group.mask
+    if spec.softcap or spec.sinks is not None:
+        return _attend_by_steps(q, k, v, group, hidden, spec)
+    mask = None if hidden is None else hidden.to(q.dtype)
     if group.is_chunk:
         out = functional.scaled_dot_product_attention(
             q.transpose(0, 1).unsqueeze(0),
@@ -227,12 +294,59 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: flo
             v,
             attn_mask=mask,
             is_causal=mask is None,
-            scale=scale,
+            scale=spec.scale,
             enable_gqa=share > 1,
         )
         return out.squeeze(0).transpose(0, 1)
     # the query heads of one KV head are its query positions, so that its keys are read once
     out = functional.scaled_dot_product_attention(
-        q.view(group.num_rows, num_kv_heads, share, head_dim), k, v, attn_mask=mask, scale=scale
+        q.view(group.num_rows, num_kv_heads, share, head_dim), k, v, attn_mask=mask, scale=spec.scale
     )
     return out.flatten(1, 2)
+
+
+def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
+    """8-bit floats have no gather of their own everywhere."""
+    if cache.element_size() == 1:
+        return cache.view(torch.uint8).index_select(0, blocks).view(cache.dtype)
+    return cache.index_select(0, blocks)
+
+
+def _causal(q: Tensor, group: Group) -> Tensor:
+    """The group's mask, also where it goes without one."""
+    if group.mask is not None:
+        return group.mask
+    hidden = torch.zeros(len(q) if group.is_chunk else 1, group.context, device=q.device)
+    return hidden.masked_fill_(torch.ones_like(hidden).triu_(1) > 0, -torch.inf) if group.is_chunk else hidden
+
+
+def _windowed(q: Tensor, group: Group, window: int) -> Tensor:
+    """The group's mask without keys that are `window` or more before the query."""
+    hidden = _causal(q, group)
+    seen = (hidden == 0).sum(-1, keepdim=True)
+    return hidden.masked_fill(torch.arange(group.context, device=q.device) < seen - window, -torch.inf)
+
+
+def _attend_by_steps(
+    q: Tensor, k: Tensor, v: Tensor, group: Group, hidden: Tensor | None, spec: AttentionSpec
+) -> Tensor:
+    """With changed scores or sinks, in float32. k, v: [rows, K, context, D]; `hidden` as Group.mask."""
+    num_kv_heads, context = k.shape[1:3]
+    share = q.shape[1] // num_kv_heads
+    tokens = len(q) // group.num_rows
+    # [rows, K, share, tokens, context], so that masks of both kinds fit
+    grouped = q.view(group.num_rows, tokens, num_kv_heads, share, -1).permute(0, 2, 3, 1, 4).float()
+    scores = grouped.flatten(2, 3) @ k.float().transpose(2, 3) * spec.scale
+    scores = scores.view(group.num_rows, num_kv_heads, share, tokens, context)
+    if spec.softcap:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    if hidden is None and group.is_chunk:
+        hidden = _causal(q, group)
+    if hidden is not None:
+        scores = scores + (hidden if group.is_chunk else hidden.view(-1, 1, 1, 1, context))
+    if spec.sinks is not None:
+        sinks = spec.sinks.view(num_kv_heads, share, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    weights = scores.softmax(-1)[..., :context]
+    out = (weights.flatten(2, 3) @ v.float()).view(group.num_rows, num_kv_heads, share, tokens, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(q.shape).to(q.dtype)

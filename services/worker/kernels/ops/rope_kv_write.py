@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.worker.kernels.ops.kv_write import kv_write
+from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Case, Tolerance, op
@@ -20,9 +20,9 @@ class HeadNorm(NamedTuple):
 
 
 def make_rope_kv_case(
-    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, normed: bool
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, normed: bool, fp8: bool = False
 ) -> Case:
-    def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | None, ...]:
+    def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | KvScale | None, ...]:
         generator = torch.Generator().manual_seed(num_tokens)
         qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator)
         angle = torch.rand(num_tokens, 1, rotary_dim // 2, generator=generator) * 6.28
@@ -33,9 +33,14 @@ def make_rope_kv_case(
         slots = torch.randperm(blocks * block_tokens, generator=generator)[:num_tokens]
         weights = (torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype)
         norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
-        return qkv.to(dtype), table[..., :rotary_dim], table[..., rotary_dim:], cache[0], cache[1], slots, norm
+        kv_scale = None
+        if fp8:
+            cache, kv_scale = cache.to(torch.float8_e4m3fn), KvScale(torch.tensor([0.05]), torch.tensor([0.02]))
+        cos, sin = table[..., :rotary_dim], table[..., rotary_dim:]
+        return qkv.to(dtype), cos, sin, cache[0], cache[1], slots, norm, kv_scale
 
-    name = f"{num_tokens}x{num_heads}+{num_kv_heads}x{head_dim}r{rotary_dim}{'normed' if normed else ''}"
+    suffix = ("normed" if normed else "") + ("fp8" if fp8 else "")
+    name = f"{num_tokens}x{num_heads}+{num_kv_heads}x{head_dim}r{rotary_dim}{suffix}"
     return Case(name, make)
 
 
@@ -45,6 +50,8 @@ def make_rope_kv_case(
         make_rope_kv_case(5, 16, 8, 128, 128, True),
         make_rope_kv_case(33, 4, 1, 20, 8, False),
         make_rope_kv_case(300, 6, 2, 20, 12, True),
+        make_rope_kv_case(7, 4, 2, 96, 96, True),
+        make_rope_kv_case(9, 6, 2, 64, 64, True, fp8=True),
         make_rope_kv_case(0, 9, 3, 64, 64, False),
     ],
     tolerances={
@@ -54,12 +61,20 @@ def make_rope_kv_case(
     },
 )
 def rope_kv_write(
-    qkv: Tensor, cos: Tensor, sin: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, head_norm: HeadNorm | None
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    head_norm: HeadNorm | None,
+    kv_scale: KvScale | None,
 ) -> Tensor:
     """Splits into heads, `rms_norm`s q and k if asked to, `rope`s both, `kv_write`s k and v; returns q, [T, H, D].
 
     qkv: [T, (H + 2K) * D], contiguous, left as it is; cos, sin: as `rope` wants them, rows contiguous;
-    k_cache, v_cache: [num_blocks, block_tokens, K, D], contiguous, written in place; slots: int64 [T], distinct.
+    k_cache, v_cache: [num_blocks, block_tokens, K, D], contiguous, written in place; slots: int64 [T], distinct;
+    kv_scale: with 8-bit caches, and only with them.
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
@@ -71,5 +86,5 @@ def rope_kv_write(
     else:
         q = rope.meaning(rms_norm.meaning(heads[:, :k_start], head_norm.q, head_norm.eps), cos, sin)
         k = rope.meaning(rms_norm.meaning(heads[:, k_start:v_start], head_norm.k, head_norm.eps), cos, sin)
-    kv_write.meaning(k, heads[:, v_start:], k_cache, v_cache, slots)
+    kv_write.meaning(k, heads[:, v_start:], k_cache, v_cache, slots, kv_scale)
     return q

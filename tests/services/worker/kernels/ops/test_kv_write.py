@@ -1,16 +1,24 @@
 import torch
 
-from services.worker.kernels.ops.kv_write import kv_write
+from services.worker.kernels.ops.kv_write import kv_write, store_kv
 
 
 def test_writes_these_slots_and_no_others() -> None:
     for dtype in kv_write.tolerances:
         for case in kv_write.cases:
-            k, v, k_cache, v_cache, slots = case.make(dtype)
+            k, v, k_cache, v_cache, slots, kv_scale = case.make(dtype)
             wanted = k_cache.clone(), v_cache.clone()
             size = k_cache.shape[1]
             for token, slot in enumerate(slots.tolist()):
-                wanted[0][slot // size, slot % size] = k[token]
-                wanted[1][slot // size, slot % size] = v[token]
-            kv_write.meaning(k, v, k_cache, v_cache, slots)
-            assert torch.equal(k_cache, wanted[0]) and torch.equal(v_cache, wanted[1]), case.name
+                for x, cache, scale in zip((k, v), wanted, kv_scale or (1.0, 1.0), strict=True):
+                    x, scale = x[token].float(), float(scale)
+                    cache[slot // size, slot % size] = x if kv_scale is None else (x / scale).clamp(-448, 448)
+            kv_write.meaning(k, v, k_cache, v_cache, slots, kv_scale)
+            for cache, right in zip((k_cache, v_cache), wanted, strict=True):
+                assert torch.equal(cache.float(), right.float()), case.name
+
+
+def test_a_value_beyond_the_largest_is_stored_as_the_largest() -> None:
+    stored = store_kv(torch.tensor([1e9, -3.0, 0.5]), torch.float8_e4m3fn, torch.tensor([0.001]))
+    assert stored.float().tolist() == [448.0, -448.0, 448.0]
+    assert store_kv(torch.tensor([1e-3]), torch.float8_e4m3fn, torch.tensor([0.001])).float().tolist() == [1.0]

@@ -6,24 +6,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows, paged_attention
+from services.worker.kernels.ops.paged_attention import (
+    AttentionRows,
+    AttentionSpec,
+    make_attention_rows,
+    paged_attention,
+)
 
 
-def formula(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+def formula(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> Tensor:
     """One token and one head at a time."""
     out = torch.empty_like(q)
     size, share = k_cache.shape[1], q.shape[1] // k_cache.shape[2]
     starts, context = rows.query_starts.tolist(), rows.context_lens.tolist()
+    k_scale, v_scale = (float(scale) for scale in spec.kv_scale or (torch.ones(1), torch.ones(1)))
     for row, length in enumerate(context):
-        table = rows.block_tables[row].tolist()
+        table = rows.block_tables[row if rows.table_rows is None else int(rows.table_rows[row])].tolist()
         first = length - (starts[row + 1] - starts[row])
         for offset, token in enumerate(range(starts[row], starts[row + 1])):
-            seen = [(table[i // size], i % size) for i in range(first + offset + 1)]
-            keys = torch.stack([k_cache[block, place] for block, place in seen])
-            values = torch.stack([v_cache[block, place] for block, place in seen])
+            past = max(first + offset + 1 - spec.window, 0) if spec.window else 0
+            seen = [(table[i // size], i % size) for i in range(past, first + offset + 1)]
+            keys = torch.stack([k_cache[block, place] for block, place in seen]) * k_scale
+            values = torch.stack([v_cache[block, place] for block, place in seen]) * v_scale
             for head in range(q.shape[1]):
-                weight = torch.exp(keys[:, head // share] @ q[token, head] * scale)
-                out[token, head] = (weight[:, None] * values[:, head // share]).sum(0) / weight.sum()
+                score = keys[:, head // share] @ q[token, head] * spec.scale
+                if spec.softcap:
+                    score = spec.softcap * torch.tanh(score / spec.softcap)
+                weight = torch.exp(score)
+                total = weight.sum() + (torch.exp(spec.sinks[head].double()) if spec.sinks is not None else 0)
+                out[token, head] = (weight[:, None] * values[:, head // share]).sum(0) / total
     return out
 
 
@@ -34,16 +45,16 @@ def test_equals_formula(check: Any) -> None:
 def test_nothing_outside_the_own_context_counts() -> None:
     """Changing what lies behind a row's end, or in blocks of nobody, changes nothing, bit by bit."""
     for case in paged_attention.cases:
-        q, k_cache, v_cache, rows, scale = case.make(torch.float32)
-        before = paged_attention.meaning(q, k_cache, v_cache, rows, scale)
+        q, k_cache, v_cache, rows, spec = case.make(torch.float32)
+        before = paged_attention.meaning(q, k_cache, v_cache, rows, spec)
         size = k_cache.shape[1]
         own = torch.zeros(k_cache.shape[:2], dtype=torch.bool)
         for row, length in enumerate(rows.context_lens.tolist()):
             for i in range(length):
-                own[rows.block_tables[row, i // size], i % size] = True
-        k_cache[~own] = 1e4
-        v_cache[~own] = -1e4
-        assert torch.equal(paged_attention.meaning(q, k_cache, v_cache, rows, scale), before), case.name
+                own[rows.tables[row, i // size], i % size] = True
+        for cache, wild in ((k_cache, 400.0), (v_cache, -400.0)):
+            cache.copy_(torch.where(own[..., None, None], cache.float(), torch.tensor(wild)))
+        assert torch.equal(paged_attention.meaning(q, k_cache, v_cache, rows, spec), before), case.name
 
 
 def test_similar_decode_rows_share_a_group_and_runs_are_not_gathered() -> None:
@@ -67,11 +78,12 @@ def test_any_mix_of_rows(sizes: list[tuple[int, int]], block_tokens: int) -> Non
     rows = make_attention_rows(counts, context, [p.tolist() for p in torch.split(pool, needed)], block_tokens)
     q = torch.randn(sum(counts), 4, 8, generator=generator)
     cache = torch.randn(2, len(pool), block_tokens, 2, 8, generator=generator)
-    got = paged_attention.meaning(q, cache[0], cache[1], rows, 0.3)
-    torch.testing.assert_close(got, formula(q, cache[0], cache[1], rows, 0.3), rtol=1e-5, atol=1e-5)
+    got = paged_attention.meaning(q, cache[0], cache[1], rows, AttentionSpec(0.3))
+    torch.testing.assert_close(got, formula(q, cache[0], cache[1], rows, AttentionSpec(0.3)), rtol=1e-5, atol=1e-5)
 
 
 def test_needs_heads_that_share_evenly() -> None:
     rows = make_attention_rows([1], [1], [[0]], 16)
+    cache = torch.ones(1, 16, 2, 8)
     with pytest.raises(RuntimeError):
-        paged_attention.meaning(torch.ones(1, 3, 8), torch.ones(1, 16, 2, 8), torch.ones(1, 16, 2, 8), rows, 1.0)
+        paged_attention.meaning(torch.ones(1, 3, 8), cache, cache, rows, AttentionSpec(1.0))

@@ -53,10 +53,9 @@ def test_queries_may_be_a_part_of_a_wider_tensor_and_scores_large() -> None:
     rows = make_attention_rows([1, 1], [40, 3], [[2, 0, 1], [3]], 16)
     fused, cache = torch.randn(2, 9, 64) * 30, torch.randn(2, 4, 16, 3, 64)
     q = fused[:, :6]
-    expected = paged_attention.meaning(q.contiguous(), cache[0], cache[1], rows, AttentionSpec(1.0))
-    torch.testing.assert_close(
-        IMPL.run(q, cache[0], cache[1], rows, AttentionSpec(1.0)), expected, rtol=1e-4, atol=1e-4
-    )
+    spec = AttentionSpec(1.0)
+    expected = paged_attention.meaning(q.contiguous(), cache[0], cache[1], rows, spec)
+    torch.testing.assert_close(IMPL.run(q, cache[0], cache[1], rows, spec), expected, rtol=1e-4, atol=1e-4)
 
 
 @settings(deadline=None, max_examples=40)
@@ -69,10 +68,9 @@ def test_any_mix_of_rows(sizes: list[tuple[int, int]], block_tokens: int) -> Non
     rows = make_attention_rows(counts, context, [p.tolist() for p in torch.split(pool, needed)], block_tokens)
     q = torch.randn(sum(counts), 4, 8, generator=generator)
     cache = torch.randn(2, len(pool), block_tokens, 2, 8, generator=generator)
-    expected = paged_attention.meaning(q, cache[0], cache[1], rows, AttentionSpec(0.3))
-    torch.testing.assert_close(
-        IMPL.run(q, cache[0], cache[1], rows, AttentionSpec(0.3)), expected, rtol=1e-5, atol=1e-5
-    )
+    spec = AttentionSpec(0.3)
+    expected = paged_attention.meaning(q, cache[0], cache[1], rows, spec)
+    torch.testing.assert_close(IMPL.run(q, cache[0], cache[1], rows, spec), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_says_what_it_cannot_do() -> None:
