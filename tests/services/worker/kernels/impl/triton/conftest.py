@@ -1,0 +1,48 @@
+"""Without a GPU these tests run Triton's kernels under its interpreter, on CPU tensors.
+
+Whether a kernel is interpreted is decided when its module is imported, and tests/conftest.py has imported Triton itself
+for that. Elsewhere in the process, and in its children, nothing is: the variable is set only while tests of this folder
+are collected and run.
+"""
+
+import importlib.util
+from collections.abc import Generator, Iterator
+
+import pytest
+import torch
+
+from tests.conftest import HAS_GPU, interpreted
+from tests.services.worker.kernels.impl.triton.hold import Holder
+
+if importlib.util.find_spec("triton") is None:
+    collect_ignore_glob = ["test_*.py"]  # an operating system that has no Triton
+elif not HAS_GPU:
+    from tests.services.worker.kernels.impl.triton.interpreter import correct
+
+    correct()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    with interpreted():
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> Iterator[None]:
+    with interpreted():
+        yield
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where these tests' tensors live."""
+    return torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture(scope="session")
+def hold(device: torch.device) -> Holder:
+    """`hold(impl)`: every case of the op in every dtype, against its meaning."""
+    return Holder(device)
