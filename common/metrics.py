@@ -34,6 +34,7 @@ METRICS = {
     "step_seconds": Metric("counter", "Time spent in steps"),
     "worker_faults": Metric("counter", "Results that no worker may send; the worker is then replaced"),
     "failed_steps": Metric("counter", "Steps that the worker could not run"),
+    "out_of_memory": Metric("counter", "Requests ended because the device had no memory for their part of a step"),
     "unknown_results": Metric("counter", "Results and requests for something unknown or already ended"),
 }
 

@@ -111,6 +111,7 @@ class Finished(Struct, frozen=True):
     stop_token: int = -1  # the token that ended it, for EOS and STOP_TOKEN
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     message: str = ""  # for ERROR
+    code: str = ""  # for ERROR: common.errors.RejectReason, "" is internal
 
 
 class TextFinished(Struct, frozen=True):
@@ -124,6 +125,7 @@ class TextFinished(Struct, frozen=True):
     stop_token: int = -1
     stop_string: str = ""
     message: str = ""
+    code: str = ""  # as in Finished
 
 
 class Progress(Struct, frozen=True):
@@ -335,12 +337,17 @@ class StepPlan(Message, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """Sampled tokens of the rows with samples == 1, in the plan's order. A step with `error` sampled nothing."""
+    """Sampled tokens of the rows with samples == 1, in the plan's order. A step with `error` sampled nothing.
+
+    The device had no memory for the `failed` rows: their tokens mean nothing, and the worker computes nothing useful in
+    them until they are removed.
+    """
 
     step: int
     tokens: bytes  # _i32
     device_us: int = 0
     error: str = ""
+    failed: bytes = b""  # _i32: places in the plan's rows
 
 
 class WorkerReady(Message, frozen=True):

@@ -12,6 +12,7 @@ STATUS = {
     RejectReason.NOT_FOUND: 404,
     RejectReason.OVERLOADED: 429,
     RejectReason.UNAVAILABLE: 503,
+    RejectReason.OUT_OF_MEMORY: 503,
     RejectReason.INTERNAL: 500,
 }
 CODES = {
@@ -20,6 +21,7 @@ CODES = {
     RejectReason.NOT_FOUND: "not_found",
     RejectReason.OVERLOADED: "rate_limit_exceeded",
     RejectReason.UNAVAILABLE: "service_unavailable",
+    RejectReason.OUT_OF_MEMORY: "out_of_memory",
     RejectReason.INTERNAL: "internal_error",
 }
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}

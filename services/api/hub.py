@@ -278,7 +278,8 @@ class Hub:
         figures.request.add(now_s - request.opened_s)
         self._close(choice, finished)
         if finished.reason in (FinishReason.ERROR, FinishReason.ABORT):
-            request.failure = Reject(RejectReason.INTERNAL, finished.message or "the request was aborted by the server")
+            message = finished.message or "the request was aborted by the server"
+            request.failure = Reject(reason_of(finished.code), message)
             self._end_all(request, FinishReason.ERROR, request.failure.message)
         if request.limit or not request.open:
             self._note(request)

@@ -51,6 +51,7 @@ COUNTERS = (
     "preemptions",
     "worker_faults",
     "failed_steps",
+    "out_of_memory",
     "unknown_results",
 )
 

@@ -61,7 +61,7 @@ def make_plan(state: State) -> StepPlan | None:
 def _issue(state: State, flight: Flight, fill: Fill) -> None:
     """What the plan will have computed may be found by all later plans."""
     flight.num_tokens += sum(fill.counts)
-    flight.added = fill.rows_added
+    flight.added, flight.filled = fill.rows_added, fill.rows
     flight.samplers = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if samples]
     flight.fillers = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if not samples]
     flight.published = [block for row in fill.rows for block in state.publish(row, row.scheduled)]

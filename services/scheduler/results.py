@@ -6,6 +6,7 @@ Called by the core with the oldest plan in flight. Results of rows that have gon
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import RejectReason
 from common.protocol import FinishReason, StepResult
 from services.scheduler.request import Row
 from services.scheduler.rows import I64, U32, Roster
@@ -38,7 +39,10 @@ def apply_result(state: State, result: StepResult) -> None:
     except IndexError:
         outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
+    failed = _failed_places(flight, result.failed)
     state.in_flight.popleft()
+    if failed is not None:
+        _fail_rows(state, worker, flight, failed)
     state.counters["output_tokens"] += len(tokens)
     if flight.roster is not None:
         stepped = tokens[:num_stepped] if flight.samplers else tokens
@@ -46,6 +50,31 @@ def apply_result(state: State, result: StepResult) -> None:
     for place, row in enumerate(flight.samplers, num_stepped):
         if row.alive:
             _apply_first(state, worker, row, int(tokens[place]))
+
+
+def _failed_places(flight: Flight, column: bytes) -> I64 | None:
+    """Raises Fault for places that the plan does not have."""
+    if not column:
+        return None
+    num_rows = flight.num_stepped + len(flight.filled)
+    if len(column) % 4 == 0:
+        places = np.frombuffer(column, np.int32).astype(np.int64)
+        if ((places >= 0) & (places < num_rows)).all():
+            return places
+    raise Fault(f"step {flight.step} names failed rows that its plan of {num_rows} rows does not have")
+
+
+def _fail_rows(state: State, worker: Worker, flight: Flight, places: I64) -> None:
+    """The device had no memory for these rows, however small the pieces were in which it ran them."""
+    rows = [flight.filled[place - flight.num_stepped] for place in places.tolist() if place >= flight.num_stepped]
+    roster = flight.roster
+    if roster is not None:
+        stepped = places[places < flight.num_stepped]
+        by_slot = zip(roster.slots[stepped].tolist(), roster.epochs[stepped].tolist(), strict=True)
+        found = [(worker.rows.by_slot[slot], epoch) for slot, epoch in by_slot]
+        rows += [row for row, epoch in found if row is not None and row.epoch == epoch]
+    state.counters["out_of_memory"] += sum(row.alive for row in rows)
+    state.fail_rows(flight, rows, "the device had no memory left for this request", RejectReason.OUT_OF_MEMORY)
 
 
 def _apply_first(state: State, worker: Worker, row: Row, token: int) -> None:

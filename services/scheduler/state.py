@@ -7,6 +7,7 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 from bisect import insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import msgspec
@@ -46,6 +47,7 @@ class Flight(msgspec.Struct):
     ending: Collection[Row] = ()  # roster rows whose last token this step computes
     samplers: Collection[Row] = ()  # rows whose last known token this step computes
     fillers: Collection[Row] = ()  # rows with known tokens left after this step
+    filled: SequenceOf[Row] = ()  # samplers and fillers in the order of the plan's columns, which follow the roster's
     added: Collection[Row] = ()
     published: Collection[int] = ()  # blocks that became findable when this plan was issued
     num_stepped: int = 0  # rows of the roster
@@ -155,7 +157,9 @@ class State:
         worker.slots.give_back(row.slot)
         row.sequence.row = None
 
-    def finish(self, sequence: Sequence, reason: FinishReason, stop_token: int = -1, message: str = "") -> None:
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, stop_token: int = -1, message: str = "", code: str = ""
+    ) -> None:
         """The one terminal of a sequence, from any stage."""
         if sequence.row is not None:
             self.settle(sequence.row)
@@ -171,7 +175,7 @@ class State:
         if len(self.past) > STORIES_KEPT:
             self.past.popitem(last=False)
         cached_tokens = max(sequence.cached_tokens, 0)
-        self.outbox.finish(Finished(sequence.seq_id, reason, stop_token, cached_tokens, message))
+        self.outbox.finish(Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code))
 
     def attach(self, ready: WorkerReady) -> None:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
@@ -220,19 +224,26 @@ class State:
         worker.slots.drain_removed()
 
     def fail_step(self, flight: Flight, error: str) -> None:
-        """The step computed nothing. Its rows end; what later plans built upon it starts over."""
+        """The step computed nothing: all its rows fail."""
         roster_rows: Iterable[Row] = ()
         if flight.roster is not None:
             roster_rows = self.roster_rows(flight.roster)
-        for row in [*roster_rows, *flight.samplers, *flight.fillers]:
+        self.fail_rows(flight, [*roster_rows, *flight.filled], error)
+
+    def fail_rows(self, flight: Flight, rows: Iterable[Row], error: str, code: str = "") -> None:
+        """These rows of the step computed nothing. They end; what later plans may have built upon them starts over.
+
+        To be called before the step's tokens are received: rows that have ended take none.
+        """
+        for row in rows:
             if row.alive:
-                self.finish(row.sequence, FinishReason.ERROR, message=error)
+                self.finish(row.sequence, FinishReason.ERROR, message=error, code=code)
         worker = self.worker
         assert worker is not None
         for later in self.in_flight:
             for row in later.added:
                 if row.alive:
-                    # It may have found blocks of the failed step, or copied one; its own KV would be built on them.
+                    # It may have found blocks of a failed row, or copied one; its own KV would be built on them.
                     row.published = NEVER
                     self.preempt(row, "an earlier step failed")
         for unsure in (flight, *self.in_flight):

@@ -268,6 +268,7 @@ class Streams:
                 finished.stop_token,
                 stop_string,
                 message or finished.message,
+                finished.code,
             )
         )
         self._forget(sequence)

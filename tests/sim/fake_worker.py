@@ -5,6 +5,7 @@ block is seen at once. It holds its rows exactly as StepPlan describes them.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from common.columns import pack_i32, unpack_i32
@@ -21,7 +22,7 @@ class FakeRow:
     histories: list[int]  # after each token
     computed: int
     blocks: list[int]
-    broken: bool = False  # a failed step has left it without its next token
+    broken: bool = False  # a failed step, or the lack of memory in one, has left it without its next token
 
 
 @dataclass
@@ -39,8 +40,8 @@ class FakeWorker:
     excused_until: int = -1  # plans up to this step were made before a failure was known
     unheard_failures: int = 0
 
-    def step(self, fails: bool) -> None:
-        """Runs the oldest plan and queues its result."""
+    def step(self, fails: bool, failed: Collection[int] = ()) -> None:
+        """Runs the oldest plan and queues its result. `failed`: places of rows that have no memory."""
         plan = self.plans.popleft()
         assert plan.step > self.last_step, "steps do not grow"
         self.last_step = plan.step
@@ -50,18 +51,20 @@ class FakeWorker:
         assert len(set(slots)) == len(slots), "a slot is twice in a step"
         assert sum(counts) <= self.step_tokens, "the step exceeds its budget"
         assert not self.chunk_tokens or max(counts) <= self.chunk_tokens, "a chunk is too long"
-        self.unheard_failures += fails
+        self.unheard_failures += fails or bool(failed)
         self._copy(plan)
         self._check_writes(slots, positions, counts)
         tokens = []
-        for slot, position, count, samples in zip(slots, positions, counts, plan.samples, strict=True):
-            token = self._run(self.rows[slot], position, count, bool(samples), fails)
+        for place, (slot, position, count, samples) in enumerate(
+            zip(slots, positions, counts, plan.samples, strict=True)
+        ):
+            token = self._run(self.rows[slot], position, count, bool(samples), fails or place in failed)
             if samples:
                 tokens.append(token)
         if fails:
             self.results.append(StepResult(plan.step, b"", error="injected failure"))
         else:
-            self.results.append(StepResult(plan.step, pack_i32(tokens)))
+            self.results.append(StepResult(plan.step, pack_i32(tokens), failed=pack_i32(sorted(failed))))
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in unpack_i32(plan.removed):

@@ -33,5 +33,13 @@ def test_the_lives_meet_what_is_rare() -> None:
         world.run()
         for name, value in world.core.metrics().items():
             seen[name] = seen.get(name, 0) + value
-    for name in ("preemptions", "cached_tokens", "failed_steps", "worker_faults", "refused", "unknown_results"):
+    for name in (
+        "preemptions",
+        "cached_tokens",
+        "failed_steps",
+        "out_of_memory",
+        "worker_faults",
+        "refused",
+        "unknown_results",
+    ):
         assert seen[name] > 10, f"{name}: {seen[name]}"

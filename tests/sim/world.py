@@ -117,6 +117,7 @@ class World:
             "lose_worker": faults,
             "worker_ready": 3.0,
             "fail_step": faults,
+            "fail_rows": faults,
             "bad_result": faults,
             "lose_peer": faults / 3,
         }
@@ -174,12 +175,24 @@ class World:
                 client.may_end.add(FinishReason.ERROR)
         return []
 
+    def _fail_rows(self) -> list[Event]:
+        """The device has no memory for some rows of a step, however small the pieces."""
+        worker = self.worker
+        if worker is not None and worker.plans:
+            slots = unpack_i32(worker.plans[0].slots)
+            failed = self.random.sample(range(len(slots)), self.random.randint(1, len(slots)))
+            worker.step(fails=False, failed=failed)
+            for place in failed:
+                if client := self.clients.get(worker.rows[slots[place]].seq_id):
+                    client.may_end.add(FinishReason.ERROR)
+        return []
+
     def _deliver(self) -> list[Event]:
         worker = self.worker
         if worker is None or not worker.results:
             return []
         result = worker.results.popleft()
-        if result.error:
+        if result.error or result.failed:
             worker.unheard_failures -= 1
             worker.excused_until = worker.plans[-1].step if worker.plans else worker.last_step
         return [result]

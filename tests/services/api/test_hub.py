@@ -261,6 +261,13 @@ def test_a_refusal_fails_the_whole_request_and_aborts_only_its_other_prompts() -
     assert request.open == 0 and not rig.hub.choices and updates(request) == 1
 
 
+def test_an_error_keeps_its_kind() -> None:
+    rig = Rig()
+    request = rig.open()
+    rig.end(request.choices[0].seq_id, FinishReason.ERROR, message="no memory", code="out_of_memory")
+    assert request.failure is not None and request.failure.reason is RejectReason.OUT_OF_MEMORY
+
+
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
 def test_an_error_of_one_choice_ends_the_request(reason: FinishReason) -> None:
     rig = Rig()

@@ -3,7 +3,7 @@
 import pytest
 
 from common.columns import pack_i32
-from common.protocol import FinishReason, StepResult
+from common.protocol import Abort, FinishReason, StepResult
 from tests.services.scheduler.harness import EOS, PLAIN, VOCAB, Harness, ids
 
 
@@ -96,3 +96,54 @@ def test_what_a_failed_step_published_is_not_found_and_its_finders_start_again()
     core.run()
     assert core.finished[second.seq_id].reason is FinishReason.LENGTH
     assert core.tokens[second.seq_id] == [PLAIN] * 8 and core.all_free()
+
+
+def test_rows_without_memory_end_and_the_others_go_on() -> None:
+    core = Harness.with_worker()
+    first, second, third = (core.admit(ids(5, 10 * number)) for number in range(1, 4))
+    while len(core.tokens) < 3:
+        core.answer()
+    before = {seq_id: list(core.tokens[seq_id]) for seq_id in (first, second, third)}
+    core.send(StepResult(core.plans.pop(0).step, pack_i32([60, 0, 62]), failed=pack_i32([1])))
+    end = core.finished[second]
+    assert (end.reason, end.code) == (FinishReason.ERROR, "out_of_memory") and "no memory" in end.message
+    assert core.tokens[second] == before[second], "a token that means nothing was delivered"
+    assert core.tokens[first] == [*before[first], 60] and core.tokens[third] == [*before[third], 62]
+    core.run()
+    assert core.finished[first].reason is core.finished[third].reason is FinishReason.LENGTH
+    assert core.core.metrics()["out_of_memory"] == 1 and core.core.metrics()["failed_steps"] == 0
+    assert core.faults == [] and core.all_free()
+
+
+def test_what_a_row_without_memory_published_is_not_found() -> None:
+    core = Harness.with_worker(step_tokens=8, max_rows=8)
+    first, second = core.message(ids(20)), core.message(ids(20))
+    core.send(first, second)
+    core.answer()
+    found = core.plans[1].added[0]
+    assert (found.seq_id, found.computed) == (second.seq_id, 16)
+    core.send(StepResult(core.plans.pop(0).step, b"", failed=pack_i32([0])))
+    assert core.finished[first.seq_id].code == "out_of_memory"
+    assert core.plans[-1].added[0].seq_id == second.seq_id
+    core.run()
+    assert core.tokens[second.seq_id] == [PLAIN] * 8 and core.all_free()
+
+
+def test_a_row_that_has_ended_meanwhile_may_lack_memory_too() -> None:
+    core = Harness.with_worker()
+    first, second = core.admit(ids(5)), core.admit(ids(5, 40))
+    while len(core.tokens) < 2:
+        core.answer()
+    core.send(Abort(first))
+    core.send(StepResult(core.plans.pop(0).step, pack_i32([0, 61]), failed=pack_i32([0])))
+    assert core.finished[first].reason is FinishReason.ABORT and core.tokens[second][-1] == 61
+    core.run()
+    assert core.core.metrics()["out_of_memory"] == 0 and core.all_free()
+
+
+@pytest.mark.parametrize("column", [pack_i32([1]), pack_i32([-1]), b"\0\0"])
+def test_failed_rows_that_the_plan_does_not_have_are_a_fault(column: bytes) -> None:
+    core = Harness.with_worker()
+    core.admit(ids(5))
+    core.send(StepResult(core.plans.pop(0).step, pack_i32([60]), failed=column))
+    assert "does not have" in core.faults[0]

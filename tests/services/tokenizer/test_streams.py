@@ -216,6 +216,13 @@ def test_repeats_are_dropped_and_gaps_end_the_sequence(bench: Bench) -> None:
     assert bench.to_scheduler[-1] == Abort(FIRST)
 
 
+def test_the_kind_of_an_error_reaches_the_api(bench: Bench) -> None:
+    bench.admit()
+    bench.take(finished=[Finished(FIRST, FinishReason.ERROR, message="no memory", code="out_of_memory")])
+    [end] = bench.flush()[1]
+    assert (end.reason, end.message, end.code) == (FinishReason.ERROR, "no memory", "out_of_memory")
+
+
 def test_tokens_that_do_not_exist_end_only_their_sequence(bench: Bench) -> None:
     bench.admit()
     bench.admit(FIRST + 1)
