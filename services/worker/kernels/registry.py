@@ -17,6 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from services.worker.kernels.traceable import traceable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROVIDERS = ("aiter", "triton", "numba", "torch")
@@ -49,13 +51,22 @@ class Op(Generic[F]):
     meaning: F
     cases: tuple[Case, ...]
     tolerances: Mapping[torch.dtype, Tolerance]
+    writes: tuple[str, ...] = ()  # arguments that are changed in place
+    by_value: bool = False  # the meaning decides by the values of tensors, so that no compiler may look into it
 
 
-def op(cases: Sequence[Case], tolerances: Mapping[torch.dtype, Tolerance]) -> Callable[[F], Op[F]]:
-    """Makes the decorated torch function an op of the same name."""
+def op(
+    cases: Sequence[Case],
+    tolerances: Mapping[torch.dtype, Tolerance],
+    writes: Sequence[str] = (),
+    by_value: bool = False,
+) -> Callable[[F], Op[F]]:
+    """Makes the decorated torch function an op of the same name; the arguments are Op's fields."""
 
     def make(meaning: F) -> Op[F]:
-        return Op(meaning.__name__, meaning, tuple(cases), dict(tolerances))
+        if unknown := set(writes) - set(inspect.signature(meaning).parameters):
+            raise TypeError(f"op {meaning.__name__} writes {unknown}, which are no arguments of it")
+        return Op(meaning.__name__, meaning, tuple(cases), dict(tolerances), tuple(writes), by_value)
 
     return make
 
@@ -158,9 +169,11 @@ def bind(
     facts: Facts,
     choices: Mapping[str, str] | None = None,
     finder: Callable[[str], tuple[dict[str, Impl[Any]], str]] = find_impls,
+    opaque: bool = False,
 ) -> Bindings:
     """For each op the first provider of `priority` that can run it; `choices` (op to provider) must be met exactly.
 
+    `opaque`: a compiler looks only into meanings, and not into those that decide by values (kernels/traceable.py).
     Raises BindError for an unknown name, for a choice that cannot be met, and when nothing in `priority` can run an op.
     """
     ops, choices = all_ops(), dict(choices or {})
@@ -188,7 +201,10 @@ def bind(
             if (reason := refusal(item, provider)) is None:
                 why = "chosen" if item.name in choices else "; ".join(refusals) or "first choice"
                 table.append(Binding(item.name, provider, why))
-                chosen[item.name] = item.meaning if provider == "torch" else impls[provider][0][item.name].run
+                run = item.meaning if provider == "torch" else impls[provider][0][item.name].run
+                if opaque and (provider != "torch" or item.by_value):
+                    run = traceable(f"{provider}_{item.name}", run, item.meaning, item.writes)
+                chosen[item.name] = run
                 break
             refusals.append(f"{provider}: {reason}")
         else:

@@ -33,6 +33,7 @@ def make_add_linear_case(num_tokens: int, in_features: int, out_features: int, b
         torch.bfloat16: Tolerance(1.6e-2, 5e-2, "the product rounded to 8 bits before the sum, or not"),
         torch.float16: Tolerance(2e-3, 8e-3, "the product rounded to 11 bits before the sum, or not"),
     },
+    writes=("residual",),
 )
 def add_linear(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """residual += x @ weight.T + bias, in place. residual: [T, out], contiguous; x: [T, in]; weight: [out, in]."""

@@ -53,6 +53,7 @@ EXACT = Tolerance(0.0, 0.0, "a copy")
         make_kv_case(20, 3, 16, 2, 64, fp8=True),
     ],
     tolerances={torch.float32: EXACT, torch.bfloat16: EXACT, torch.float16: EXACT},
+    writes=("k_cache", "v_cache"),
 )
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scale: KvScale | None) -> None:
     """cache[slots[t] // B, slots[t] % B] = k[t], v[t], where B is the number of tokens in a block.

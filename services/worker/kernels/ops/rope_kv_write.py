@@ -59,6 +59,7 @@ def make_rope_kv_case(
         torch.bfloat16: Tolerance(1.6e-2, 5e-2, "norm and products rounded to 8 bits before the sum, or not"),
         torch.float16: Tolerance(2e-3, 6e-3, "norm and products rounded to 11 bits before the sum, or not"),
     },
+    writes=("k_cache", "v_cache"),
 )
 def rope_kv_write(
     qkv: Tensor,
