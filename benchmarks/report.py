@@ -32,5 +32,10 @@ def report(results: list[Result], json_path: str | None = None, title: str = "")
     console.print(table)
     for number, text in enumerate(conditions, 1):
         console.print(f"[{number}] {text}", style="dim", markup=False)
+    save(results, json_path)
+
+
+def save(results: list[Result], json_path: str | None) -> None:
+    """Writes a list of {"name", "value", "unit", "conditions"}; nothing without a path."""
     if json_path is not None:
         Path(json_path).write_text(json.dumps([result._asdict() for result in results], indent=1) + "\n")

@@ -26,7 +26,8 @@ START_S = 120.0
 class System:
     """`with System("worker.kind=null") as system:` serves at `system.url` until the block ends."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, start_s: float = START_S) -> None:
+        self._start_s = start_s
         self.port = free_port("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.port}"
         self._folder = tempfile.TemporaryDirectory(prefix="valence-")
@@ -43,7 +44,7 @@ class System:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
         try:
             while not self.ready():
-                if self.process.poll() is not None or time.monotonic() - start_s > START_S:
+                if self.process.poll() is not None or time.monotonic() - start_s > self._start_s:
                     raise RuntimeError(f"the system did not get ready:\n{self.output()}")
                 time.sleep(0.05)
             self.ready_s = time.monotonic() - start_s
