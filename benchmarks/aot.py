@@ -1,0 +1,187 @@
+"""Compiles every Triton kernel of the worker for GPUs that are not there, and counts what the machine code uses.
+
+The table is kept beside the kernels (RESOURCES): a change of a kernel shows its price in the same diff, and a test
+compares a fresh compile with it. Needs Triton and no GPU. Callers: benchmarks/kernels.py and tests.
+"""
+
+import importlib
+import json
+import multiprocessing
+import pkgutil
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.errors import TritonError
+
+import services.worker.kernels.impl.triton as kernels
+
+TARGETS = {
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "sm_90": GPUTarget("cuda", 90, 32),
+}
+LDS_LIMIT = {"gfx942": 64 << 10, "gfx950": 160 << 10, "sm_90": 227 << 10}  # bytes of one block
+RESOURCES = Path(kernels.__path__[0], "resources.json")
+MATRIX_INSTRUCTION = re.compile(r"\bv_s?mfma\w*_|\bv_smfmac_|\bwgmma\.mma_async|\bmma\.sync")
+TYPE = re.compile(r"(\*?(?:[iu](?:1|8|16|32|64)|fp(?:16|32|64)|bf16|fp8e\w+))(:16)?")
+
+
+class Report(NamedTuple):
+    """Of one kernel for one target. Counts are per thread unless the name says otherwise."""
+
+    kernel: str  # file/case
+    target: str
+    hot: bool  # runs in every decode step
+    registers: int  # vector registers; on AMD with those of the matrix units
+    spilled: int  # registers on AMD, bytes on NVIDIA
+    scratch_bytes: int
+    lds_bytes: int  # of a block
+    matrix_instructions: int  # in the whole kernel's text
+    binary_bytes: int
+
+
+class Task(NamedTuple):
+    """What another process needs to find a case again."""
+
+    module: str
+    index: int
+    target: str
+
+
+@cache
+def cases(module: str) -> tuple[Any, ...]:
+    """The AOT cases of one file under impl/triton."""
+    return tuple(getattr(importlib.import_module(f"{kernels.__name__}.{module}"), "AOT", ()))
+
+
+def tasks(targets: Sequence[str], only: str = "") -> list[Task]:
+    """Every case for every target, `only` of files whose name has that in it. Large ones come first, so that no process
+    is left alone with one at the end."""
+    modules = sorted(entry.name for entry in pkgutil.iter_modules(kernels.__path__) if only in entry.name)
+    found = [Task(name, index, target) for name in modules for index in range(len(cases(name))) for target in targets]
+    return sorted(found, key=lambda task: -cases(task.module)[task.index].num_warps)
+
+
+def make_source(case: Any, target: str) -> ASTSource:
+    """The case as the compiler wants it; what depends on the target is set here."""
+    signature = dict(case.signature)
+    if "PDL" in signature:
+        signature["PDL"] = target == "sm_90"
+    if missing := set(case.kernel.arg_names) ^ set(signature):
+        raise ValueError(
+            f"{case.name}: the signature and {case.kernel.__name__} differ in {', '.join(sorted(missing))}"
+        )
+    types, constants, hints = {}, {}, {}
+    for place, parameter in enumerate(case.kernel.params):
+        value = signature[parameter.name]
+        match = None if parameter.is_constexpr or not isinstance(value, str) else TYPE.fullmatch(value)
+        if match is None:
+            types[parameter.name], constants[parameter.name] = "constexpr", value
+            continue
+        # the CDNA3 generation has another form of eight bits than all after it
+        types[parameter.name] = match[1].replace("e4nv", "e4b8") if target == "gfx942" else match[1]
+        if match[2]:
+            hints[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(case.kernel, types, constants, hints)
+
+
+def compile_case(case: Any, target: str, name: str = "") -> Report:
+    """Raises what the compiler raises. `name`: how the table calls it."""
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    if target == "sm_90" and "PDL" in case.signature:
+        options["launch_pdl"] = True
+    knobs.compilation.disable_line_info = True  # paths of this checkout, in the binary
+    compiled = triton.compile(make_source(case, target), target=TARGETS[target], options=options)
+    is_amd = TARGETS[target].backend == "hip"
+    text = compiled.asm["amdgcn" if is_amd else "ptx"]
+    registers, spilled, scratch = _amd_counts(text) if is_amd else _nvidia_counts(text)
+    return Report(
+        kernel=name or case.name,
+        target=target,
+        hot=case.hot,
+        registers=registers,
+        spilled=spilled,
+        scratch_bytes=scratch,
+        lds_bytes=compiled.metadata.shared,
+        matrix_instructions=len(MATRIX_INSTRUCTION.findall(text)),
+        binary_bytes=len(compiled.asm["hsaco" if is_amd else "cubin"]),
+    )
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"the compiler's output has no {pattern}")
+    return int(found[1])
+
+
+def _amd_counts(assembly: str) -> tuple[int, int, int]:
+    """From the code object's metadata, which the assembly ends with."""
+    fields = (r"\.vgpr_count:\s+(\d+)", r"\.vgpr_spill_count:\s+(\d+)", r"\.private_segment_fixed_size:\s+(\d+)")
+    registers, spilled, scratch = (_number(field, assembly) for field in fields)
+    return registers, spilled, scratch
+
+
+def _nvidia_counts(ptx: str) -> tuple[int, int, int]:
+    """Triton keeps none, so its assembler is asked once more."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(source), "-o", f"{folder}/kernel.cubin"]
+        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = _number(r"Used (\d+) registers", log)
+    return registers, _number(r"(\d+) bytes spill stores", log), _number(r"(\d+) bytes stack frame", log)
+
+
+def _compile(task: Task) -> Report:
+    case = cases(task.module)[task.index]
+    name = f"{task.module}/{case.name}"
+    try:
+        return compile_case(case, task.target, name)
+    except (TritonError, RuntimeError, ValueError, KeyError) as error:
+        # Triton's own errors do not survive the way to another process
+        raise RuntimeError(f"{name} for {task.target}: {type(error).__name__}: {error}") from None
+
+
+def compile_all(todo: Sequence[Task], processes: int, done: Callable[[int, int], None]) -> list[Report]:
+    """In the table's order. `done(finished, all)` is called after each."""
+    if knobs.runtime.interpret:
+        raise SystemExit("TRITON_INTERPRET is set: interpreted kernels cannot be compiled")
+    reports = []
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_compile, task) for task in todo]):
+            reports.append(future.result())
+            done(len(reports), len(todo))
+    return sorted(reports, key=lambda report: (report.kernel, report.target))
+
+
+def table_text(reports: Sequence[Report]) -> str:
+    """JSON with one kernel and target a line, so that diffs are read."""
+    rows = ",\n".join("  " + json.dumps(report._asdict()) for report in reports)
+    return f'{{"triton": "{triton.__version__}", "kernels": [\n{rows}\n]}}\n'
+
+
+def read_table(text: str) -> tuple[str, list[Report]]:
+    """Triton's version, and the rows."""
+    content = json.loads(text)
+    return content["triton"], [Report(**row) for row in content["kernels"]]
+
+
+def violations(reports: Sequence[Report]) -> Iterator[str]:
+    """What no change may bring: spills in a decode step's kernel, and blocks that do not fit."""
+    for report in reports:
+        place = f"{report.kernel} on {report.target}"
+        if report.hot and report.spilled:
+            yield f"{place} spills ({report.spilled})"
+        if report.lds_bytes > LDS_LIMIT[report.target]:
+            yield f"{place} takes {report.lds_bytes} bytes of LDS, and there are {LDS_LIMIT[report.target]}"
