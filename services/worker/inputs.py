@@ -1,18 +1,21 @@
 """From a step's rows to the frozen batch that the model and the sampler take. Pure; called by the runner.
 
 Shapes: R rows, T tokens of all rows, S rows that sample, D of them that draw (the others are greedy), M blocks of the
-longest row. All index arithmetic is on the host with numpy: a plan decides it, no device value does.
+longest row. All index arithmetic is on the host with numpy: a plan decides it, no device value does. `put` takes a
+host array and gives the tensor that it will be.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.state import Ints, Rows, Step
+
+Put = Callable[[npt.NDArray[np.generic]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -77,23 +80,16 @@ class SamplingBatch:
 @dataclass(frozen=True)
 class ForwardBatch:
     token_places: Tensor  # int64 [T], flat in Rows.tokens
+    token_rows: Tensor  # int32 [T], slots
     positions: Tensor  # int64 [T]
     kv_slots: Tensor  # int64 [T], block * block_tokens + offset
     rows: AttentionRows
     outputs: Tensor | None  # int64 [S], of T; None: every token is sampled from
     sampled_places: Tensor  # int64 [S], flat in Rows.tokens
-    sampling: SamplingBatch | None  # None: all greedy
 
 
-def upload(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A new tensor on the device. Staging is made per step: an earlier copy may still be reading the last one."""
-    tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def build(step: Step, rows: Rows) -> ForwardBatch:
+def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
     """The batch of a step that `Rows.apply` has checked; at least one row."""
-    device = rows.tokens.device
     slots, counts = step.slots, step.counts
     context = step.positions + counts
     max_query = int(counts.max())
@@ -103,50 +99,88 @@ def build(step: Step, rows: Rows) -> ForwardBatch:
     else:
         token_slots = np.repeat(slots, counts)
         positions = np.arange(ends[-1]) + np.repeat(step.positions - (ends - counts), counts)
-    block, offset = np.divmod(positions, rows.block_tokens)
-    width = -(-int(context.max()) // rows.block_tokens)
     row_len = rows.tokens.shape[1]
     samples = step.samples
     everything = max_query == 1 and bool(samples.all())
+    if rows.resident is None:
+        width = -(-int(context.max()) // rows.block_tokens)
+        tables, table_rows = put(rows.tables[slots, :width]), None
+    else:
+        tables, table_rows = rows.resident, put(slots.astype(np.int32))
+    longer = np.flatnonzero(counts > 1)
     return ForwardBatch(
-        token_places=upload(token_slots * row_len + positions, device),
-        positions=upload(positions, device),
-        kv_slots=upload(rows.tables[token_slots, block] * np.int64(rows.block_tokens) + offset, device),
+        token_places=put(token_slots * row_len + positions),
+        token_rows=put(token_slots.astype(np.int32)),
+        positions=put(positions),
+        kv_slots=put(kv_slots(rows, token_slots, positions)),
         rows=AttentionRows(
-            query_starts=upload(np.concatenate(([0], ends)).astype(np.int32), device),
-            context_lens=upload(context.astype(np.int32), device),
-            block_tables=upload(rows.tables[slots, :width], device),
+            query_starts=put(np.concatenate(([0], ends)).astype(np.int32)),
+            context_lens=put(context.astype(np.int32)),
+            block_tables=tables,
             block_tokens=rows.block_tokens,
             max_query=max_query,
             max_context=int(context.max()),
+            num_decode=int(longer[0]) if len(longer) else len(slots),
+            table_rows=table_rows,
         ),
-        outputs=None if everything else upload(ends[samples] - 1, device),
-        sampled_places=upload(slots[samples] * row_len + context[samples], device),
-        sampling=_sampling(slots[samples], context[samples], rows),
+        outputs=None if everything else put(ends[samples] - 1),
+        sampled_places=put(slots[samples] * row_len + context[samples]),
     )
 
 
-def _sampling(slots: Ints, context: Ints, rows: Rows) -> SamplingBatch | None:
-    """context: each row's tokens before the one that is sampled."""
+def kv_slots(rows: Rows, slots: Ints, positions: Ints) -> Ints:
+    """Where the token at `positions` of each slot has its key and value."""
+    block, offset = np.divmod(positions, rows.block_tokens)
+    return rows.tables[slots, block] * np.int64(rows.block_tokens) + offset
+
+
+def decode_columns(step: Step, rows: Rows, size: int, scratch: int) -> Sequence[npt.NDArray[np.generic]]:
+    """The columns of DecodeInputs (services/worker/graphs.py) in its order, padded to `size` rows.
+
+    Every row has one token and samples. Padding reads and writes the padding row and the KV block `scratch`.
+    """
+    slots, positions, count = step.slots, step.positions, len(step.slots)
+    padded = np.full(size, rows.padding_row, np.int64)
+    padded[:count] = slots
+    wide = np.zeros((4, size), np.int64)
+    wide[0] = padded * rows.tokens.shape[1]
+    wide[0, :count] += positions
+    wide[1, :count] = positions
+    wide[2] = scratch * rows.block_tokens
+    wide[2, :count] = kv_slots(rows, slots, positions)
+    wide[3] = wide[0] + 1
+    draw = np.zeros((2, size), np.int64)
+    columns = rows.sampling[slots]
+    draw[0, :count] = columns["seed"]
+    draw[1, :count] = positions + 1 - rows.num_prompt[slots]
+    temperature = np.zeros(size, np.float32)
+    temperature[:count] = columns["temperature"]
+    context = np.ones(size, np.int32)
+    context[:count] = positions + 1
+    return wide, draw, padded.astype(np.int32), context, temperature
+
+
+def sampling_batch(slots: Ints, context: Ints, rows: Rows, put: Put) -> SamplingBatch | None:
+    """How to draw for rows that sample. context: each row's tokens before the one that is sampled."""
     columns = rows.sampling[slots]
     drawing = np.flatnonzero(columns["temperature"] > 0)
     output_index = context - rows.num_prompt[slots]
-    draw = _draw(columns, drawing, output_index, rows.tokens.device) if len(drawing) else None
-    edits = _edits(slots, output_index, rows) if rows.edits else None
-    penalties = _penalties(columns, slots, rows.tokens.device) if rows.penalties is not None else None
+    draw = _draw(columns, drawing, output_index, put) if len(drawing) else None
+    edits = _edits(slots, output_index, rows, put) if rows.edits else None
+    penalties = _penalties(columns, slots, put) if rows.penalties is not None else None
     if draw is None and edits is None and penalties is None:
         return None
     return SamplingBatch(draw, penalties, edits)
 
 
-def _draw(columns: npt.NDArray[np.void], drawing: Ints, output_index: Ints, device: torch.device) -> Draw:
+def _draw(columns: npt.NDArray[np.void], drawing: Ints, output_index: Ints, put: Put) -> Draw:
     whole = len(drawing) == len(columns)
     columns, output_index = columns[drawing], output_index[drawing]
     top_k, top_p, min_p = columns["top_k"], columns["top_p"], columns["min_p"]
     by_rank, by_mass = np.flatnonzero(top_k), np.flatnonzero((top_k == 0) & (top_p < 1))
 
     def column(values: npt.NDArray[np.generic]) -> Tensor:
-        return upload(np.ascontiguousarray(values), device)
+        return put(np.ascontiguousarray(values))
 
     return Draw(
         index=None if whole else column(drawing),
@@ -161,17 +195,17 @@ def _draw(columns: npt.NDArray[np.void], drawing: Ints, output_index: Ints, devi
     )
 
 
-def _penalties(columns: npt.NDArray[np.void], slots: Ints, device: torch.device) -> Penalties | None:
+def _penalties(columns: npt.NDArray[np.void], slots: Ints, put: Put) -> Penalties | None:
     index = np.flatnonzero((columns["presence"] != 0) | (columns["frequency"] != 0) | (columns["repetition"] != 1))
     if not len(index):
         return None
     columns = columns[index]
     names = ("presence", "frequency", "repetition")
-    presence, frequency, repetition = (upload(np.ascontiguousarray(columns[name]), device) for name in names)
-    return Penalties(upload(index, device), upload(slots[index], device), presence, frequency, repetition)
+    presence, frequency, repetition = (put(np.ascontiguousarray(columns[name])) for name in names)
+    return Penalties(put(index), put(slots[index]), presence, frequency, repetition)
 
 
-def _edits(slots: Ints, output_index: Ints, rows: Rows) -> LogitEdits | None:
+def _edits(slots: Ints, output_index: Ints, rows: Rows, put: Put) -> LogitEdits | None:
     index, values = [], []
     for j, slot in enumerate(slots.tolist()):
         edits = rows.edits.get(slot)
@@ -185,5 +219,4 @@ def _edits(slots: Ints, output_index: Ints, rows: Rows) -> LogitEdits | None:
     flat = np.concatenate(index) if index else np.zeros(0, np.int64)
     if not len(flat):
         return None
-    device = rows.tokens.device
-    return LogitEdits(upload(flat, device), upload(np.concatenate(values), device))
+    return LogitEdits(put(flat), put(np.concatenate(values)))

@@ -25,7 +25,6 @@ from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import Runner, StepTokens
-from services.worker.sampler import Sampler
 from services.worker.source import ModelSource, open_model
 from services.worker.state import Rows
 
@@ -101,7 +100,7 @@ class ModelEngine:
         rows = Rows(shape, model.spec.vocab_size, source.eos_token_ids, device)
         cache_shape = KvCache.shape(model.spec, budget.num_blocks, shape.block_tokens)
         cache = KvCache(memory.zeros(cache_shape, like.dtype, device))
-        self._runner = Runner(model, rows, cache, RopeTable(model.spec.rope, shape.max_len, like), Sampler(bindings))
+        self._runner = Runner(model, rows, cache, RopeTable(model.spec.rope, shape.max_len, like), bindings)
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
             name=config.model.name or source.name,

@@ -1,7 +1,7 @@
 """The worker process: a blocking loop around one engine. Receives plans, runs them, sends results; decides nothing.
 
-A new scheduler incarnation resets the engine's rows before WorkerReady is sent again. While a later plan already waits,
-a finished step's result is sent only after that plan has been started, so that the device never waits for the host.
+A new scheduler incarnation resets the engine's rows before WorkerReady is sent again. Plans are started as they come,
+before results are sent, so that the device never waits for the host.
 """
 
 import logging
@@ -52,8 +52,11 @@ class WorkerProcess:
         self.beacon.stage = None
         self.beacon.state = "ready"
         while not self._stopping:
-            if self.inbox.wait(WAIT_S):
+            # While a step is on the device, its end and the next plan are looked for by turns, without waiting.
+            if self.inbox.wait(0 if self._in_flight else WAIT_S):
                 self._handle(engine, self.inbox.drain())
+            elif self._in_flight:
+                self._flush(keep=len(self._in_flight))
             elif self.view.silent(time.monotonic(), self.process.config.links.heartbeat_s):
                 self.beacon.joined = False  # a restarted scheduler learns of us only by a new Hello
         self._flush(keep=0)
@@ -63,15 +66,12 @@ class WorkerProcess:
         self.inbox.close()
 
     def _handle(self, engine: Engine, batch: list[tuple[int, ToWorker]]) -> None:
-        plans = 0
         for sender, message in batch:
             if isinstance(message, Members):
                 self._on_members(engine, sender, message)
             elif sender == self.view.scheduler:
                 self._execute(engine, message)
-                plans += 1
-        # Results that are still on their way may wait for one more plan, never longer.
-        self._flush(keep=0 if plans == 0 or not self.inbox.wait(0) else 1)
+        self._flush(keep=len(self._in_flight))
 
     def _on_members(self, engine: Engine, sender: int, message: Members) -> None:
         change = self.view.update(sender, message, time.monotonic())

@@ -23,7 +23,8 @@ class Sampler:
         self._top_k_floor, self._top_p_floor = bindings(top_k_floor), bindings(top_p_floor)
 
     def __call__(self, logits: Tensor, batch: SamplingBatch | None, counts: PenaltyCounts | None) -> Tensor:
-        """logits: float32 [S, V], may be overwritten. Returns int32 [S]."""
+        """logits: [S, V] in the activations' dtype, may be overwritten. Returns int32 [S]."""
+        logits = logits.float()
         if batch is None:
             return self._argmax(logits)
         if batch.penalties is not None:

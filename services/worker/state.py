@@ -1,10 +1,12 @@
 """The worker's rows: one per running sequence. Owner: `Rows.apply` (start of a step) and `Rows.commit` (end).
 
 Token ids live on the device, since sampled ones are appended there and the host need not know them; everything a plan
-decides (lengths, block tables, sampling parameters) lives on the host. The worker decides nothing: a plan that does not
-fit the rows is a broken invariant and ends the process.
+decides (lengths, block tables, sampling parameters) lives on the host. A GPU has the block tables too (`resident`): a
+new row's are written here, later blocks by the step that first uses them. The worker decides nothing: a plan that does
+not fit the rows is a broken invariant and ends the process.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +62,9 @@ class PenaltyCounts:
         """tokens: int64 [n], the prompt and the output so far."""
         self.in_prompt[slot] = False
         self.in_prompt[slot, tokens[:num_prompt]] = True
-        self.in_output[slot] = torch.bincount(tokens[num_prompt:], minlength=self.in_output.shape[1])
+        self.in_output[slot] = 0
+        output = tokens[num_prompt:]
+        self.in_output[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
 
 class Rows:
@@ -70,15 +74,20 @@ class Rows:
         max_rows, max_len, block_tokens = shape
         self.max_len, self.block_tokens, self.vocab_size = max_len, block_tokens, vocab_size
         self.eos_ids = eos_ids
-        # one column more than max_len: a row that has reached it may still draw a token that nobody will run
-        self.tokens = memory.zeros((max_rows, max_len + 1), torch.int32, device)
+        # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
+        # One row more than there are slots: what pads a batch reads and writes there.
+        self.tokens = memory.zeros((max_rows + 1, max_len + 1), torch.int32, device)
+        self.padding_row = max_rows
+        width = -(-max_len // block_tokens)
+        self.resident = None if device.type == "cpu" else memory.zeros((max_rows + 1, width), torch.int32, device)
         self.live = np.zeros(max_rows, np.bool_)
         self.length = np.zeros(max_rows, np.int64)
         self.computed = np.zeros(max_rows, np.int64)
         self.num_prompt = np.zeros(max_rows, np.int64)
         self.num_blocks = np.zeros(max_rows, np.int64)
-        self.tables = np.zeros((max_rows, -(-max_len // block_tokens)), np.int32)
+        self.tables = np.zeros((max_rows, width), np.int32)
         self.sampling = np.zeros(max_rows, SAMPLING)
+        self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
         self.penalties: PenaltyCounts | None = None
 
@@ -95,6 +104,8 @@ class Rows:
             self.edits.pop(slot, None)
         for row in plan.added:
             self._start(row)
+        if plan.added:
+            self._upload(plan.added)
         for slot, block in zip(
             np.frombuffer(plan.grown_slots, np.int32).tolist(),
             np.frombuffer(plan.grown_blocks, np.int32).tolist(),
@@ -111,15 +122,12 @@ class Rows:
         self._check(plan.step, step)
         return step
 
-    def commit(self, step: Step, places: Tensor, sampled: Tensor) -> None:
-        """Appends `sampled` (int32 [S]) at the flat `places` (int64 [S]) of `tokens`; nothing waits for the device."""
+    def commit(self, step: Step, sampled: Tensor) -> None:
+        """Counts what the step has computed and drawn; `sampled` (int32 [S]) is in `tokens` already."""
         self.computed[step.slots] += step.counts
         slots = step.slots[step.samples]
-        if not len(slots):
-            return
-        self.tokens.view(-1).index_copy_(0, places, sampled)
         self.length[slots] += 1
-        if self.penalties is not None:
+        if self.penalties is not None and len(slots):
             counts = self.penalties.in_output
             flat = torch.from_numpy(slots * self.vocab_size).to(counts.device, non_blocking=True) + sampled
             counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
@@ -132,16 +140,36 @@ class Rows:
         assert 0 < row.num_prompt <= len(tokens) <= self.max_len, (row.num_prompt, len(tokens), self.max_len)
         assert 0 <= row.computed < len(tokens), (row.computed, len(tokens))
         assert tokens.min() >= 0 and tokens.max() < self.vocab_size, "a token id is outside the vocabulary"
-        self.tokens[slot, : len(tokens)] = torch.from_numpy(tokens.copy()).to(self.tokens.device, non_blocking=True)
         self.live[slot] = True
         self.length[slot], self.computed[slot], self.num_prompt[slot] = len(tokens), row.computed, row.num_prompt
         self.tables[slot, : len(blocks)] = blocks
         self.num_blocks[slot] = len(blocks)
         self._start_sampling(slot, row.sampling)
-        if self.has_penalty(row.sampling):
-            if self.penalties is None:
-                self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
-            self.penalties.start(slot, self.tokens[slot, : len(tokens)].long(), row.num_prompt)
+
+    def _upload(self, added: Sequence[RowStart]) -> None:
+        """Token ids and block tables of new rows to the device, all rows in one copy each."""
+        row_len = self.tokens.shape[1]
+        tokens = [np.frombuffer(row.tokens, np.int32) for row in added]
+        places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
+        self._scatter(self.tokens, places, tokens)
+        if self.resident is not None:
+            blocks = [np.frombuffer(row.blocks, np.int32) for row in added]
+            width = self.resident.shape[1]
+            entries = [np.arange(len(ids)) + row.slot * width for row, ids in zip(added, blocks, strict=True)]
+            self._scatter(self.resident, entries, blocks)
+        for row, ids in zip(added, tokens, strict=True):
+            if self.has_penalty(row.sampling):
+                if self.penalties is None:
+                    self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
+                self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
+
+    @staticmethod
+    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.int32]]) -> None:
+        """target.view(-1)[places] = values."""
+        index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
+        if target.device.type != "cpu":
+            index, content = (part.pin_memory().to(target.device, non_blocking=True) for part in (index, content))
+        target.view(-1).index_copy_(0, index, content)
 
     def _start_sampling(self, slot: int, sampling: Sampling) -> None:
         self.sampling[slot] = (
@@ -158,6 +186,10 @@ class Rows:
         ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)] if sampling.min_tokens else []
         bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
         ends = [token for token in dict.fromkeys(ends) if 0 <= token < self.vocab_size]
+        filtered = sampling.temperature > 0 and (
+            self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+        )
+        self.is_plain[slot] = not (filtered or bias or ends or self.has_penalty(sampling))
         if bias or ends:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),

@@ -23,6 +23,10 @@ class KvCache:
     def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
         return spec.num_layers, 2, num_blocks, block_tokens, spec.num_kv_heads, spec.head_dim
 
+    @property
+    def num_blocks(self) -> int:
+        return self.storage.shape[2]
+
     def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Block target[i] becomes a copy of block source[i], in all layers; all are read before one is written."""
         device = self.storage.device

@@ -18,7 +18,6 @@ from services.worker.memory import Shape
 from services.worker.models.registry import find_model
 from services.worker.models.spec import Config
 from services.worker.runner import Runner
-from services.worker.sampler import Sampler
 from services.worker.state import Rows
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
@@ -134,7 +133,7 @@ class Tiny:
         rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), torch.device("cpu"))
         cache = KvCache(torch.zeros(KvCache.shape(spec, num_blocks, block_tokens)))
         rope = RopeTable(spec.rope, 200, self.decoder.final_norm.weight)
-        return Driver(Runner(self.decoder, rows, cache, rope, Sampler(bind(("torch",), Facts("cpu")))))
+        return Driver(Runner(self.decoder, rows, cache, rope, bind(("torch",), Facts("cpu"))))
 
 
 @dataclass

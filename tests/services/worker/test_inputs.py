@@ -7,6 +7,7 @@ from common.columns import pack_i32
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import inputs
 from services.worker.memory import Shape
+from services.worker.inputs import ForwardBatch, SamplingBatch
 from services.worker.state import Rows, Step
 
 
@@ -40,9 +41,17 @@ def prepare(samplings: list[Sampling], lengths: list[int], work: list[tuple[int,
 GREEDY = Sampling(8, temperature=0.0)
 
 
-def build(samplings: list[Sampling], lengths: list[int], work: list[tuple[int, int, int, int]]) -> inputs.ForwardBatch:
+def build(samplings: list[Sampling], lengths: list[int], work: list[tuple[int, int, int, int]]) -> ForwardBatch:
     rows, step = prepare(samplings, lengths, work)
-    return inputs.build(step, rows)
+    return inputs.build(step, rows, torch.from_numpy)
+
+
+def sampling_of(
+    samplings: list[Sampling], lengths: list[int], work: list[tuple[int, int, int, int]]
+) -> SamplingBatch | None:
+    rows, step = prepare(samplings, lengths, work)
+    slots, context = step.slots[step.samples], (step.positions + step.counts)[step.samples]
+    return inputs.sampling_batch(slots, context, rows, torch.from_numpy) if len(slots) else None
 
 
 def test_mixed_rows() -> None:
@@ -56,19 +65,24 @@ def test_mixed_rows() -> None:
     assert (batch.rows.max_query, batch.rows.max_context) == (5, 20)
     assert batch.outputs is not None and batch.outputs.tolist() == [0, 8]
     assert batch.sampled_places.tolist() == [139, 85]
-    assert batch.sampling is None
+    assert batch.token_rows.tolist() == [2, 0, 0, 0, 1, 1, 1, 1, 1] and batch.rows.num_decode == 1
+
+
+def test_greedy_rows_need_no_parameters() -> None:
+    assert sampling_of([GREEDY] * 2, [7, 9], [(0, 6, 1, 1), (1, 8, 1, 1)]) is None
 
 
 def test_decode_rows_are_all_sampled_from() -> None:
     batch = build([GREEDY] * 2, [3, 8], [(1, 7, 1, 1), (0, 2, 1, 1)])
     assert batch.outputs is None and batch.kv_slots.tolist() == [47, 2] and batch.rows.max_query == 1
+    assert batch.rows.num_decode == 2
     assert all(column.dtype == torch.int64 for column in (batch.token_places, batch.positions, batch.kv_slots))
     assert batch.rows.block_tables.dtype == batch.rows.context_lens.dtype == torch.int32
 
 
 def test_a_step_may_sample_nothing() -> None:
     batch = build([Sampling(8)], [9], [(0, 0, 4, 0)])
-    assert batch.outputs is not None and len(batch.outputs) == 0 and batch.sampling is None
+    assert batch.outputs is not None and len(batch.outputs) == 0 and len(batch.sampled_places) == 0
 
 
 def test_only_rows_that_need_it_are_in_each_part() -> None:
@@ -80,7 +94,7 @@ def test_only_rows_that_need_it_are_in_each_part() -> None:
         Sampling(8, temperature=0.0, presence_penalty=1.0),
     ]
     work = [(4, 5, 1, 1), (3, 2, 1, 1), (2, 0, 3, 1), (1, 0, 1, 0), (0, 6, 1, 1)]
-    sampling = build(samplings, [7, 5, 3, 3, 6], work).sampling
+    sampling = sampling_of(samplings, [7, 5, 3, 3, 6], work)
     assert sampling is not None and sampling.edits is None
     draw, penalties = sampling.draw, sampling.penalties
     assert draw is not None and draw.index is not None and draw.top_k is not None and draw.top_p is not None
@@ -96,7 +110,7 @@ def test_only_rows_that_need_it_are_in_each_part() -> None:
 
 
 def test_all_rows_drawing_need_no_index() -> None:
-    sampling: Any = build([Sampling(8, min_p=0.2)], [4], [(0, 3, 1, 1)]).sampling
+    sampling: Any = sampling_of([Sampling(8, min_p=0.2)], [4], [(0, 3, 1, 1)])
     assert sampling.draw.index is None and sampling.draw.min_p.tolist() == pytest.approx([0.2])
 
 
@@ -104,7 +118,21 @@ def test_ends_are_barred_until_min_tokens() -> None:
     early = Sampling(8, temperature=0.0, min_tokens=3, stop_token_ids=(9,))
     biased = Sampling(8, temperature=0.0, logit_bias=((7, -1.0),))
     work = [(0, 3, 1, 1), (1, 3, 1, 1), (2, 4, 1, 1)]
-    edits: Any = build([early, biased, early], [4, 4, 5], work).sampling
+    edits: Any = sampling_of([early, biased, early], [4, 4, 5], work)
     assert edits.edits.index.tolist() == [9, 2, 57], "row 0 has two output tokens, row 2 has three"
     assert edits.edits.values.tolist() == [-torch.inf, -torch.inf, -1.0]
-    assert build([early], [5], [(0, 4, 1, 1)]).sampling is None
+    assert sampling_of([early], [5], [(0, 4, 1, 1)]) is None
+
+
+def test_decode_columns_are_padded_with_what_harms_nobody() -> None:
+    samplings = [Sampling(8, seed=5, temperature=0.5), GREEDY]
+    rows, step = prepare(samplings, [6, 3], [(1, 2, 1, 1), (0, 5, 1, 1)])
+    wide, draw, slots, context, temperature = inputs.decode_columns(step, rows, 4, scratch=99)
+    row_len, padding = rows.tokens.shape[1], rows.padding_row
+    assert wide[0].tolist() == [row_len + 2, 5, padding * row_len, padding * row_len]
+    assert wide[1].tolist() == [2, 5, 0, 0]
+    assert wide[2].tolist() == [42, 5, 396, 396]
+    assert wide[3].tolist() == [row_len + 3, 6, padding * row_len + 1, padding * row_len + 1]
+    assert draw.tolist() == [[0, 5, 0, 0], [1, 4, 0, 0]]
+    assert slots.tolist() == [1, 0, padding, padding] and context.tolist() == [3, 6, 1, 1]
+    assert temperature.tolist() == [0.0, 0.5, 0.0, 0.0]

@@ -30,7 +30,9 @@ def draw(logits: torch.Tensor, samplings: list[Sampling], outputs: list[list[int
             samples=b"\x01" * count,
         )
     )
-    return SAMPLER(logits.clone(), inputs.build(step, rows).sampling, rows.penalties).tolist()  # type: ignore[no-any-return]
+    batch = inputs.sampling_batch(step.slots, step.positions + step.counts, rows, torch.from_numpy)
+    tokens: list[int] = SAMPLER(logits.clone(), batch, rows.penalties).tolist()
+    return tokens
 
 
 def make_logits(rows: int, seed: int = 0) -> torch.Tensor:

@@ -34,9 +34,11 @@ def plan(work: list[tuple[int, int, int, int]] | None = None, **changes: Any) ->
 
 
 def commit(rows: Rows, step: Any, tokens: list[int]) -> None:
+    """What the runner does after a step: the new ids are in their rows before they are counted."""
     slots = step.slots[step.samples]
-    places = slots * rows.tokens.shape[1] + (step.positions + step.counts)[step.samples]
-    rows.commit(step, torch.from_numpy(places), torch.tensor(tokens, dtype=torch.int32))
+    sampled = torch.tensor(tokens, dtype=torch.int32)
+    rows.tokens[slots, (step.positions + step.counts)[step.samples]] = sampled
+    rows.commit(step, sampled)
 
 
 def test_a_row_lives_from_added_to_removed() -> None:
@@ -136,3 +138,23 @@ def test_a_full_row_may_draw_one_token_that_nobody_runs() -> None:
     step = rows.apply(plan([(0, 0, 32, 1)], added=[start(0, [1] * 32, [0, 1, 2, 3]), start(1, [9], [4])]))
     commit(rows, step, [6])
     assert rows.length[0] == 33 and rows.tokens[1, 0] == 9
+
+
+def test_plain_rows_need_no_more_than_a_temperature() -> None:
+    rows = make_rows()
+    samplings = [
+        Sampling(8),
+        Sampling(8, temperature=0.0, top_k=5, top_p=0.1),
+        Sampling(8, top_k=5),
+        Sampling(8, temperature=0.0, presence_penalty=1.0),
+    ]
+    rows.apply(plan(added=[start(slot, [1], [slot], sampling) for slot, sampling in enumerate(samplings)]))
+    assert rows.is_plain.tolist() == [True, True, False, False]
+
+
+def test_a_device_gets_the_tables_of_new_rows() -> None:
+    rows = make_rows()
+    rows.resident = torch.zeros(5, 4, dtype=torch.int32)
+    rows.apply(plan(added=[start(2, [1, 2], [7, 8]), start(0, [3], [6])]))
+    assert rows.resident[[0, 2]].tolist() == [[6, 0, 0, 0], [7, 8, 0, 0]]
+    assert rows.tokens[2, :2].tolist() == [1, 2] and rows.tokens[0, 0] == 3
