@@ -6,7 +6,7 @@ It reads its inputs from one place that all graphs share, in the layout of its s
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ class _Place:
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """The same memory, not kept: what graphs leave in their pool is theirs to overwrite, so their outputs may overlap."""
+    """The same memory without keeping it: what a graph leaves in the pool may be overwritten by the next one."""
     return torch.as_tensor(_Place(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
 
 
@@ -116,7 +116,7 @@ class Graphs:
     def __init__(self, device: torch.device, largest: int) -> None:
         self._place = torch.zeros(aligned(offsets(DecodeInputs.blank(largest))[1]), dtype=torch.uint8, device=device)
         self._captured: dict[int, Captured] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # of memory, shared by all graphs
         self.sizes: tuple[int, ...] = ()
 
     def capture(

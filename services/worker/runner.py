@@ -157,7 +157,8 @@ class Runner:
         device, max_rows = rows.tokens.device, len(rows.live)
         self._results = torch.zeros(RING, max_rows + 1, dtype=torch.int32, device=device)
         captured = Graphs(device, min(limit, max_rows))
-        nobody = Step(*(np.zeros(0, np.int64) for _ in range(3)), np.zeros(0, np.bool_))
+        none = np.zeros(0, np.int64)
+        nobody = Step(none, none, none, none.astype(np.bool_))
         captured.capture(
             graphs.sizes(max_rows, limit),
             lambda size: (*self._columns(nobody, size), np.zeros(1, np.int32)),

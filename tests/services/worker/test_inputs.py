@@ -6,8 +6,8 @@ import torch
 from common.columns import pack_i32
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import inputs
-from services.worker.memory import Shape
 from services.worker.inputs import ForwardBatch, SamplingBatch
+from services.worker.memory import Shape
 from services.worker.state import Rows, Step
 
 

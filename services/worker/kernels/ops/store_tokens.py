@@ -1,4 +1,4 @@
-"""The last op of a step: sampled tokens into their rows, where the next step finds them, and to where the host reads."""
+"""The last op of a step: sampled tokens into their rows, for the next step, and into a line that the host reads."""
 
 import torch
 from torch import Tensor
