@@ -1,0 +1,32 @@
+"""A dense product added onto the residual stream in the product's own last step, by our kernels or torch's."""
+
+from torch import Tensor
+
+from services.worker.kernels.impl.triton import _dense
+from services.worker.kernels.impl.triton._launch import needs_gpu
+from services.worker.kernels.ops.add_linear import add_linear
+from services.worker.kernels.registry import Impl
+
+
+def add_linear_by_rows(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    outputs, inner = weight.shape
+    chosen = _dense.plan("add_linear", _dense.bucket(len(x)), outputs, inner, x.dtype, x.device)
+    if chosen.path == "apart":
+        if bias is not None:
+            residual.add_(bias)
+        residual.addmm_(x, weight.t())
+    else:
+        _dense.product(x.contiguous(), None, weight, bias, residual, chosen, add=True)
+
+
+IMPL = Impl(add_linear, "triton", add_linear_by_rows, needs_gpu)
+AOT = _dense.aot_cases(
+    "add_linear",
+    {
+        "qwen3_600m_out": (1024, 2048),
+        "qwen3_600m_down": (1024, 3072),
+        "llama_8b_out": (4096, 4096),
+        "llama_8b_down": (4096, 14336),
+        "qwen3_30b_out": (2048, 4096),
+    },
+)

@@ -1,0 +1,33 @@
+"""RMS normalization and a dense product: one kernel for few rows, for many the norm's and then `linear`."""
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.impl.triton import _dense, _norm
+from services.worker.kernels.impl.triton._launch import needs_gpu
+from services.worker.kernels.impl.triton.linear import linear_by_rows
+from services.worker.kernels.ops.norm_linear import norm_linear
+from services.worker.kernels.registry import Impl
+
+
+def norm_linear_by_rows(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    outputs, inner = weight.shape
+    chosen = _dense.plan("norm_linear", _dense.bucket(len(x)), outputs, inner, x.dtype, x.device)
+    if chosen.path == "apart":
+        return linear_by_rows(_norm.launch(x, None, norm, eps)[0], weight, bias)
+    out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    _dense.product(x.contiguous(), (norm, eps), weight, bias, out, chosen)
+    return out
+
+
+IMPL = Impl(norm_linear, "triton", norm_linear_by_rows, needs_gpu)
+AOT = _dense.aot_cases(
+    "norm_linear",
+    {
+        "qwen3_600m_qkv": (4096, 1024),
+        "qwen3_600m_head": (151936, 1024),
+        "llama_8b_qkv": (6144, 4096),
+        "llama_8b_head": (128256, 4096),
+        "qwen3_30b_qkv": (5120, 2048),
+    },
+) + _dense.aot_cases("norm_linear", {"qwen2_7b_qkv": (4608, 3584)}, bias=True)
