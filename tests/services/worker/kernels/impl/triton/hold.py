@@ -5,9 +5,8 @@ third time from a replayed graph. Its arguments lie between guard bands of NaN t
 what it allocates starts as NaN.
 """
 
-import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,46 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.worker.kernels.registry import Case, Facts, Impl, Tolerance
+from benchmarks.gate import compare_outcomes, convert, equal_bits, facts, outcome, place_of
+from services.worker.kernels.registry import Case, Impl
 
 GUARD = 256  # elements before and after each storage; keeps the alignment that torch gives
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-EXACT = Tolerance(0.0, 0.0, "not written")
-
-
-def facts(device: torch.device, dtype: torch.dtype) -> Facts:
-    if device.type == "cpu":
-        return Facts("cpu", dtype=dtype)
-    properties = torch.cuda.get_device_properties(device)
-    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-    return Facts("cuda", arch, dtype)
-
-
-def convert(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with each tensor changed: tuples, named tuples, lists and dataclasses."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(convert(item, change) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(convert(item, change) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: convert(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **fields)
-    return value
-
-
-def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor inside, with the path to it."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, tuple | list):
-        names = getattr(value, "_fields", range(len(value)))
-        for label, item in zip(names, value, strict=True):
-            yield from tensors(item, f"{name}.{label}")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors(getattr(value, field.name), f"{name}.{field.name}")
 
 
 def poison(tensor: Tensor) -> Tensor:
@@ -98,14 +62,6 @@ class Guarded:
         return all(equal_bits(band, poison(torch.empty_like(band))) for band in bands)
 
 
-def equal_bits(left: Tensor, right: Tensor) -> bool:
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    if not left.numel():
-        return True
-    return torch.equal(left.contiguous().view(-1).view(torch.uint8), right.contiguous().view(-1).view(torch.uint8))
-
-
 @contextmanager
 def poisoned_allocations() -> Iterator[None]:
     """What torch gives without writing to it is NaN, so that an element that a kernel forgets shows."""
@@ -144,16 +100,11 @@ class Holder:
         assert ran, f"{impl.op.name}: {impl.provider} refuses every dtype on {self.device}"
 
     def _case(self, impl: Impl[Any], case: Case, dtype: torch.dtype, strided: Sequence[int], graph: bool) -> None:
-        place = f"{impl.op.name}/{case.name}/{str(dtype).removeprefix('torch.')}"
-        before, arguments = dict(tensors(case.make(dtype), "argument")), case.make(dtype)
-        wanted = flat(impl.op.meaning(*arguments), arguments)
+        place = place_of(impl.op, case, dtype)
+        before, arguments = outcome(None, case.make(dtype)), case.make(dtype)
+        wanted = outcome(impl.op.meaning(*arguments), arguments)
         first = self._run(impl, case, dtype, strided, place)
-        assert list(first) == list(wanted), f"{place}: gives {list(first)}, not {list(wanted)}"
-        for name, right in wanted.items():
-            # what the meaning leaves alone must not change at all
-            fixed = name in before and equal_bits(before[name], right)
-            tolerance = EXACT if fixed else impl.op.tolerances[dtype]
-            compare(first[name].cpu(), right, tolerance, f"{place} {name}")
+        compare_outcomes(first, wanted, before, impl.op.tolerances[dtype], place)
         if self.device.type != "cpu":
             for captured in (False, True) if graph else (False,):
                 again = self._run(impl, case, dtype, strided, place, captured)
@@ -181,11 +132,7 @@ class Holder:
         if self.device.type != "cpu":
             torch.cuda.synchronize(self.device)
         assert guarded.untouched(), f"{place}: writes outside of its arguments"
-        return flat(result, arguments)
-
-
-def flat(result: Any, arguments: tuple[Any, ...]) -> dict[str, Tensor]:
-    return dict(tensors(result, "result")) | dict(tensors(arguments, "argument"))
+        return outcome(result, arguments)
 
 
 def replay(impl: Impl[Any], arguments: tuple[Any, ...]) -> Any:
@@ -198,28 +145,3 @@ def replay(impl: Impl[Any], arguments: tuple[Any, ...]) -> Any:
     graph.replay()
     torch.cuda.synchronize()
     return convert(result, torch.clone)  # the graph's memory goes with it
-
-
-def compare(left: Tensor, right: Tensor, tolerance: Tolerance, place: str) -> None:
-    assert left.dtype == right.dtype, f"{place} is {left.dtype}, not {right.dtype}"
-    assert left.shape == right.shape, f"{place} is {tuple(left.shape)}, not {tuple(right.shape)}"
-    if tolerance.relative == tolerance.absolute == 0.0 or not right.is_floating_point():
-        assert equal_values(left, right), f"{place}: {differences(left, right)}"
-        return
-    torch.testing.assert_close(
-        left.double(),
-        right.double(),
-        rtol=tolerance.relative,
-        atol=tolerance.absolute,
-        msg=lambda text: f"{place}: {text}",
-    )
-
-
-def equal_values(left: Tensor, right: Tensor) -> bool:
-    return torch.equal(left.double(), right.double()) if right.is_floating_point() else torch.equal(left, right)
-
-
-def differences(left: Tensor, right: Tensor) -> str:
-    wrong = (left.double() != right.double()).nonzero()
-    first = tuple(wrong[0].tolist())
-    return f"{len(wrong)} of {right.numel()} differ; at {first} {left[first].item()}, not {right[first].item()}"
