@@ -68,7 +68,13 @@ def tasks(targets: Sequence[str], only: str = "") -> list[Task]:
     """Every case for every target, `only` of files whose name has that in it. Large ones come first, so that no process
     is left alone with one at the end."""
     modules = sorted(entry.name for entry in pkgutil.iter_modules(kernels.__path__) if only in entry.name)
-    found = [Task(name, index, target) for name in modules for index in range(len(cases(name))) for target in targets]
+    found = [
+        Task(name, index, target)
+        for name in modules
+        for index, case in enumerate(cases(name))
+        for target in targets
+        if target in (case.targets or targets)
+    ]
     return sorted(found, key=lambda task: -cases(task.module)[task.index].num_warps)
 
 
