@@ -1,0 +1,484 @@
+"""Attention of prompts and of chunks of prompts, read straight from the paged KV cache. `prefill` is the one entry.
+
+One program serves BLOCK_M query rows of one KV head: BLOCK_M // GROUP tokens times the GROUP query heads that share the
+head, so that keys and values are read once per group. Softmax is online, in float32 and base 2. Key blocks that every
+query of the program sees go through a loop without masks. Where programs are too few for the device and the context is
+long, the context is split over programs and a second kernel joins the parts.
+The grid depends on host numbers only; a program finds its row in `query_starts`.
+"""
+
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
+from services.worker.kernels.tuned import table
+
+LOG2E = 1.4426950408889634
+MAX_SPLITS = 16
+MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
+HIDDEN = tl.constexpr(-1.0e30)  # finite, so that a row without a key so far gives no NaN; later keys wipe it out
+
+
+class Tile(NamedTuple):
+    """How one program is shaped. `max_registers` (per thread, NVIDIA): 0 leaves it to the compiler."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int = 0
+
+
+@triton.jit
+def _find_row(starts_ptr, block, first_row, first_token, num_rows, BLOCK_Q: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Row r's blocks begin at (its first token) // BLOCK_Q + r, which leaves room for a partial block in every row."""
+    found = 0
+    for first in range(0, num_rows, 128):
+        row = first + tl.arange(0, 128)
+        start = tl.load(starts_ptr + first_row + row, mask=row < num_rows, other=0)
+        begin = (start - first_token) // BLOCK_Q + row
+        found += tl.sum(((begin <= block) & (row < num_rows)).to(tl.int32))
+    return found - 1
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    acc,  # float32 [BLOCK_M, BLOCK_D]
+    denominator,  # float32 [BLOCK_M]
+    peak,  # float32 [BLOCK_M], base 2
+    q,  # [BLOCK_M, BLOCK_D]
+    position,  # int32 [BLOCK_M]
+    low,  # first key, a multiple of BLOCK_N
+    high,
+    last,  # the row's last key
+    table_ptr,  # int32 [M]: the row's blocks
+    k_ptr,
+    v_ptr,  # at the KV head
+    stride_block,
+    stride_slot,
+    factor,  # from a product to its logit, base 2
+    cap_factor,  # from a product to twice the argument of tanh, base 2
+    window,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """Adds keys low .. high - 1."""
+    in_block = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    # the table is read one iteration ahead, so that its latency does not stand before that of the keys
+    pages = tl.load(table_ptr + tl.minimum(low + in_block, last) // PAGE)
+    for start in tl.range(low, high, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        if BLOCK_N % PAGE == 0:
+            slot = in_block % PAGE
+        else:
+            slot = (start + in_block) % PAGE
+        place = pages.to(tl.int64) * stride_block + slot * stride_slot
+        pages = tl.load(table_ptr + tl.minimum(start + BLOCK_N + in_block, last) // PAGE)
+        key = start + in_block
+        k_ptrs = (k_ptr + place)[:, None] + d[None, :]
+        v_ptrs = (v_ptr + place)[:, None] + d[None, :]
+        if MASKED:
+            own = (key <= last)[:, None] & (d < HEAD_DIM)[None, :]
+            k = tl.load(k_ptrs, mask=own, other=0.0)
+        elif HEAD_DIM < BLOCK_D:
+            k = tl.load(k_ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        else:
+            k = tl.load(k_ptrs)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if SOFTCAP:
+            # tanh(x) = 1 - 2 / (1 + e^2x), exact at both ends
+            scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * cap_factor))
+        if MASKED:
+            seen = key[None, :] <= position[:, None]
+            if WINDOW:
+                seen = seen & (key[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, HIDDEN)
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+        p = tl.exp2(scores * factor - new_peak[:, None])
+        shrink = tl.exp2(peak - new_peak)
+        peak = new_peak
+        denominator = denominator * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        if MASKED:
+            v = tl.load(v_ptrs, mask=own, other=0.0)
+        elif HEAD_DIM < BLOCK_D:
+            v = tl.load(v_ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        else:
+            v = tl.load(v_ptrs)
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
+    return acc, denominator, peak
+
+
+RUNTIME_ONLY = ["first_row", "first_token", "num_rows", "num_tokens", "num_splits", "window", "stride_table"]
+STRIDES = ["stride_qt", "stride_qh", "stride_ot", "stride_oh", "stride_block", "stride_slot", "stride_head"]
+SMALL_POINTERS = [
+    "starts_ptr",
+    "contexts_ptr",
+    "tables_ptr",
+    "table_rows_ptr",
+    "sinks_ptr",
+    "k_scale_ptr",
+    "v_scale_ptr",
+]
+
+
+@triton.jit(do_not_specialize=RUNTIME_ONLY, do_not_specialize_on_alignment=SMALL_POINTERS)
+def prefill_kernel(  # type: ignore[no-untyped-def]
+    q_ptr,  # [T, H, D]
+    k_ptr,  # [blocks, PAGE, K, D]
+    v_ptr,  # like k
+    out_ptr,  # [T, H, D]; with SPLIT float32 [splits, num_tokens, H, D] of sums not yet divided
+    parts_ptr,  # with SPLIT float32 [2, splits, num_tokens, H]: peaks and denominators
+    starts_ptr,  # int32 [R + 1]
+    contexts_ptr,  # int32 [R]
+    tables_ptr,  # int32 [.., M]
+    table_rows_ptr,  # int32 [R] or None
+    sinks_ptr,  # float32 [H] or None
+    k_scale_ptr,  # float32 [1] or None
+    v_scale_ptr,
+    factor,
+    cap_factor,
+    window,
+    first_row,
+    first_token,
+    num_rows,  # from first_row on
+    num_tokens,  # from first_token on
+    num_splits,
+    stride_table,
+    stride_qt,
+    stride_qh,
+    stride_ot,
+    stride_oh,
+    stride_block,
+    stride_slot,
+    stride_head,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (KV heads, blocks of BLOCK_M // GROUP tokens, splits)."""
+    wait(PDL)
+    release(PDL)
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    kv_head = tl.program_id(0)
+    # last blocks first: they have the longest contexts of their rows
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    split = tl.program_id(2)
+    local_row = _find_row(starts_ptr, block, first_row, first_token, num_rows, BLOCK_Q)
+    row = first_row + local_row
+    row_start = tl.load(starts_ptr + row)
+    row_tokens = tl.load(starts_ptr + row + 1) - row_start
+    first = (block - (row_start - first_token) // BLOCK_Q - local_row) * BLOCK_Q
+    if first >= row_tokens:
+        return
+    context = tl.load(contexts_ptr + row)
+    table_row = row
+    if table_rows_ptr is not None:
+        table_row = tl.load(table_rows_ptr + row)
+    table_ptr = tables_ptr + table_row.to(tl.int64) * stride_table
+
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    token = first + m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    # rows beyond the end see what the last token sees and are not stored
+    position = tl.minimum(context - row_tokens + token, context - 1)
+    own = (token < row_tokens) & (m < BLOCK_Q * GROUP)
+    mask = own[:, None] & (d < HEAD_DIM)[None, :]
+    step_token = (row_start + token).to(tl.int64)
+    q = tl.load(q_ptr + (step_token * stride_qt + head * stride_qh)[:, None] + d[None, :], mask=mask, other=0.0)
+
+    if k_scale_ptr is not None:
+        k_scale = tl.load(k_scale_ptr)
+        if SOFTCAP:
+            cap_factor *= k_scale
+        else:
+            factor *= k_scale
+    peak = tl.full([BLOCK_M], HIDDEN, tl.float32)
+    denominator = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:  # noqa: SIM102 - known when compiled, the other is not
+        if split == 0:
+            peak = tl.load(sinks_ptr + head, mask=own, other=0.0) * 1.4426950408889634
+            denominator += 1.0
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    # keys low .. high - 1 are seen by some query, lead .. full - 1 by all
+    first_position = context - row_tokens + first
+    high = tl.minimum(first_position + BLOCK_Q, context)
+    full = (first_position + 1) // BLOCK_N * BLOCK_N
+    low = 0
+    lead = 0
+    if WINDOW:
+        low = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        lead = (tl.maximum(high - window, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), num_splits) * BLOCK_N
+        low = low + split * share
+        high = tl.minimum(high, low + share)
+    lead = tl.maximum(low, lead)
+    last = context - 1
+    k_ptr += kv_head * stride_head
+    v_ptr += kv_head * stride_head
+    if WINDOW:
+        acc, denominator, peak = _attend(
+            acc, denominator, peak, q, position, low, tl.minimum(lead, high), last, table_ptr, k_ptr, v_ptr,
+            stride_block, stride_slot, factor, cap_factor, window,
+            HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
+        )  # fmt: skip
+    acc, denominator, peak = _attend(
+        acc, denominator, peak, q, position, lead, tl.minimum(full, high), last, table_ptr, k_ptr, v_ptr,
+        stride_block, stride_slot, factor, cap_factor, window,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, False, WINDOW, SOFTCAP,
+    )  # fmt: skip
+    acc, denominator, peak = _attend(
+        acc, denominator, peak, q, position, tl.maximum(lead, full), high, last, table_ptr, k_ptr, v_ptr,
+        stride_block, stride_slot, factor, cap_factor, window,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
+    )  # fmt: skip
+
+    if SPLIT:
+        num_heads = tl.num_programs(0) * GROUP
+        part = (split.to(tl.int64) * num_tokens + step_token - first_token) * num_heads + head
+        tl.store(parts_ptr + part, peak, mask=own)
+        tl.store(parts_ptr + num_splits.to(tl.int64) * num_tokens * num_heads + part, denominator, mask=own)
+        tl.store(out_ptr + (part * HEAD_DIM)[:, None] + d[None, :], acc, mask=mask)
+    else:
+        inverse = 1.0 / denominator
+        if v_scale_ptr is not None:
+            inverse *= tl.load(v_scale_ptr)
+        out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + (step_token * stride_ot + head * stride_oh)[:, None] + d[None, :], out, mask=mask)
+
+
+JOIN_RUNTIME_ONLY = ["first_token", "num_tokens", "num_splits"]
+
+
+@triton.jit(do_not_specialize=JOIN_RUNTIME_ONLY, do_not_specialize_on_alignment=["v_scale_ptr"])
+def join_kernel(  # type: ignore[no-untyped-def]
+    sums_ptr,  # float32 [splits, num_tokens, H, D]
+    parts_ptr,  # float32 [2, splits, num_tokens, H]
+    out_ptr,  # [T, H, D]
+    v_scale_ptr,  # float32 [1] or None
+    first_token,
+    num_tokens,
+    num_splits,
+    num_heads,
+    stride_ot,
+    stride_oh,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid (tokens, blocks of BLOCK_H heads). A part without keys has a denominator and sums of zero."""
+    wait(PDL)
+    release(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    own = head < num_heads
+    mask = own[:, None] & (d < HEAD_DIM)[None, :]
+    stride_split = num_tokens.to(tl.int64) * num_heads
+    part = token * num_heads + head
+    peak = tl.full([BLOCK_H], HIDDEN, tl.float32)
+    denominator = tl.zeros([BLOCK_H], tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    for _ in range(num_splits):
+        own_peak = tl.load(parts_ptr + part, mask=own, other=0.0)
+        own_denominator = tl.load(parts_ptr + num_splits * stride_split + part, mask=own, other=1.0)
+        sums = tl.load(sums_ptr + (part * HEAD_DIM)[:, None] + d[None, :], mask=mask, other=0.0)
+        new_peak = tl.maximum(peak, own_peak)
+        shrink = tl.exp2(peak - new_peak)
+        weight = tl.exp2(own_peak - new_peak)
+        denominator = denominator * shrink + own_denominator * weight
+        acc = acc * shrink[:, None] + sums * weight[:, None]
+        peak = new_peak
+        part += stride_split
+    inverse = 1.0 / denominator
+    if v_scale_ptr is not None:
+        inverse *= tl.load(v_scale_ptr)
+    out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
+    place = (first_token + token) * stride_ot + head * stride_oh
+    tl.store(out_ptr + place[:, None] + d[None, :], out, mask=mask)
+
+
+def prefill(
+    q: Tensor,
+    out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: AttentionRows,
+    spec: AttentionSpec,
+    first_row: int,
+    first_token: int,
+) -> None:
+    """Writes out[first_token:] for the rows from `first_row` on, whose tokens begin at `first_token`.
+
+    q, out: [T, H, D], last dimension dense; k_cache, v_cache: [blocks, B, K, D], last dimension dense, strides alike.
+    """
+    if q.shape[0] == first_token:
+        return
+    group = q.shape[1] // k_cache.shape[2]
+    tile = choose_tile(q.device, q.dtype, k_cache.dtype, q.shape[2], group)
+    programs = count_blocks(q, rows, first_row, first_token, tile.block_m // group) * k_cache.shape[2]
+    span = min(rows.max_context, spec.window + tile.block_m) if spec.window else rows.max_context
+    launch(q, out, k_cache, v_cache, rows, spec, first_row, first_token, tile, choose_splits(programs, span, q.device))
+
+
+def launch(
+    q: Tensor,
+    out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: AttentionRows,
+    spec: AttentionSpec,
+    first_row: int,
+    first_token: int,
+    tile: Tile,
+    num_splits: int,
+) -> None:
+    """As `prefill`, with the choices made."""
+    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == q.stride(2) == out.stride(2) == 1
+    num_tokens, num_heads, head_dim = q.shape[0] - first_token, q.shape[1], q.shape[2]
+    num_kv_heads = k_cache.shape[2]
+    group = num_heads // num_kv_heads
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    if spec.softcap:
+        factor, cap_factor = spec.softcap * LOG2E, 2 * LOG2E * spec.scale / spec.softcap
+    else:
+        factor, cap_factor = spec.scale * LOG2E, 0.0
+    k_scale, v_scale = spec.kv_scale or (None, None)
+    target, parts = out, None
+    if num_splits > 1:
+        target = torch.empty((num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32, device=q.device)
+        parts = torch.empty((2, num_splits, num_tokens, num_heads), dtype=torch.float32, device=q.device)
+    blocks = count_blocks(q, rows, first_row, first_token, tile.block_m // group)
+    prefill_kernel[num_kv_heads, blocks, num_splits](
+        q, k_cache, v_cache, target, parts,
+        rows.query_starts, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
+        factor, cap_factor, spec.window,
+        first_row, first_token, rows.query_starts.shape[0] - 1 - first_row, num_tokens, num_splits,
+        rows.block_tables.stride(0), q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+        k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
+        group, head_dim, block_d, tile.block_m, tile.block_n, rows.block_tokens,
+        spec.window > 0, spec.softcap > 0, num_splits > 1,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **_limits(tile.max_registers), **options(q.device),
+    )  # fmt: skip
+    if num_splits > 1:
+        block_h = min(8, triton.next_power_of_2(num_heads))
+        join_kernel[num_tokens, triton.cdiv(num_heads, block_h)](
+            target, parts, out, v_scale, first_token, num_tokens, num_splits, num_heads, out.stride(0), out.stride(1),
+            head_dim, block_d, block_h,
+            num_warps=4, **options(q.device),
+        )  # fmt: skip
+
+
+def count_blocks(q: Tensor, rows: AttentionRows, first_row: int, first_token: int, block_q: int) -> int:
+    """An upper bound of the query blocks, however the tokens are spread over the rows."""
+    return (q.shape[0] - first_token - 1) // block_q + rows.query_starts.shape[0] - 1 - first_row
+
+
+def choose_splits(programs: int, span: int, device: torch.device) -> int:
+    """How many parts the context is read in: the count that ends first, if all programs read `span` keys."""
+    return _choose_splits(programs, span, _compute_units(device))
+
+
+@lru_cache(4096)
+def _choose_splits(programs: int, span: int, units: int) -> int:
+    most = min(MAX_SPLITS, span // MIN_SPLIT)
+    if most < 2 or programs >= 4 * units:
+        return 1
+
+    def cost(splits: int) -> int:
+        """In keys: a program starts and stores in the time of 128, joining takes that of 512."""
+        return -(-programs * splits // units) * (-(-span // splits) + 128) + (512 if splits > 1 else 0)
+
+    return min(range(1, most + 1), key=cost)
+
+
+@cache
+def _compute_units(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@cache
+def choose_tile(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, group: int) -> Tile:
+    """From the table of this GPU if it has a row for the head size and the cache's width, else a sane one."""
+    chosen = default_tile(dtype.itemsize, head_dim, device.type != "cuda" or torch.version.hip is not None)
+    for entry in table("prefill_attention", device):
+        if entry["head_dim"] == head_dim and entry["kv_bytes"] == kv_dtype.itemsize and dtype.itemsize == 2:
+            chosen = Tile(*(int(entry[name]) for name in Tile._fields))
+    return chosen._replace(block_m=max(chosen.block_m, triton.next_power_of_2(group)))
+
+
+def default_tile(itemsize: int, head_dim: int, small_lds: bool) -> Tile:
+    """`small_lds`: at most 64 KiB of shared memory (gfx942); there the queries stay in registers."""
+    if itemsize > 2:
+        return Tile(32, 32, 4, 1)
+    if head_dim > 128:
+        return Tile(64, 32, 4, 1) if small_lds else Tile(128, 32, 8, 3)
+    return Tile(128, 64, 4, 2) if small_lds else Tile(128, 64, 8, 3)
+
+
+@cache
+def _limits(max_registers: int) -> dict[str, Any]:
+    """Launch options that only one vendor's compiler knows."""
+    return {"maxnreg": max_registers} if max_registers and torch.version.hip is None else {}
+
+
+def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, split: bool = False) -> AotCase:
+    """`extras`: everything optional at once, with 8-bit keys and values."""
+    tile = default_tile(2, head_dim, small_lds=amd)
+    kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
+    signature: dict[str, Constant] = dict.fromkeys(RUNTIME_ONLY, "i32")
+    signature |= dict.fromkeys(STRIDES, "i32:16")
+    signature |= dict.fromkeys(("starts_ptr", "contexts_ptr", "tables_ptr", "table_rows_ptr"), "*i32")
+    signature |= {"q_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv, "out_ptr": "*fp32:16" if split else "*bf16:16"}
+    signature |= {"parts_ptr": "*fp32:16" if split else None, "sinks_ptr": "*fp32" if extras else None}
+    signature |= {"k_scale_ptr": scale, "v_scale_ptr": scale, "factor": "fp32", "cap_factor": "fp32"}
+    signature |= {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "PAGE": 16}
+    signature |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PDL": False}
+    signature |= {"WINDOW": extras, "SOFTCAP": extras, "SPLIT": split}
+    targets = ("gfx942", "gfx950") if amd else ("sm_90",)
+    return AotCase(name, prefill_kernel, signature, tile.num_warps, tile.num_stages, hot=False, targets=targets)
+
+
+def _aot_join(name: str, head_dim: int) -> AotCase:
+    signature: dict[str, Constant] = dict.fromkeys(JOIN_RUNTIME_ONLY, "i32")
+    signature |= dict.fromkeys(("num_heads", "stride_ot", "stride_oh"), "i32:16")
+    signature |= {"sums_ptr": "*fp32:16", "parts_ptr": "*fp32:16", "out_ptr": "*bf16:16", "v_scale_ptr": None}
+    signature |= {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_H": 8, "PDL": False}
+    return AotCase(name, join_kernel, signature, hot=False)
+
+
+AOT: tuple[AotCase, ...] = (
+    *(
+        _aot(f"{head_dim}_{'amd' if amd else 'nvidia'}", head_dim, group, amd)
+        for head_dim, group in ((64, 3), (128, 4), (192, 2), (256, 2))
+        for amd in (True, False)
+    ),
+    *(
+        _aot(f"128_extras_split_{'amd' if amd else 'nvidia'}", 128, 8, amd, extras=True, split=True)
+        for amd in (True, False)
+    ),
+    _aot_join("join_128", 128),
+)
