@@ -8,6 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 
+class GateRed(Exception):
+    """The answers are wrong, so their speed means nothing: a benchmark prints no figure then."""
+
+
 class Result(NamedTuple):
     """One figure. `conditions` say what it was measured with, so that it can be repeated."""
 

@@ -28,7 +28,7 @@ from benchmarks.latency import Bounds, Summary, flat, summarize
 from benchmarks.load import StreamResult, encode_request
 from benchmarks.long_prompt import LongPrompt, Shock, compare, run_long_prompt
 from benchmarks.peers import PEERS
-from benchmarks.report import Result, save
+from benchmarks.report import GateRed, Result, save
 from benchmarks.serve_client import Clients, default_clients
 from benchmarks.system import System
 from benchmarks.workloads import Ask, Mix, Source, body
@@ -38,10 +38,6 @@ GATE_OUTPUT = 64
 OUTPUT, LONG_RUN = 256, 2000
 CALL_S = 600.0
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-
-
-class GateRed(Exception):
-    """The server's answers are wrong, so its speed means nothing."""
 
 
 class Load(NamedTuple):
