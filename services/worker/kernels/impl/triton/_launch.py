@@ -18,8 +18,8 @@ class AotCase(NamedTuple):
     """One specialization of a kernel, to be compiled on a host without a GPU.
 
     `signature`: by parameter name, a type ("*bf16:16" is a pointer, "i32:16" a number divisible by 16, "fp32") or a
-    constexpr's value. `hot`: runs in every decode step, so it may not spill registers. `targets`: the only ones that use
-    it, if not all do.
+    constexpr's value. `hot`: runs in every decode step, so it may not spill registers. `targets`: the only ones that
+    use it, if not all do.
     """
 
     name: str
