@@ -27,8 +27,8 @@ from benchmarks.workloads import Mix, Source
 from common import config as configuration
 
 GATE = Mix("random", 100, 64)
-WINDOW = 24  # decode steps that are traced
-LEAD = 8  # steps before them that are timed without the profiler
+WINDOW = 40  # decode steps that are traced
+LEAD = 20  # steps before them that are timed without the profiler
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 
 

@@ -27,16 +27,15 @@ class Kernel(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """`span_us`: from the first kernel's start to the last one's end; `busy_us`: of it with any kernel at work."""
+    """`span_us`: from the first kernel's start to the last one's end; `busy_us`: of it with any kernel at work.
+
+    `idle`: share of the last three quarters of the span. In the first the host may still be catching up.
+    """
 
     span_us: float
     busy_us: float
+    idle: float
     kernels: list[Kernel]
-
-    @property
-    def idle(self) -> float:
-        """Share of the span."""
-        return 1 - self.busy_us / self.span_us if self.span_us else float("nan")
 
     @property
     def launches(self) -> int:
@@ -64,17 +63,26 @@ def read(events: Iterable[dict[str, Any]]) -> Trace:
         if event.get("ph") == "X" and event.get("cat") in DEVICE_WORK
     )
     if not work:
-        return Trace(0.0, 0.0, [])
-    busy_us, reached = 0.0, work[0][0]
+        return Trace(0.0, 0.0, float("nan"), [])
     found: dict[str, tuple[int, float]] = {}
     for start, end, name in work:
-        busy_us += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
         calls, total_us = found.get(name, (0, 0.0))
         found[name] = (calls + 1, total_us + end - start)
     kernels = [Kernel(name, *figures) for name, figures in found.items()]
     kernels.sort(key=lambda kernel: -kernel.total_us)
-    return Trace(reached - work[0][0], busy_us, kernels)
+    begin, finish = work[0][0], max(end for _, end, _ in work)
+    settled = begin + (finish - begin) / 4
+    idle = 1 - _busy_us(work, settled) / (finish - settled) if finish > begin else float("nan")
+    return Trace(finish - begin, _busy_us(work, begin), idle, kernels)
+
+
+def _busy_us(work: Iterable[tuple[float, float, str]], since_us: float) -> float:
+    """Time with any of `work` running, which is in order of its starts."""
+    busy_us, reached = 0.0, since_us
+    for start, end, _ in work:
+        busy_us += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy_us
 
 
 def short(name: str) -> str:
