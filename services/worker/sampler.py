@@ -30,15 +30,16 @@ class Sampler:
         if batch.penalties is not None:
             assert counts is not None
             rows = batch.penalties
-            changed = self._penalize(
-                logits.index_select(0, rows.index),
-                counts.in_output.index_select(0, rows.slots),
-                counts.in_prompt.index_select(0, rows.slots),
+            self._penalize(
+                logits,
+                rows.index,
+                rows.slots,
+                counts.in_output,
+                counts.in_prompt,
                 rows.presence,
                 rows.frequency,
                 rows.repetition,
             )
-            logits.index_copy_(0, rows.index, changed)
         if batch.edits is not None:
             logits.view(-1).index_add_(0, batch.edits.index, batch.edits.values)
         if batch.draw is None:

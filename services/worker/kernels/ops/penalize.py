@@ -1,4 +1,4 @@
-"""Repetition (Keskar et al. 2019), frequency and presence penalties on logits. Only for rows that have one."""
+"""Repetition (Keskar et al. 2019), frequency and presence penalties on logits, in place. Only for rows that have one."""
 
 import torch
 from torch import Tensor
@@ -6,32 +6,42 @@ from torch import Tensor
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
-def make_penalty_case(num_rows: int, vocab_size: int) -> Case:
+def make_penalty_case(num_rows: int, num_slots: int, vocab_size: int) -> Case:
     def make(dtype: torch.dtype) -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(num_rows)
         logits = torch.randn(num_rows, vocab_size, generator=generator).to(dtype).float()
-        counts = torch.randint(0, 4, (num_rows, vocab_size), generator=generator, dtype=torch.int32)
-        in_prompt = torch.rand(num_rows, vocab_size, generator=generator) < 0.3
-        presence, frequency, repetition = torch.rand(3, num_rows, generator=generator).unbind(0)
-        return logits, counts, in_prompt, presence, frequency, repetition + 0.7
+        index = torch.arange(1, num_rows, 2)
+        slots = torch.randperm(num_slots, generator=generator)[: len(index)]
+        in_output = torch.randint(0, 4, (num_slots, vocab_size), generator=generator, dtype=torch.int32)
+        in_prompt = torch.rand(num_slots, vocab_size, generator=generator) < 0.3
+        presence, frequency, repetition = torch.rand(3, len(index), generator=generator).unbind(0)
+        return logits, index, slots, in_output, in_prompt, presence, frequency, repetition + 0.7
 
-    return Case(f"{num_rows}x{vocab_size}", make)
+    return Case(f"{num_rows}of{num_slots}x{vocab_size}", make)
 
 
 @op(
-    cases=[make_penalty_case(1, 49152), make_penalty_case(6, 77), make_penalty_case(0, 64)],
+    cases=[make_penalty_case(2, 3, 49152), make_penalty_case(6, 9, 77), make_penalty_case(1, 2, 64)],
     tolerances={torch.float32: Tolerance(1e-6, 1e-6, "division against multiplication by the inverse")},
 )
 def penalize(
-    logits: Tensor, counts: Tensor, in_prompt: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor
-) -> Tensor:
-    """First divides (positive) or multiplies (negative) seen tokens' logits by `repetition`, then subtracts
-    counts * frequency + (counts > 0) * presence.
+    logits: Tensor,
+    index: Tensor,
+    slots: Tensor,
+    in_output: Tensor,
+    in_prompt: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    repetition: Tensor,
+) -> None:
+    """In rows `index` of logits, first divides (positive) or multiplies (negative) seen tokens' logits by `repetition`,
+    then subtracts count * frequency + (count > 0) * presence. Seen is in the prompt or in the output.
 
-    logits: float32 [S, V]; counts: int32 [S, V], in the output; in_prompt: bool [S, V]; the others float32 [S].
-    Seen is in the prompt or in the output. Returns a new [S, V].
+    logits: float32 [S, V], changed; index: int64 [P], no row twice; slots: int64 [P], each one's row in in_output
+    (int32 [R, V], how often) and in_prompt (bool [R, V]); presence, frequency, repetition: float32 [P].
     """
-    in_output = counts > 0
-    factor = torch.where(logits > 0, 1.0 / repetition[:, None], repetition[:, None])
-    changed = torch.where(in_prompt | in_output, logits * factor, logits)
-    return changed.sub_(counts * frequency[:, None]).sub_(in_output * presence[:, None])
+    rows, counts, seen = logits[index], in_output[slots], in_prompt[slots]
+    used = counts > 0
+    factor = torch.where(rows > 0, 1.0 / repetition[:, None], repetition[:, None])
+    rows = torch.where(seen | used, rows * factor, rows)
+    logits[index] = rows.sub_(counts * frequency[:, None]).sub_(used * presence[:, None])
