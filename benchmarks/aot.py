@@ -54,7 +54,7 @@ class Task(NamedTuple):
     """What another process needs to find a case again."""
 
     module: str
-    index: int
+    case: int
     target: str
 
 
@@ -75,7 +75,7 @@ def tasks(targets: Sequence[str], only: str = "") -> list[Task]:
         for target in targets
         if target in (case.targets or targets)
     ]
-    return sorted(found, key=lambda task: -cases(task.module)[task.index].num_warps)
+    return sorted(found, key=lambda task: -cases(task.module)[task.case].num_warps)
 
 
 def make_source(case: Any, target: str) -> ASTSource:
@@ -150,7 +150,7 @@ def _nvidia_counts(ptx: str) -> tuple[int, int, int]:
 
 
 def _compile(task: Task) -> Report:
-    case = cases(task.module)[task.index]
+    case = cases(task.module)[task.case]
     name = f"{task.module}/{case.name}"
     try:
         return compile_case(case, task.target, name)

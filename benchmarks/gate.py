@@ -92,8 +92,13 @@ def compare(left: Tensor, right: Tensor, tolerance: Tolerance, place: str) -> No
             text = f"{len(wrong)} of {right.numel()} differ; at {first} {left[first].item()}, not {right[first].item()}"
             raise AssertionError(f"{place}: {text}")
     if not is_exact:
-        limits = {"rtol": tolerance.relative, "atol": tolerance.absolute}
-        torch.testing.assert_close(left.double(), right.double(), **limits, msg=lambda text: f"{place}: {text}")
+        torch.testing.assert_close(
+            left.double(),
+            right.double(),
+            rtol=tolerance.relative,
+            atol=tolerance.absolute,
+            msg=lambda text: f"{place}: {text}",
+        )
 
 
 def compare_outcomes(
