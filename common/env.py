@@ -1,6 +1,7 @@
 """The only file that reads the environment. Unknown VALENCE_* names are an error, so a typo never passes silently."""
 
 import os
+from pathlib import Path
 
 from common.errors import ConfigError
 
@@ -38,3 +39,17 @@ def child_environment(threads: int) -> dict[str, str]:
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
+
+
+def user_cache() -> Path:
+    """This user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "valence"
+
+
+def keep_compiled_in(folder: Path) -> None:
+    """From now on inductor and Triton of this process, and of its children, keep what they compile in `folder`.
+
+    Both read the environment at each use; neither has another switch that its compiling subprocesses follow.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from common import env
@@ -33,3 +35,19 @@ def test_openmp_threads_spin_briefly_unless_the_user_decides(monkeypatch: pytest
     assert env.child_environment(threads=0)["GOMP_SPINCOUNT"] == "20000"
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert "GOMP_SPINCOUNT" not in env.child_environment(threads=0)
+
+
+def test_compiled_kernels_go_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    env.keep_compiled_in(tmp_path)
+    child = env.child_environment(threads=0)
+    assert child["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert child["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+
+
+def test_the_users_cache_follows_the_desktops_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert env.user_cache() == tmp_path / "valence"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert env.user_cache() == Path.home() / ".cache" / "valence"

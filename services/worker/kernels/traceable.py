@@ -12,7 +12,7 @@ import torch
 
 NAMESPACE = "valence"
 
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 _made: dict[Callable[..., Any], Callable[..., Any]] = {}
 _names: Counter[str] = Counter()
 
@@ -39,8 +39,8 @@ def traceable(
         return run
     _names[name] += 1
     unique = name if _names[name] == 1 else f"{name}_{_names[name]}"
-    _library.define(unique + schema)
-    _library.impl(unique, run, "CompositeExplicitAutograd")
+    _library.define(unique + schema)  # type: ignore[no-untyped-call]
+    _library.impl(unique, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     # What only writes its arguments gives nothing to describe.
     fake = _nothing if schema.endswith("-> ()") else meaning
     torch.library.register_fake(f"{NAMESPACE}::{unique}", fake, lib=_library)

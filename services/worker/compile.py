@@ -1,0 +1,90 @@
+"""What is compiled at which level, and how much was compiled or found ready. Called by the engine at start.
+
+Levels: 0 eager, 1 traced and run as it is, 2 by inductor, 3 as 2 with decode steps captured (the runner's work). All
+layers of one kind share one compiled graph, because weights are its inputs: three graphs for any number of layers and
+tokens, and three more for a single token.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.worker.layers.decoder import Decoder, Pieces
+
+EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
+AUTOMATIC = -1
+OWN = "services.worker."
+
+Backend = str | Callable[..., Any]
+
+
+def choose_level(wanted: int, device: torch.device) -> int:
+    """`worker.compile_level`; -1 is the highest where it pays: on a GPU."""
+    if wanted != AUTOMATIC:
+        return wanted
+    return EAGER if device.type == "cpu" else CAPTURED
+
+
+def compile_pieces(level: int, model: Decoder, backend: Backend = "") -> Pieces:
+    """The model's pieces at this level; nothing is compiled before the first call. `backend` replaces the level's."""
+    if level == EAGER:
+        return model.pieces
+    for weight in tensors_of((model.embedding, model.layers), set()):
+        torch._dynamo.mark_static(weight)  # only the number of tokens varies; fixed widths make better kernels
+    # a number of the model (a norm's epsilon) is a constant of the code, not an input that each call wraps in a tensor
+    torch._dynamo.config.specialize_float = True
+
+    def compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(
+            piece, backend=backend or ("eager" if level == TRACED else "inductor"), fullgraph=True, dynamic=True
+        )
+
+    return Pieces(compiled(model.pieces.start), compiled(model.pieces.between), compiled(model.pieces.end))
+
+
+def tensors_of(value: object, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor that objects of this package hold, each object once. `seen`: ids of objects that are kept alive."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    held: Iterable[object] = ()
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        held = value
+    elif isinstance(value, dict):
+        held = value.values()
+    elif type(value).__module__.startswith(OWN):
+        held = getattr(value, "__dict__", {}).values()
+    for item in held:
+        yield from tensors_of(item, seen)
+
+
+class Builds(NamedTuple):
+    """Kernels and graphs since the process start: compiled, or found in the cache."""
+
+    compiled: int
+    found: int
+
+
+def builds() -> Builds:
+    """Reads the counters of inductor, and of Triton where it is installed."""
+    counters = torch._dynamo.utils.counters["inductor"]
+    compiled = counters["fxgraph_cache_miss"] + counters["fxgraph_cache_bypass"]
+    found = counters["fxgraph_cache_hit"]
+    if importlib.util.find_spec("triton") is not None:
+        from services.worker.kernels.impl.triton import _builds
+
+        compiled, found = compiled + _builds.COUNTS["compiled"], found + _builds.COUNTS["found"]
+    return Builds(compiled, found)
+
+
+def count_builds() -> None:
+    """From now on Triton's kernels are counted. Inductor always counts."""
+    if importlib.util.find_spec("triton") is not None:
+        from services.worker.kernels.impl.triton import _builds
+
+        _builds.watch()

@@ -1,0 +1,17 @@
+"""Counts kernels that Triton has compiled in this process, or found in its cache. Written by Triton's listener only."""
+
+from collections import Counter
+from typing import Any
+
+from triton import knobs
+
+COUNTS: Counter[str] = Counter(compiled=0, found=0)
+
+
+def watch() -> None:
+    """Counts from now on."""
+    knobs.compilation.listener = _on_compile
+
+
+def _on_compile(*, cache_hit: bool, **details: Any) -> None:
+    COUNTS["found" if cache_hit else "compiled"] += 1

@@ -1,0 +1,146 @@
+"""When a step does not fit the device's memory: it is run again in smaller pieces. Called by the engine; no state.
+
+Rows are brought up to a plan once, before this. A piece may be run again, since it counts as computed only when it has
+succeeded. What not even the smallest pieces can run is given up, row by row.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from common.columns import pack_i32
+from services.worker.state import Ints, Step
+
+log = logging.getLogger("worker")
+
+SMALLEST = 16  # tokens of one row in one piece
+SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")  # of CUDA, HIP, their libraries, and a CPU
+
+
+class Tokens(Protocol):
+    """What a run gives: sampled tokens on their way to the host."""
+
+    def ready(self) -> bool: ...
+
+    def tokens(self) -> bytes: ...
+
+
+class Undrawn(NamedTuple):
+    """Stands for the tokens of rows that were given up."""
+
+    num_tokens: int
+
+    def ready(self) -> bool:
+        return True
+
+    def tokens(self) -> bytes:
+        return bytes(4 * self.num_tokens)
+
+
+class StepParts:
+    """A step's tokens from its pieces, in the plan's order; `failed`: _i32 places of rows that were given up."""
+
+    def __init__(self, parts: Sequence[Tokens], failed: bytes = b"") -> None:
+        self._parts = parts
+        self.failed = failed
+
+    def ready(self) -> bool:
+        """Whether `tokens` would return without waiting."""
+        return all(part.ready() for part in self._parts)
+
+    def tokens(self) -> bytes:
+        """_i32; waits for the device."""
+        return b"".join(part.tokens() for part in self._parts)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Any other device error leaves the device in a state that nobody knows."""
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error).lower() for sign in SIGNS)
+
+
+class Piece(NamedTuple):
+    step: Step
+    places: Ints  # of its rows in the plan
+
+    def halves(self) -> "tuple[Piece, Piece] | None":
+        """Two pieces that, one after the other, do the same; about half the tokens each. None: it is small enough.
+
+        Rows stay in order and whole; a single row is cut, and its first half samples nothing.
+        """
+        step, rows = self.step, len(self.places)
+        if rows > 1:
+            ends = np.cumsum(step.counts)
+            cut = min(int(np.searchsorted(ends, ends[-1] / 2)) + 1, rows - 1)
+            return self._rows(slice(cut)), self._rows(slice(cut, None))
+        if not rows or step.counts[0] < 2 * SMALLEST:
+            return None
+        half = step.counts // 2
+        first = step._replace(counts=half, samples=np.zeros(1, np.bool_))
+        second = step._replace(positions=step.positions + half, counts=step.counts - half)
+        return Piece(first, self.places), Piece(second, self.places)
+
+    def _rows(self, part: slice) -> "Piece":
+        slots, positions, counts, samples = self.step
+        return Piece(Step(slots[part], positions[part], counts[part], samples[part]), self.places[part])
+
+
+class Retry:
+    """One step's way through a shortage.
+
+    `run` may raise for lack of memory; `free` returns unused memory to the device; `give_up` counts a step as computed,
+    with tokens that mean nothing.
+    """
+
+    def __init__(
+        self, run: Callable[[Step], Tokens], free: Callable[[], None], give_up: Callable[[Step], None]
+    ) -> None:
+        self._run, self._free, self._give_up = run, free, give_up
+        self._parts: list[Tokens] = []
+        self._failed: set[int] = set()
+
+    def __call__(self, step: Step) -> StepParts:
+        """`step` has just failed. Raises what `run` raises for other reasons than memory."""
+        self._divide(Piece(step, np.arange(len(step.slots))))
+        rows, pieces, failed = len(step.slots), len(self._parts), sorted(self._failed)
+        log.warning("no memory for a step of %d rows: ran in %d pieces, %d rows failed", rows, pieces, len(failed))
+        return StepParts(self._parts, pack_i32(failed))
+
+    def _divide(self, piece: Piece) -> None:
+        """For a piece that has failed."""
+        self._free()
+        halves = piece.halves()
+        if halves is not None:
+            for half in halves:
+                self._attempt(half)
+        elif (tokens := attempt(piece.step, self._run)) is not None:
+            self._parts.append(tokens)
+        else:
+            self._drop(piece)
+
+    def _attempt(self, piece: Piece) -> None:
+        if self._failed.intersection(piece.places.tolist()):  # the same row's first half has failed
+            self._drop(piece)
+            return
+        tokens = attempt(piece.step, self._run)
+        if tokens is None:
+            self._divide(piece)
+        else:
+            self._parts.append(tokens)
+
+    def _drop(self, piece: Piece) -> None:
+        self._give_up(piece.step)
+        self._failed.update(piece.places.tolist())
+        self._parts.append(Undrawn(int(piece.step.samples.sum())))
+
+
+def attempt(step: Step, run: Callable[[Step], Tokens]) -> Tokens | None:
+    """None: there was not enough memory. What the attempt held is free again when this returns."""
+    try:
+        return run(step)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
