@@ -1,0 +1,246 @@
+"""Launch geometry of dense products: every shape of the benchmarked models at every bucket of rows.
+
+Each candidate is compiled in a pool of processes (they share Triton's cache on disk), checked against the op's meaning
+and timed; "apart" (our norm and gate around the best plain product, ours or torch's) competes like the others.
+"""
+
+import math
+import multiprocessing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from triton.errors import TritonError
+
+from benchmarks.shapes import MODELS
+from benchmarks.tuning import Bench, Row, Section, Tuned, seconds
+from services.worker.kernels.impl.triton import _dense, _gate, _norm
+from services.worker.kernels.impl.triton._dense import APART, BUCKETS, Plan
+from services.worker.kernels.registry import all_ops
+
+OPS = ("linear", "norm_linear", "add_linear", "norm_gated_linear")
+EPS = 1e-6
+ROTATED = 200 << 20  # bytes of weights between two uses of the same: more than three times the H200's L2
+MOST_LAUNCHES = 128
+SMALL = 48 << 20  # bytes of a weight whose first tiles are worth a request before the kernel ahead has ended
+POWER = 1 / 64  # of the random weights
+
+
+class Job(NamedTuple):
+    """One line of a table. `out`: weight rows."""
+
+    op: str
+    rows: int
+    out: int
+    inner: int
+
+    @property
+    def gated(self) -> bool:
+        return self.op == "norm_gated_linear"
+
+    @property
+    def outputs(self) -> int:
+        return self.out // 2 if self.gated else self.out
+
+    @property
+    def bytes(self) -> int:
+        """What must be read and written at least."""
+        written = self.outputs * (2 if self.op == "add_linear" else 1)
+        return 2 * (self.out * self.inner + self.rows * (self.inner + written))
+
+
+def jobs() -> list[Job]:
+    """Plain products first: "apart" needs their result."""
+    found: dict[Job, None] = {}
+    for shape in MODELS:
+        wide = {"norm_linear": [(shape.qkv_width, shape.hidden), (shape.vocab, shape.hidden)], "add_linear": []}
+        wide["add_linear"].append((shape.hidden, shape.q_width))
+        if shape.experts:
+            wide["linear"] = [(shape.experts, shape.hidden)]
+        else:
+            wide["norm_gated_linear"] = [(2 * shape.inner, shape.hidden)]
+            wide["add_linear"].append((shape.hidden, shape.inner))
+        for op, sizes in wide.items():
+            for out, inner in sizes:
+                for rows in BUCKETS:
+                    found[Job(op, rows, out, inner)] = None
+                    if op.startswith("norm_") and rows > 1:
+                        found[Job("linear", rows, out, inner)] = None
+    return sorted(found, key=lambda job: OPS.index(job.op))
+
+
+def candidates(job: Job, device: _dense.Device) -> list[Plan]:
+    tiles = 2 if job.gated else 1
+    if job.rows == 1:
+        return [
+            Plan("vector", block_n, min(8 * device.lanes * warps, 2 ** math.ceil(math.log2(job.inner))), 1, warps)
+            for warps in (1, 2, 4, 8, 16)
+            for block_n in (1, 2, 4, 8)
+            if block_n * tiles <= 8 and 96 <= job.outputs / block_n <= 80_000 and 8 * device.lanes * warps <= job.inner
+        ]
+    geometry = [
+        (16, 128, 4, 4, 4), (16, 256, 4, 4, 3), (16, 256, 4, 4, 5), (16, 512, 4, 4, 3), (16, 512, 8, 8, 4),
+        (32, 128, 4, 4, 5), (32, 256, 4, 4, 3), (32, 256, 4, 4, 4), (32, 128, 2, 4, 4),
+        (64, 64, 1, 4, 6), (64, 128, 1, 4, 3), (64, 128, 1, 4, 5), (64, 256, 1, 4, 3),
+        (128, 64, 1, 4, 4), (128, 64, 1, 8, 5), (128, 128, 1, 8, 3),
+    ]  # fmt: skip
+    if job.inner <= 2048 and job.rows <= 16:
+        whole = 2 ** math.ceil(math.log2(job.inner))
+        geometry += [(16, whole, 4, 4, 1), (16, whole, 8, 8, 1), (16, whole, 16, 16, 1)]
+    block_m = max(16, job.rows)
+    plans = []
+    for block_n, block_k, split, warps, stages in geometry:
+        shared = (block_n * tiles + block_m) * block_k * 2 * stages
+        if shared > device.shared or job.outputs < 40 * block_n or (block_k > job.inner and stages > 1):
+            continue
+        early = stages - 1 if job.bytes < SMALL else 0
+        plans.append(Plan("matrix", block_n, block_k, split, warps, stages, early))
+    return plans
+
+
+class Tensors:
+    """One job's arguments; weights are parts of one large random buffer."""
+
+    def __init__(self, job: Job, weights: Tensor) -> None:
+        self.job = job
+        options: dict[str, Any] = {"dtype": torch.bfloat16, "device": weights.device}
+        self.x = torch.randn(job.rows, job.inner, **options)
+        self.norm = torch.rand(job.inner, **options) + 0.5
+        self.out = torch.randn(job.rows, job.outputs, **options)
+        size = job.out * job.inner
+        count = min(MOST_LAUNCHES, max(1, math.ceil(ROTATED / (2 * size))), len(weights) // size)
+        self.weights = [weights[i * size : (i + 1) * size].view(job.out, job.inner) for i in range(count)]
+
+    def run(self, plan: Plan, weight: Tensor, plain: Plan = APART) -> Tensor:
+        """The op by a plan; where that is "apart", the product itself by `plain`."""
+        job, x = self.job, self.x
+        normed = job.op.startswith("norm_")
+        activation = "silu" if job.gated else ""
+        if plan.path != "apart":
+            out = self.out if job.op == "add_linear" else torch.empty_like(self.out)
+            norm = (self.norm, EPS) if normed else None
+            _dense.product(x, norm, weight, None, out, plan, activation, job.op == "add_linear")
+            return out
+        if job.op == "add_linear":
+            return self.out.addmm_(x, weight.t())
+        if normed:
+            x = _norm.launch(x, None, self.norm, EPS)[0]
+        if plain.path == "apart":
+            product = functional.linear(x, weight)
+        else:
+            product = torch.empty((job.rows, job.out), dtype=x.dtype, device=x.device)
+            _dense.product(x, None, weight, None, product, plain)
+        return _gate.launch(product, activation) if job.gated else product
+
+    def wanted(self) -> Tensor:
+        """By the op's meaning, in fp32."""
+        op, weight, x = all_ops()[self.job.op], self.weights[0].float(), self.x.float()
+        arguments: tuple[Any, ...] = (x, weight, None)
+        if self.job.op == "add_linear":
+            arguments = (self.out.float(), *arguments)
+        elif self.job.op != "linear":
+            arguments = (x, self.norm.float(), EPS, weight, None)
+        if self.job.gated:
+            arguments = (*arguments, "silu")
+        result = op.meaning(*arguments)
+        return arguments[0] if result is None else result  # type: ignore[no-any-return]
+
+    def holds(self, plan: Plan, wanted: Tensor) -> bool:
+        kept = self.out.clone()
+        got = self.run(plan, self.weights[0]).float().clone()
+        self.out.copy_(kept)
+        return torch.allclose(got, wanted, rtol=3e-2, atol=5e-2 * float(wanted.std()))
+
+    def time(self, plan: Plan, plain: Plan = APART) -> float:
+        def launch(weight: Tensor) -> Callable[[], Tensor]:
+            return lambda: self.run(plan, weight, plain)
+
+        # at least 20 launches, so that the first one's start and the last one's end do not count
+        rounds = math.ceil(20 / len(self.weights)) if self.job.bytes < SMALL else 2
+        return seconds([launch(weight) for _ in range(rounds) for weight in self.weights])
+
+
+def compiled(task: tuple[Job, Plan]) -> tuple[Job, Plan, str]:
+    """In a process of its own: launches once; returns why it cannot be, or nothing."""
+    job, plan = task
+    try:
+        weights = torch.zeros(job.out * job.inner, dtype=torch.bfloat16, device="cuda")
+        Tensors(job, weights).run(plan, weights.view(job.out, job.inner))
+        torch.cuda.synchronize()
+    except (TritonError, RuntimeError) as error:
+        return job, plan, f"{type(error).__name__}: {error}"
+    return job, plan, ""
+
+
+def kernel_key(job: Job, plan: Plan) -> tuple[Any, ...]:
+    """What is compiled: the number of outputs is no part of it."""
+    return job.op, max(16, job.rows) if job.rows > 1 else 1, job.inner, plan
+
+
+def compile_all(bench: Bench, plans: dict[Job, list[Plan]]) -> set[tuple[Any, ...]]:
+    """The keys of the kernels that run. Takes at most 60 % of the time that is left."""
+    tasks: dict[tuple[Any, ...], tuple[Job, Plan]] = {}
+    for job, choices in sorted(plans.items(), key=lambda item: (item[0].rows, item[0].out)):
+        for plan in choices:
+            tasks.setdefault(kernel_key(job, plan), (job, plan))
+    kept_s = 0.4 * bench.left_s()
+    good = set()
+    with multiprocessing.get_context("spawn").Pool(min(bench.workers, len(tasks))) as pool:
+        results = pool.imap_unordered(compiled, tasks.values())
+        for _ in tasks:
+            try:
+                job, plan, reason = results.next(max(0.01, bench.left_s() - kept_s))
+            except multiprocessing.TimeoutError:
+                break
+            if reason:
+                print(f"{job} {plan}: {reason.splitlines()[0][:160]}")
+            else:
+                good.add(kernel_key(job, plan))
+    print(f"{len(good)} of {len(tasks)} kernels compiled, {bench.left_s():.0f} s left")
+    return good
+
+
+def best(bench: Bench, job: Job, plans: list[Plan], weights: Tensor, plain: Plan) -> Row:
+    tensors = Tensors(job, weights)
+    wanted = tensors.wanted()
+    torch_s = tensors.time(APART)
+    times = {APART: torch_s if plain.path == "apart" else min(torch_s, tensors.time(APART, plain))}
+    for plan in plans:
+        if not tensors.holds(plan, wanted):
+            print(f"{job} {plan}: wrong")
+            continue
+        times[plan] = tensors.time(plan)
+    chosen = min(times, key=lambda plan: times[plan])
+    least_s = times[chosen]
+    row: Row = {"rows": job.rows, "out": job.out, "in": job.inner, "path": chosen.path}
+    if chosen.path != "apart":
+        row |= {name: value for name, value in chosen._asdict().items() if name != "path"}
+    floor = round(job.bytes / bench.bandwidth / least_s, 3)
+    return row | {"us": round(least_s * 1e6, 2), "floor": floor, "torch": round(torch_s / least_s, 2)}
+
+
+def run(bench: Bench) -> list[Tuned]:
+    # a norm or a gate apart needs the plain product's choice, so that it is measured too
+    wanted = [job for job in jobs() if bench.wants(job.op)]
+    device = _dense.describe(bench.device)
+    plans = {job: candidates(job, device) for job in wanted}
+    weights = torch.empty(max(job.out * job.inner for job in wanted), dtype=torch.bfloat16, device=bench.device)
+    weights.normal_().mul_(POWER)
+    good = compile_all(bench, plans)
+    rows: dict[str, list[Row]] = {job.op: [] for job in wanted}
+    plain: dict[tuple[int, int, int], Plan] = {}
+    for job in wanted:
+        if bench.left_s() < 0:
+            print(f"{job}: no time left")
+            continue
+        usable = [plan for plan in plans[job] if kernel_key(job, plan) in good]
+        row = best(bench, job, usable, weights, plain.get(job[1:], APART))
+        rows[job.op].append(row)
+        if job.op == "linear":
+            plain[job[1:]] = Plan(**{name: row[name] for name in Plan._fields if name in row})
+    return [Tuned(op, found) for op, found in rows.items()]
+
+
+SECTION = Section("dense", OPS, run)
