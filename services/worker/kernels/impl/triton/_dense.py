@@ -44,12 +44,13 @@ class Device(NamedTuple):
     processors: int = 132
     lanes: int = 32
     shared: int = 200 * 1024  # bytes that a program's tiles may take
+    rows: int = 4  # of the weight per program that multiplies one row
 
 
 @cache
 def describe(device: torch.device) -> Device:
     if device.type != "cuda":
-        return Device(processors=4)  # few, large programs: they are interpreted one after the other
+        return Device(processors=1, rows=128)  # few, large programs: they are interpreted one after the other
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if torch.version.hip:
         return Device(processors, 64, (128 if arch(device) == "gfx950" else 56) * 1024)
@@ -97,7 +98,7 @@ def rule(limit: int, out: int, inner: int, gated: bool, itemsize: int, device: D
     outputs = out // tiles
     if limit == 1:
         block_k = min(triton.next_power_of_2(inner), 4 * device.lanes * 16 // itemsize)
-        block_n = 4 // tiles
+        block_n = device.rows // tiles
         while block_n > 1 and outputs < block_n * device.processors * 4:
             block_n //= 2
         return Plan("vector", block_n, block_k)

@@ -1,4 +1,4 @@
-"""The product of one row with a weight: it streams the weight once, so memory bandwidth and latency are all that counts.
+"""The product of one row with a weight: it streams the weight once, so bandwidth and latency are all that counts.
 
 A program owns BLOCK_N outputs (twice as many weight rows with a gate) and all of K. Its threads lie along K only, so
 each number of x is read once per program and no sum crosses threads before the end. The next tile is on its way

@@ -21,20 +21,20 @@ def activated(gate, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gate_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, out_ptr, stride, I: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+    x_ptr, out_ptr, stride, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """out = activation(x[:, :I]) * x[:, I:]. x: [T, 2I], rows `stride` apart; out: [T, I]."""
+    """out = activation(x[:, :WIDTH]) * x[:, WIDTH:]. x: [T, 2 * WIDTH], rows `stride` apart; out: [T, WIDTH]."""
     release(PDL)
-    blocks: tl.constexpr = (I + BLOCK - 1) // BLOCK
+    blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
     cols = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    mask = cols < I
+    mask = cols < WIDTH
     wait(PDL)
     gate = tl.load(x_ptr + row * stride + cols, mask=mask, other=0.0)
-    up = tl.load(x_ptr + row * stride + I + cols, mask=mask, other=0.0)
+    up = tl.load(x_ptr + row * stride + WIDTH + cols, mask=mask, other=0.0)
     # rounded before the product, as in the op's meaning
     gate = activated(gate.to(tl.float32), ACTIVATION).to(up.dtype)
-    tl.store(out_ptr + row * I + cols, gate * up, mask=mask)
+    tl.store(out_ptr + row * WIDTH + cols, gate * up, mask=mask)
 
 
 def launch(x: Tensor, activation: str) -> Tensor:
@@ -57,7 +57,7 @@ def aot_cases(name: str, activation: str) -> tuple[AotCase, ...]:
             "x_ptr": "*bf16:16",
             "out_ptr": "*bf16:16",
             "stride": "i32:16",
-            "I": width,
+            "WIDTH": width,
             "ACTIVATION": activation,
             "BLOCK": BLOCK,
             "PDL": False,
