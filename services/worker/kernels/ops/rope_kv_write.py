@@ -35,7 +35,7 @@ def make_rope_kv_case(
         norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
         kv_scale = None
         if fp8:
-            cache, kv_scale = cache.to(torch.float8_e4m3fn), KvScale(torch.tensor([0.05]), torch.tensor([0.02]))
+            cache, kv_scale = cache.to(torch.float8_e4m3fn), KvScale(torch.tensor([0.8]), torch.tensor([0.3]))
         cos, sin = table[..., :rotary_dim], table[..., rotary_dim:]
         return qkv.to(dtype), cos, sin, cache[0], cache[1], slots, norm, kv_scale
 
@@ -48,8 +48,8 @@ def make_rope_kv_case(
     cases=[
         make_rope_kv_case(1, 9, 3, 64, 64, False),
         make_rope_kv_case(5, 16, 8, 128, 128, True),
-        make_rope_kv_case(33, 4, 1, 20, 8, False),
-        make_rope_kv_case(300, 6, 2, 20, 12, True),
+        make_rope_kv_case(11, 4, 1, 20, 8, False),
+        make_rope_kv_case(33, 8, 4, 80, 48, True),
         make_rope_kv_case(7, 4, 2, 96, 96, True),
         make_rope_kv_case(9, 6, 2, 64, 64, True, fp8=True),
         make_rope_kv_case(0, 9, 3, 64, 64, False),

@@ -40,8 +40,8 @@ def test_equals_formula() -> None:
                     continue
                 # half a unit of 3 bits behind the point, or of the smallest numbers
                 k, v = k_cache[place].double() * kv_scale.k, v_cache[place].double() * kv_scale.v
-                torch.testing.assert_close(k, expected, rtol=0.07 + near["rtol"], atol=1e-4 + near["atol"])
-                torch.testing.assert_close(v, parts[2][token].double(), rtol=0.07, atol=1e-4)
+                torch.testing.assert_close(k, expected, rtol=0.07 + near["rtol"], atol=2**-10 + near["atol"])
+                torch.testing.assert_close(v, parts[2][token].double(), rtol=0.07, atol=2**-10)
             for now, then in zip((k_cache, v_cache), before, strict=True):
                 others = torch.ones(len(now) * size, dtype=torch.bool)
                 others[slots] = False

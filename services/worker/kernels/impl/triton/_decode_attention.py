@@ -1,0 +1,434 @@
+"""Attention of decode rows, one token each, over their pages. `decode` is the one entry.
+
+A program reads one part of one row's context for one KV head, and all query heads that share it. Parts are dealt on the
+device from the rows' true lengths: the grid has a place for each row and `spare` more, and the longest rows are cut so
+that these suffice; short rows, and full chips, have one part and no second pass. Of a row in several parts each leaves
+float32 sums, and the last to arrive joins them (FUSED), or a second kernel does. Softmax is online, in base 2.
+"""
+
+from functools import cache
+from math import log2
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
+from services.worker.kernels.tuned import table
+
+LOG2E = 1.4426950408889634
+MOST_PARTS = 64  # places beside the rows; joining more takes longer than it saves
+JOINED = 8192  # numbers that a program joins at once
+ROW_BUCKETS = (16, 64, 256, 512, 1024, 4096)  # compiled for
+INTEGERS = ["num_rows", "spare", "table_stride"]  # vary from step to step: never compiled for
+POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr"]
+
+
+class Shape(NamedTuple):
+    """How the work is laid out. `waves`: places for parts, in programs per processor."""
+
+    block_kv: int
+    num_warps: int
+    num_stages: int
+    waves: float
+    fused: bool = True
+
+
+@triton.jit
+def _deal(  # type: ignore[no-untyped-def]
+    context_ptr, place, num_rows, spare, BLOCK_KV: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """Of this place: its row (num_rows or more: none), the row's first place, and the row's parts."""
+    ids = tl.arange(0, BLOCK_R)
+    lengths = tl.load(context_ptr + ids, mask=ids < num_rows, other=0)
+    blocks = tl.cdiv(lengths, BLOCK_KV)
+    if WINDOW > 0:
+        blocks -= tl.maximum(lengths - WINDOW, 0) // BLOCK_KV
+    share = tl.maximum(tl.cdiv(tl.sum(blocks, 0), spare), 1)
+    # together at most num_rows + spare
+    parts = tl.where(ids < num_rows, tl.maximum(tl.cdiv(blocks, share), 1), 0)
+    ends = tl.cumsum(parts, 0)
+    before = ends <= place
+    row = tl.sum(before.to(tl.int32), 0)
+    return row, tl.sum(tl.where(before, parts, 0), 0), tl.sum(tl.where(ids == row, parts, 0), 0)
+
+
+@triton.jit
+def _finish(  # type: ignore[no-untyped-def]
+    acc, peak, total, out_ptr, sinks_ptr, v_scale_ptr, heads, dims, mask
+):
+    """Divides and stores. acc: [heads, dims]; peak, total: [heads]; out_ptr at the KV head's first query head."""
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=heads >= 0, other=0.0) * 1.4426950408889634
+        higher = tl.maximum(peak, sinks)
+        lowered = tl.exp2(peak - higher)
+        total = total * lowered + tl.exp2(sinks - higher)
+        acc = acc * lowered[:, None]
+    # a padded row has no context
+    factor = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-30), 0.0)
+    if v_scale_ptr is not None:
+        factor *= tl.load(v_scale_ptr)
+    tl.store(out_ptr + dims[None, :], (acc * factor[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _join(  # type: ignore[no-untyped-def]
+    sums_ptr,  # float32 [places, NUM_KV_HEADS, SHARE, HEAD_DIM]
+    peaks_ptr,  # float32 [places, NUM_KV_HEADS, 2, SHARE]: peaks and totals
+    out_ptr,  # [T, H, D], at the row's KV head
+    sinks_ptr,
+    v_scale_ptr,
+    first,  # the row's first place
+    count,  # of its parts
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SHARE_PADDED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    heads, dims = tl.arange(0, SHARE_PADDED), tl.arange(0, BLOCK_D)
+    peak = tl.full([SHARE_PADDED], -1.0e30, tl.float32)
+    total = tl.zeros([SHARE_PADDED], tl.float32)
+    acc = tl.zeros([SHARE_PADDED, BLOCK_D], tl.float32)
+    for start in range(0, count, TOGETHER):
+        parts = start + tl.arange(0, TOGETHER)
+        at = ((first + parts) * NUM_KV_HEADS + kv_head) * SHARE
+        mask = (parts < count)[:, None] & (heads < SHARE)[None, :]
+        # other programs wrote them just now: past the first-level cache
+        peaks = tl.load(peaks_ptr + 2 * at[:, None] + heads[None, :], mask=mask, other=-1.0e30, cache_modifier=".cg")
+        totals = tl.load(
+            peaks_ptr + 2 * at[:, None] + SHARE + heads[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+        )
+        sums = tl.load(
+            sums_ptr + ((at[:, None] + heads[None, :]) * HEAD_DIM)[:, :, None] + dims[None, None, :],
+            mask=mask[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(peak, tl.max(peaks, 0))
+        lowered = tl.exp2(peak - higher)
+        weights = tl.exp2(peaks - higher[None, :])
+        total = total * lowered + tl.sum(totals * weights, 0)
+        acc = acc * lowered[:, None] + tl.sum(sums * weights[:, :, None], 0)
+        peak = higher
+    mask = (heads < SHARE)[:, None] & (dims < HEAD_DIM)[None, :]
+    own = tl.where(heads < SHARE, heads, 0)
+    sinks_at = sinks_ptr
+    if sinks_ptr is not None:
+        sinks_at += kv_head * SHARE
+    _finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
+
+
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=POINTERS)
+def decode_kernel(  # type: ignore[no-untyped-def]
+    q_ptr,  # [T, H, D]
+    out_ptr,  # [T, H, D], contiguous
+    k_ptr,  # [blocks, PAGE, NUM_KV_HEADS, HEAD_DIM], contiguous
+    v_ptr,  # like k
+    context_ptr,  # int32 [R]
+    tables_ptr,  # int32 [.., M]
+    table_rows_ptr,  # int32 [R] or None
+    sinks_ptr,  # float32 [H] or None
+    k_scale_ptr,  # float32 [1] or None
+    v_scale_ptr,
+    sums_ptr,  # for _join
+    peaks_ptr,
+    arrived_ptr,  # int32 [R, NUM_KV_HEADS], zero, and zero again at the end
+    factor,  # float32: from a product to its logit in base 2; with SOFTCAP, to twice the argument of tanh
+    num_rows,
+    spare,
+    table_stride,
+    q_stride_t,
+    q_stride_h,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,  # query heads of a KV head
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # in base 2
+    BLOCK_M: tl.constexpr,  # SHARE, padded for the matrix units
+    BLOCK_D: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SHARE_PADDED: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    FUSED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    kv_head, place = tl.program_id(0), tl.program_id(1)
+    heads, dims, tokens = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_KV)
+    inside = dims < HEAD_DIM
+    mask = (heads < SHARE)[:, None] & inside[None, :]
+    own = tl.where(heads < SHARE, heads, 0)
+    release(PDL)
+    wait(PDL)
+    row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    if row >= num_rows:
+        return
+    length = tl.load(context_ptr + row)
+    table_row = row
+    if table_rows_ptr is not None:
+        table_row = tl.load(table_rows_ptr + row)
+    table_ptr = tables_ptr + table_row.to(tl.int64) * table_stride
+    q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
+    q = tl.load(q_ptr + dims[None, :], mask=mask, other=0.0)
+    if k_scale_ptr is not None:
+        factor *= tl.load(k_scale_ptr)
+    low = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
+    begin, blocks = low // BLOCK_KV, tl.cdiv(length, BLOCK_KV)
+    blocks -= begin
+    part = place - first
+    stop = (begin + blocks * (part + 1) // count) * BLOCK_KV
+    begin = (begin + blocks * part // count) * BLOCK_KV
+    end = tl.minimum(stop, length)
+
+    k_ptr += kv_head * HEAD_DIM
+    v_ptr += kv_head * HEAD_DIM
+    peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
+    totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    # page numbers are read one turn ahead, so that keys do not wait for them
+    if PAGE % BLOCK_KV == 0:
+        pages = tl.load(table_ptr + begin // PAGE, mask=begin < end, other=0)
+    else:
+        pages = tl.load(table_ptr + (begin + tokens) // PAGE, mask=begin + tokens < end, other=0)
+    for start in range(begin, end, BLOCK_KV):
+        position = start + tokens
+        live = position < end
+        if PAGE % BLOCK_KV == 0:
+            at = pages.to(tl.int64) * (PAGE * NUM_KV_HEADS * HEAD_DIM)
+            offsets = (start % PAGE + tokens)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + dims[None, :]
+            k_at, v_at = k_ptr + at + offsets, v_ptr + at + offsets
+            pages = tl.load(table_ptr + (start + BLOCK_KV) // PAGE, mask=start + BLOCK_KV < end, other=0)
+        else:
+            slots = pages.to(tl.int64) * PAGE + position % PAGE
+            offsets = (slots * (NUM_KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
+            k_at, v_at = k_ptr + offsets, v_ptr + offsets
+            pages = tl.load(table_ptr + (position + BLOCK_KV) // PAGE, mask=position + BLOCK_KV < end, other=0)
+        k = tl.load(k_at, mask=live[:, None] & inside[None, :], other=0.0)
+        v = tl.load(v_at, mask=live[:, None] & inside[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
+        if SOFTCAP > 0:
+            scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
+        seen = live & (position >= low) if WINDOW > 0 else live
+        scores = tl.where(seen[None, :], scores, -1.0e30)
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        lowered = tl.exp2(peak - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        totals = totals * lowered[:, None] + weights
+        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * lowered[:, None], input_precision="ieee")
+        peak = higher
+    total = tl.sum(totals, 1)
+
+    out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
+    if count == 1:
+        sinks_at = sinks_ptr
+        if sinks_ptr is not None:
+            sinks_at += kv_head * SHARE
+        _finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
+    else:
+        at = (place * NUM_KV_HEADS + kv_head) * SHARE
+        tl.store(sums_ptr + (at + own)[:, None] * HEAD_DIM + dims[None, :], acc, mask=mask, cache_modifier=".cg")
+        tl.store(peaks_ptr + 2 * at + own, peak, mask=heads < SHARE, cache_modifier=".cg")
+        tl.store(peaks_ptr + 2 * at + SHARE + own, total, mask=heads < SHARE, cache_modifier=".cg")
+        if FUSED:
+            # all threads have stored before one of them says so
+            tl.debug_barrier()
+            arrived_ptr += row * NUM_KV_HEADS + kv_head
+            if tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu") == count - 1:
+                _join(
+                    sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
+                    NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
+                )  # fmt: skip
+                tl.store(arrived_ptr, 0)
+
+
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=POINTERS)
+def join_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    context_ptr,
+    sinks_ptr,
+    v_scale_ptr,
+    sums_ptr,
+    peaks_ptr,
+    num_rows,
+    spare,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SHARE_PADDED: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """As the end of decode_kernel without FUSED; a program a KV head and place, of which those of first parts work."""
+    kv_head, place = tl.program_id(0), tl.program_id(1)
+    release(PDL)
+    wait(PDL)
+    row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    if (row < num_rows) & (place == first) & (count > 1):
+        out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
+        _join(
+            sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
+            NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
+        )  # fmt: skip
+
+
+def decode(q: Tensor, out: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> None:
+    """Writes out[:num_decode]. q, out: [T, H, D]; caches: [blocks, B, K, D], contiguous."""
+    shape = choose(
+        q.device, q.dtype, k_cache.dtype, rows.num_decode, q.shape[1] // k_cache.shape[2], k_cache.shape[2], q.shape[2]
+    )
+    launch(q, out, k_cache, v_cache, rows, spec, shape)
+
+
+def launch(
+    q: Tensor,
+    out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: AttentionRows,
+    spec: AttentionSpec,
+    shape: Shape,
+) -> None:
+    """As `decode`, with the choices made."""
+    num_rows, device = rows.num_decode, q.device
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    num_heads = q.shape[1]
+    spare = places(device, num_kv_heads, shape.waves)
+    sizes = _sizes(num_heads, num_kv_heads, head_dim, shape.block_kv, num_rows)
+    grid = (num_kv_heads, num_rows + spare)
+    sums = torch.empty((num_rows + spare, num_heads, head_dim + 2), dtype=torch.float32, device=device)
+    peaks = sums.view(-1)[(num_rows + spare) * num_heads * head_dim :]
+    factor, softcap = spec.scale * LOG2E, 0.0
+    if spec.softcap:
+        factor, softcap = 2 * LOG2E * spec.scale / spec.softcap, spec.softcap * LOG2E
+    k_scale, v_scale = spec.kv_scale or (None, None)
+    decode_kernel[grid](
+        q, out, k_cache, v_cache, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
+        sums, peaks, _arrivals(device) if shape.fused else None, factor,
+        num_rows, spare, rows.block_tables.stride(0), q.stride(0), q.stride(1),
+        PAGE=rows.block_tokens, WINDOW=spec.window, SOFTCAP=softcap, BLOCK_M=_padded_share(num_heads, num_kv_heads),
+        FUSED=shape.fused, **sizes, num_warps=shape.num_warps, num_stages=shape.num_stages, **options(device),
+    )  # fmt: skip
+    if not shape.fused:
+        join_kernel[grid](
+            out, rows.context_lens, spec.sinks, v_scale, sums, peaks, num_rows, spare,
+            WINDOW=spec.window, **sizes, num_warps=4, **options(device),
+        )  # fmt: skip
+
+
+@cache
+def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_rows: int) -> dict[str, int]:
+    """Constants of both kernels."""
+    share = num_heads // num_kv_heads
+    share_padded, block_d = triton.next_power_of_2(share), max(16, triton.next_power_of_2(head_dim))
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "SHARE": share,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": block_d,
+        "BLOCK_KV": block_kv,
+        "BLOCK_R": next(bucket for bucket in ROW_BUCKETS if num_rows <= bucket),
+        "SHARE_PADDED": share_padded,
+        "TOGETHER": max(1, JOINED // (share_padded * block_d)),
+    }
+
+
+def _padded_share(num_heads: int, num_kv_heads: int) -> int:
+    return max(16, triton.next_power_of_2(num_heads // num_kv_heads))
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Counters of one launch after the other, which leave them at zero. Made in the first step, before any capture."""
+    return torch.zeros(1 << 18, dtype=torch.int32, device=device)
+
+
+@cache
+def places(device: torch.device, num_kv_heads: int, waves: float) -> int:
+    """How many parts there may be more than rows."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return max(1, min(MOST_PARTS, round(waves * processors / num_kv_heads)))
+
+
+@cache
+def choose(
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    num_rows: int,
+    share: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> Shape:
+    """From the nearest row of this GPU's table for the head size and the cache's width, else a sane one."""
+    shape = default_shape(dtype.itemsize, kv_dtype.itemsize, head_dim, small_lds(device))
+    if dtype.itemsize != 2:
+        return shape
+    fitting = [
+        entry
+        for entry in table("paged_attention", device)
+        if entry["head_dim"] == head_dim and entry["kv_bytes"] == kv_dtype.itemsize
+    ]
+    if not fitting:
+        return shape
+
+    def distance(entry: Any) -> float:
+        """KV heads and query heads per KV head tell kernels apart; rows choose among one's entries."""
+        heads = abs(log2(entry["kv_heads"] / num_kv_heads)) + abs(log2(entry["share"] / share))
+        return 100 * heads + abs(log2(entry["rows"] / max(num_rows, 1)))
+
+    best = min(fitting, key=distance)
+    return Shape(*(best[name] for name in Shape._fields))
+
+
+def small_lds(device: torch.device) -> bool:
+    """At most 64 KiB of shared memory per block (gfx942), or no knowledge of it."""
+    return device.type != "cuda" or torch.version.hip is not None
+
+
+def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool) -> Shape:
+    width = triton.next_power_of_2(head_dim) * kv_itemsize
+    if itemsize > 2:
+        return Shape(32, 4, 1, 2.0)
+    if is_small:
+        return Shape(64 if width <= 256 else 32, 4, 2, 2.0)
+    return Shape(64 if width <= 256 else 32, 4, 3, 2.0)
+
+
+def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16) -> AotCase:
+    """`extras`: everything optional at once, with 8-bit keys and values."""
+    kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
+    sizes = _sizes(*heads, shape.block_kv, num_rows)
+    signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
+    signature |= dict.fromkeys(POINTERS, "*i32")
+    signature |= dict.fromkeys(("q_stride_t", "q_stride_h"), "i32:16")
+    signature |= {"q_ptr": "*bf16:16", "out_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv}
+    signature |= {"sinks_ptr": "*fp32" if extras else None, "k_scale_ptr": scale, "v_scale_ptr": scale}
+    signature |= {"sums_ptr": "*fp32:16", "peaks_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
+    signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused}
+    signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
+    signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
+    return AotCase(name, decode_kernel, signature, shape.num_warps, shape.num_stages)
+
+
+AOT = (
+    _aot("qwen3-0.6b", (16, 8, 128), Shape(64, 4, 3, 2.0)),
+    _aot("qwen3-0.6b-256", (16, 8, 128), Shape(64, 4, 3, 2.0), num_rows=256),
+    _aot("llama-3.1-8b", (32, 8, 128), Shape(64, 4, 3, 2.0)),
+    _aot("qwen3-30b-a3b", (32, 4, 128), Shape(64, 4, 3, 2.0)),
+    _aot("head64", (12, 3, 64), Shape(64, 4, 2, 2.0)),
+    _aot("head96", (32, 8, 96), Shape(64, 4, 2, 2.0)),
+    _aot("head192", (16, 8, 192), Shape(32, 4, 2, 2.0)),
+    _aot("head256", (16, 8, 256), Shape(32, 4, 2, 2.0)),
+    _aot("extras", (32, 8, 128), Shape(64, 4, 2, 2.0), extras=True),
+)

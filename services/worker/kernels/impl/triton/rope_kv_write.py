@@ -1,0 +1,205 @@
+"""One program takes some heads of one token, all queries, all keys or all values: norm, rotation, and their place."""
+
+from functools import cache
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
+from services.worker.kernels.impl.triton._rotary import limit_of, quantize, rotate
+from services.worker.kernels.ops.kv_write import KvScale
+from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
+from services.worker.kernels.registry import Impl
+
+TILE = 1024  # numbers of a program
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+def _rope_kv_write(  # type: ignore[no-untyped-def]
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    q_ptr,
+    eps,
+    COS_STRIDE: tl.constexpr,
+    SIN_STRIDE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    REST_PADDED: tl.constexpr,
+    LIMIT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """qkv: [T, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]; cos, sin: [T, 2 * HALF] by their strides; slots: int64 [T].
+
+    Caches: [slots, NUM_KV_HEADS, HEAD_DIM]; norms: [HEAD_DIM] or None; q: [T, NUM_HEADS, HEAD_DIM]. HEADS divides
+    NUM_HEADS and NUM_KV_HEADS, so that a program's heads are of one sort.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * HEADS
+    heads = tl.arange(0, HEADS)[:, None] * HEAD_DIM
+    offsets = tl.arange(0, HALF_PADDED)
+    inside = offsets < HALF
+    lows = heads + offsets[None, :]
+    mask = (heads >= 0) & inside[None, :]
+    rest = 2 * HALF + tl.arange(0, REST_PADDED if REST_PADDED > 0 else 1)
+    rests = heads + rest[None, :]
+    rest_mask = (heads >= 0) & (rest < HEAD_DIM)[None, :]
+    release(PDL)
+    if q_norm_ptr is not None:
+        # weights do not change, so they come before the wait
+        norm_ptr = q_norm_ptr if first < NUM_HEADS else k_norm_ptr
+        low_weight = tl.load(norm_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        high_weight = tl.load(norm_ptr + HALF + offsets, mask=inside, other=0.0).to(tl.float32)
+        if REST_PADDED > 0:
+            rest_weight = tl.load(norm_ptr + rest, mask=rest < HEAD_DIM, other=0.0).to(tl.float32)
+    wait(PDL)
+    qkv_ptr += (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + first) * HEAD_DIM
+    low = tl.load(qkv_ptr + lows, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(qkv_ptr + HALF + lows, mask=mask, other=0.0).to(tl.float32)
+    if REST_PADDED > 0:
+        others = tl.load(qkv_ptr + rests, mask=rest_mask, other=0.0).to(tl.float32)
+    slot = tl.load(slots_ptr + token).to(tl.int64) * NUM_KV_HEADS
+    if first >= NUM_HEADS + NUM_KV_HEADS:
+        kind: tl.constexpr = v_cache_ptr.dtype.element_ty
+        v_cache_ptr += (slot + first - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM
+        tl.store(v_cache_ptr + lows, quantize(low, v_scale_ptr, LIMIT).to(kind), mask=mask)
+        tl.store(v_cache_ptr + HALF + lows, quantize(high, v_scale_ptr, LIMIT).to(kind), mask=mask)
+        if REST_PADDED > 0:
+            tl.store(v_cache_ptr + rests, quantize(others, v_scale_ptr, LIMIT).to(kind), mask=rest_mask)
+    else:
+        if q_norm_ptr is not None:
+            squares = tl.sum(low * low + high * high, 1)
+            if REST_PADDED > 0:
+                squares += tl.sum(others * others, 1)
+            factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+            low, high = low * factor * low_weight[None, :], high * factor * high_weight[None, :]
+            if REST_PADDED > 0:
+                others = others * factor * rest_weight[None, :]
+        cos_ptr += token * COS_STRIDE
+        sin_ptr += token * SIN_STRIDE
+        low, high = rotate(low, high, cos_ptr, sin_ptr, offsets, inside, HALF)
+        if first < NUM_HEADS:
+            q_ptr += (token * NUM_HEADS + first) * HEAD_DIM
+            tl.store(q_ptr + lows, low.to(q_ptr.dtype.element_ty), mask=mask)
+            tl.store(q_ptr + HALF + lows, high.to(q_ptr.dtype.element_ty), mask=mask)
+            if REST_PADDED > 0:
+                tl.store(q_ptr + rests, others.to(q_ptr.dtype.element_ty), mask=rest_mask)
+        else:
+            kind: tl.constexpr = k_cache_ptr.dtype.element_ty
+            k_cache_ptr += (slot + first - NUM_HEADS) * HEAD_DIM
+            tl.store(k_cache_ptr + lows, quantize(low, k_scale_ptr, LIMIT).to(kind), mask=mask)
+            tl.store(k_cache_ptr + HALF + lows, quantize(high, k_scale_ptr, LIMIT).to(kind), mask=mask)
+            if REST_PADDED > 0:
+                tl.store(k_cache_ptr + rests, quantize(others, k_scale_ptr, LIMIT).to(kind), mask=rest_mask)
+
+
+@cache
+def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, is_decode: bool) -> dict[str, int]:
+    common = gcd(num_heads, num_kv_heads)
+    heads = common & -common
+    # few tokens: as many programs as there can be, each with loads of 16 bytes a lane
+    tile = TILE // 4 if is_decode else TILE
+    while heads > 1 and heads * head_dim > tile:
+        heads //= 2
+    rest = head_dim - rotary_dim
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "HALF": rotary_dim // 2,
+        "HEADS": heads,
+        "HALF_PADDED": triton.next_power_of_2(rotary_dim // 2),
+        "REST_PADDED": triton.next_power_of_2(rest) if rest else 0,
+    }
+
+
+def rope_kv_write_heads(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    head_norm: HeadNorm | None,
+    kv_scale: KvScale | None,
+) -> Tensor:
+    num_tokens, width = qkv.shape
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    num_heads = width // head_dim - 2 * num_kv_heads
+    q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if not num_tokens:
+        return q
+    sizes = _sizes(num_heads, num_kv_heads, head_dim, cos.shape[-1], num_tokens <= 32)
+    norm: Any = head_norm or (None, None, 0.0)
+    scale: Any = kv_scale or (None, None)
+    _rope_kv_write[(num_tokens, (num_heads + 2 * num_kv_heads) // sizes["HEADS"])](
+        qkv,
+        cos,
+        sin,
+        k_cache,
+        v_cache,
+        slots,
+        norm[0],
+        norm[1],
+        scale[0],
+        scale[1],
+        q,
+        norm[2],
+        COS_STRIDE=cos.stride(0),
+        SIN_STRIDE=sin.stride(0),
+        LIMIT=limit_of(k_cache),
+        num_warps=1,
+        **sizes,
+        **options(qkv.device),
+    )
+    return q
+
+
+IMPL = Impl(rope_kv_write, "triton", rope_kv_write_heads, needs_gpu)
+
+
+def _aot(name: str, heads: tuple[int, int, int], normed: bool, is_decode: bool = True) -> AotCase:
+    norm = "*bf16:16" if normed else None
+    signature: dict[str, Constant] = {
+        "qkv_ptr": "*bf16:16",
+        "cos_ptr": "*bf16:16",
+        "sin_ptr": "*bf16:16",
+        "k_cache_ptr": "*bf16:16",
+        "v_cache_ptr": "*bf16:16",
+        "slots_ptr": "*i64",
+        "q_norm_ptr": norm,
+        "k_norm_ptr": norm,
+        "k_scale_ptr": None,
+        "v_scale_ptr": None,
+        "q_ptr": "*bf16:16",
+        "eps": "fp32",
+        "COS_STRIDE": 2 * heads[2],
+        "SIN_STRIDE": 2 * heads[2],
+        **_sizes(*heads, heads[2], is_decode),
+        "LIMIT": 0.0,
+        "PDL": False,
+    }
+    return AotCase(name, _rope_kv_write, signature, num_warps=1)
+
+
+AOT = (
+    _aot("qwen3-0.6b", (16, 8, 128), True),
+    _aot("llama-3.1-8b", (32, 8, 128), False),
+    _aot("qwen3-30b-a3b", (32, 4, 128), True),
+    _aot("qwen3-0.6b-prefill", (16, 8, 128), True, is_decode=False),
+)
