@@ -1,0 +1,117 @@
+"""Experts for a few tokens: no sorting, each (token, expert) pair multiplies for itself, weights go to registers.
+
+Two launches. The first gives a program BLOCK_I gated columns of one pair; the second gives it BLOCK_N columns
+of one token, which loops over the token's experts, so that the weighted sum and the residual add are its epilogue.
+"""
+
+import triton
+import triton.language as tl
+
+from services.worker.kernels.impl.triton._launch import release, wait
+
+
+@triton.jit
+def gate_pairs(  # type: ignore[no-untyped-def]
+    x_ptr,
+    experts_ptr,
+    weight_ptr,
+    out_ptr,
+    TOP_K: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x [T, N]; experts int32 [T, K]; weight [E, 2I, N]; out [T * K, I]. Grid (T * K, I / BLOCK_I).
+
+    Pairs are the fast axis: those of one expert read the same weights at about the same time, from the L2 cache.
+    """
+    pair = tl.program_id(0)
+    row = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
+    column = tl.arange(0, CHUNK)
+    row_in = tl.minimum(row, INNER - 1)  # a row too many repeats the last one and is not stored
+    wait(PDL)
+    # behind the wait: that the next kernel may then read `experts` without waiting is part of the bargain
+    release(PDL)
+    expert = tl.load(experts_ptr + pair).to(tl.int64)
+    gate_ptrs = weight_ptr + expert * (2 * INNER * HIDDEN) + row_in[:, None] * HIDDEN + column[None, :]
+    x_ptrs = x_ptr + (pair // TOP_K).to(tl.int64) * HIDDEN + column
+    gate = tl.zeros([BLOCK_I, CHUNK], tl.float32)
+    up = tl.zeros([BLOCK_I, CHUNK], tl.float32)
+    for begin in tl.static_range(0, HIDDEN, CHUNK):
+        if begin + CHUNK <= HIDDEN:
+            g = tl.load(gate_ptrs + begin)
+            u = tl.load(gate_ptrs + (begin + INNER * HIDDEN))
+            x = tl.load(x_ptrs + begin)
+        else:
+            inside = begin + column < HIDDEN
+            g = tl.load(gate_ptrs + begin, mask=inside[None, :], other=0.0)
+            u = tl.load(gate_ptrs + (begin + INNER * HIDDEN), mask=inside[None, :], other=0.0)
+            x = tl.load(x_ptrs + begin, mask=inside, other=0.0)
+        wide = x.to(tl.float32)[None, :]
+        gate += g.to(tl.float32) * wide
+        up += u.to(tl.float32) * wide
+    g = tl.sum(gate, axis=1)
+    gated = g / (1.0 + tl.exp(-g)) * tl.sum(up, axis=1)
+    tl.store(out_ptr + pair.to(tl.int64) * INNER + row, gated.to(out_ptr.dtype.element_ty), mask=row < INNER)
+
+
+@triton.jit
+def _load_down(ptrs, offset, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    if MASKED:
+        return tl.load(ptrs + offset, mask=inside, other=0.0)
+    else:
+        return tl.load(ptrs + offset)
+
+
+@triton.jit
+def down_tokens(  # type: ignore[no-untyped-def]
+    hidden_ptr,
+    weights_ptr,
+    experts_ptr,
+    weight_ptr,
+    residual_ptr,
+    TOP_K: tl.constexpr,
+    TOP_K_PAD: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """hidden [T * K, I]; weights float32 [T, K]; experts int32 [T, K]; weight [E, N, I]; residual [T, N], in place.
+
+    Grid (T, N / BLOCK_N). The tile is [K, BLOCK_N, CHUNK]: all experts of the token at once.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row_in = tl.minimum(row, HIDDEN - 1)
+    k = tl.arange(0, TOP_K_PAD)
+    k_in = tl.minimum(k, TOP_K - 1)
+    column = tl.arange(0, CHUNK)
+    # `gate_pairs` lets this kernel start only after its own wait, so whatever came before it is visible here already;
+    # .cg: not from a stale line of the L1 cache. So the weights are on their way while `gate_pairs` still runs.
+    expert = tl.load(experts_ptr + token * TOP_K + k_in, cache_modifier=".cg").to(tl.int64)
+    ptrs = weight_ptr + expert[:, None, None] * (HIDDEN * INNER) + row_in[None, :, None] * INNER + column[None, None, :]
+    hidden_ptrs = hidden_ptr + (token * TOP_K + k_in)[:, None] * INNER + column[None, :]
+    real = k < TOP_K
+    PAD_K: tl.constexpr = TOP_K != TOP_K_PAD
+    w = _load_down(ptrs, 0, real[:, None, None] & (column < INNER)[None, None, :], PAD_K or CHUNK > INNER)
+    wait(PDL)
+    release(PDL)
+    scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=real, other=0.0)
+    total = tl.zeros([TOP_K_PAD, BLOCK_N], tl.float32)
+    for begin in tl.static_range(0, INNER, CHUNK):
+        ragged: tl.constexpr = begin + CHUNK > INNER
+        h = _load_down(hidden_ptrs, begin, real[:, None] & (begin + column < INNER)[None, :], PAD_K or ragged)
+        product = w.to(tl.float32) * h.to(tl.float32)[:, None, :]
+        if begin + CHUNK < INNER:
+            inside = real[:, None, None] & (begin + CHUNK + column < INNER)[None, None, :]
+            w = _load_down(ptrs, begin + CHUNK, inside, PAD_K or begin + 2 * CHUNK > INNER)
+        total += tl.sum(product, axis=2)
+    total = tl.sum(total * scale[:, None], axis=0)
+    out_ptrs = residual_ptr + token * HIDDEN + row
+    inside = row < HIDDEN
+    before = tl.load(out_ptrs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptrs, (before + total).to(residual_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,108 @@
+"""Launch geometry of the experts' kernels: which path and which tiles for how many tokens, from data or by rule."""
+
+from bisect import bisect_left
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+from services.worker.kernels.tuned import table
+
+FEW_TOKENS = 4  # without data: up to here pairs hardly share experts, and sorting costs more than it saves
+FEW_PAIRS = 64
+MAX_FEW_TILE = 2**15  # elements of a weight tile in registers
+
+
+class Experts(NamedTuple):
+    """What is known of a mixture at start."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    inner: int
+
+
+class Few(NamedTuple):
+    """The path without sorting: rows of the weights, columns and warps of a program, for both products."""
+
+    up_rows: int
+    up_chunk: int
+    up_warps: int
+    down_rows: int
+    down_chunk: int
+    down_warps: int
+
+
+class Tile(NamedTuple):
+    """One grouped product: rows of the weights and columns per step, row blocks that go together, warps, stages."""
+
+    rows: int
+    block_k: int
+    group_m: int
+    warps: int
+    stages: int
+
+
+class Grouped(NamedTuple):
+    """The path with sorting; block_m: pairs per tile."""
+
+    block_m: int
+    up: Tile
+    down: Tile
+
+
+class _Rows(NamedTuple):
+    tokens: tuple[int, ...]
+    plans: tuple[Few | Grouped, ...]
+
+
+def choose(shape: Experts, num_tokens: int, device: torch.device) -> Few | Grouped:
+    """The plan for `num_tokens`: the row of the tuned table with the next larger number, else by rule."""
+    rows = _tuned(shape, device)
+    if rows.tokens:
+        return rows.plans[min(bisect_left(rows.tokens, num_tokens), len(rows.plans) - 1)]
+    pairs = num_tokens * shape.top_k
+    if num_tokens <= FEW_TOKENS and pairs <= FEW_PAIRS:
+        return default_few(shape)
+    block_m = min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, shape.num_experts))))
+    return default_grouped(block_m, device)
+
+
+@cache
+def _tuned(shape: Experts, device: torch.device) -> _Rows:
+    found: list[tuple[int, Few | Grouped]] = []
+    for row in table("moe_gated", device):
+        if (row["num_experts"], row["top_k"], row["hidden"], row["inner"]) != shape:
+            continue
+        if "few" in row:
+            found.append((row["tokens"], Few(*row["few"])))
+        else:
+            found.append((row["tokens"], Grouped(row["block_m"], Tile(*row["up"]), Tile(*row["down"]))))
+    found.sort()
+    return _Rows(tuple(tokens for tokens, _ in found), tuple(plan for _, plan in found))
+
+
+@cache
+def default_few(shape: Experts) -> Few:
+    up_chunk = min(1024, triton.next_power_of_2(shape.hidden))
+    down_chunk = min(256, triton.next_power_of_2(shape.inner))
+    fits = MAX_FEW_TILE // (down_chunk * triton.next_power_of_2(shape.top_k))
+    return Few(4, up_chunk, 4, max(1, min(4, fits)), down_chunk, 4)
+
+
+def default_grouped(block_m: int, device: torch.device) -> Grouped:
+    return nvidia_grouped(block_m) if device.type == "cuda" and torch.version.hip is None else amd_grouped(block_m)
+
+
+@cache
+def nvidia_grouped(block_m: int) -> Grouped:
+    if block_m <= 32:
+        return Grouped(block_m, Tile(64, 64, 1, 4, 4), Tile(64, 128, 1, 4, 4))
+    return Grouped(block_m, Tile(128, 64, 8, 8, 3), Tile(128, 64, 8, 8, 4))
+
+
+@cache
+def amd_grouped(block_m: int) -> Grouped:
+    """gfx942 has 64 KiB of LDS."""
+    return Grouped(block_m, Tile(64, 64, 8, 4, 2), Tile(64 if block_m <= 32 else 128, 64, 8, 4, 2))

@@ -1,0 +1,242 @@
+"""Experts of a mixture: for a few tokens two launches without sorting, for more a sort and grouped products."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
+from services.worker.kernels.impl.triton._moe_few import down_tokens, gate_pairs
+from services.worker.kernels.impl.triton._moe_grouped import (
+    TABLE_START,
+    combine_pairs,
+    down_blocks,
+    gate_blocks,
+    sort_pairs,
+)
+from services.worker.kernels.impl.triton._moe_plan import (
+    Experts,
+    Few,
+    Grouped,
+    Tile,
+    amd_grouped,
+    choose,
+    default_few,
+    nvidia_grouped,
+)
+from services.worker.kernels.ops.moe_gated import moe_gated
+from services.worker.kernels.registry import Impl
+
+
+def run(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor) -> None:
+    num_experts, hidden, inner = down.shape
+    num_tokens, top_k = experts.shape
+    if num_tokens == 0:
+        return
+    plan = choose(Experts(num_experts, top_k, hidden, inner), num_tokens, x.device)
+    if isinstance(plan, Few):
+        run_few(plan, x, weights, experts, gate_up, down, residual)
+    else:
+        run_grouped(plan, x, weights, experts, gate_up, down, residual)
+
+
+def run_few(
+    plan: Few, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor
+) -> None:
+    gated = few_up(plan, x, experts, gate_up)
+    few_down(plan, gated, weights, experts, down, residual)
+
+
+def few_up(plan: Few, x: Tensor, experts: Tensor, gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of every pair, [T * K, I]."""
+    (num_tokens, top_k), (_, double, hidden) = experts.shape, gate_up.shape
+    inner = double // 2
+    gated = torch.empty(num_tokens * top_k, inner, dtype=x.dtype, device=x.device)
+    gate_pairs[(num_tokens * top_k, triton.cdiv(inner, plan.up_rows))](
+        x,
+        experts,
+        gate_up,
+        gated,
+        TOP_K=top_k,
+        HIDDEN=hidden,
+        INNER=inner,
+        BLOCK_I=plan.up_rows,
+        CHUNK=plan.up_chunk,
+        num_warps=plan.up_warps,
+        **options(x.device),
+    )
+    return gated
+
+
+def few_down(plan: Few, gated: Tensor, weights: Tensor, experts: Tensor, down: Tensor, residual: Tensor) -> None:
+    """Must be the launch right after `few_up` (see `down_tokens`)."""
+    (num_tokens, top_k), (_, hidden, inner) = experts.shape, down.shape
+    down_tokens[(num_tokens, triton.cdiv(hidden, plan.down_rows))](
+        gated,
+        weights,
+        experts,
+        down,
+        residual,
+        TOP_K=top_k,
+        TOP_K_PAD=triton.next_power_of_2(top_k),
+        HIDDEN=hidden,
+        INNER=inner,
+        BLOCK_N=plan.down_rows,
+        CHUNK=plan.down_chunk,
+        num_warps=plan.down_warps,
+        **options(gated.device),
+    )
+
+
+class Sorted:
+    """Pairs by expert, on the device: `plan` as _moe_grouped.py describes it, and the bound of its row blocks."""
+
+    __slots__ = ("ids_start", "max_blocks", "num_pairs", "plan")
+
+    def __init__(self, experts: Tensor, num_experts: int, block_m: int) -> None:
+        self.num_pairs = pairs = experts.numel()
+        self.max_blocks = (pairs + min(num_experts, pairs) * (block_m - 1)) // block_m
+        self.ids_start = TABLE_START.value + (self.max_blocks + 15) // 16 * 16
+        self.plan = torch.empty(self.ids_start + self.max_blocks * block_m, dtype=torch.int32, device=experts.device)
+        sort_pairs[(num_experts,)](
+            experts,
+            self.plan,
+            pairs,
+            self.ids_start,
+            EXPERTS_PAD=triton.next_power_of_2(num_experts),
+            BLOCK_M=block_m,
+            CHUNK=1024 if pairs <= 1024 else 4096,
+            num_warps=4 if pairs <= 1024 else 8,
+            **options(experts.device),
+        )
+
+
+def run_grouped(
+    plan: Grouped, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor
+) -> None:
+    ordered = Sorted(experts, down.shape[0], plan.block_m)
+    gated = grouped_up(plan.up, plan.block_m, ordered, x, experts.shape[1], gate_up)
+    combine(grouped_down(plan.down, plan.block_m, ordered, gated, down), weights, residual)
+
+
+def grouped_up(tile: Tile, block_m: int, ordered: Sorted, x: Tensor, top_k: int, gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of every pair, [T * K, I]."""
+    inner, hidden = gate_up.shape[1] // 2, gate_up.shape[2]
+    gated = torch.empty(ordered.num_pairs, inner, dtype=x.dtype, device=x.device)
+    gate_blocks[(ordered.max_blocks * triton.cdiv(inner, tile.rows),)](
+        x,
+        gate_up,
+        ordered.plan,
+        gated,
+        ordered.num_pairs,
+        ordered.ids_start,
+        TOP_K=top_k,
+        HIDDEN=hidden,
+        INNER=inner,
+        BLOCK_M=block_m,
+        BLOCK_I=tile.rows,
+        BLOCK_K=tile.block_k,
+        GROUP_M=tile.group_m,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+        **options(x.device),
+    )
+    return gated
+
+
+def grouped_down(tile: Tile, block_m: int, ordered: Sorted, gated: Tensor, down: Tensor) -> Tensor:
+    """Each pair's output before its weight, [T * K, N]."""
+    _, hidden, inner = down.shape
+    out = torch.empty(ordered.num_pairs, hidden, dtype=gated.dtype, device=gated.device)
+    down_blocks[(ordered.max_blocks * triton.cdiv(hidden, tile.rows),)](
+        gated,
+        down,
+        ordered.plan,
+        out,
+        ordered.num_pairs,
+        ordered.ids_start,
+        HIDDEN=hidden,
+        INNER=inner,
+        BLOCK_M=block_m,
+        BLOCK_N=tile.rows,
+        BLOCK_K=tile.block_k,
+        GROUP_M=tile.group_m,
+        STAGES=tile.stages,
+        num_warps=tile.warps,
+        **options(gated.device),
+    )
+    return out
+
+
+def combine(out: Tensor, weights: Tensor, residual: Tensor) -> None:
+    num_tokens, hidden = residual.shape
+    block = min(1024, triton.next_power_of_2(hidden))
+    combine_pairs[(num_tokens, triton.cdiv(hidden, block))](
+        out,
+        weights,
+        residual,
+        TOP_K=weights.shape[1],
+        HIDDEN=hidden,
+        BLOCK_N=block,
+        num_warps=4,
+        **options(out.device),
+    )
+
+
+ARGUMENTS: dict[str, Constant] = {
+    "x_ptr": "*bf16:16",
+    "weight_ptr": "*bf16:16",
+    "hidden_ptr": "*bf16:16",
+    "out_ptr": "*bf16:16",
+    "residual_ptr": "*bf16:16",
+    "weights_ptr": "*fp32:16",
+    "experts_ptr": "*i32:16",
+    "plan_ptr": "*i32:16",
+    "num_pairs": "i32",
+    "ids_start": "i32",
+}
+
+
+def _aot(name: str, kernel: Any, warps: int, targets: tuple[str, ...] = (), **constants: Constant) -> AotCase:
+    arguments = {key: value for key, value in ARGUMENTS.items() if key in kernel.arg_names}
+    return AotCase(f"{name}_{kernel.__name__}", kernel, arguments | constants | {"PDL": False}, warps, targets=targets)
+
+
+def _aot_cases(name: str, shape: Experts) -> Iterator[AotCase]:
+    top_k = shape.top_k
+    sizes: dict[str, Constant] = {"HIDDEN": shape.hidden, "INNER": shape.inner}
+    few = default_few(shape)
+    yield _aot(name, gate_pairs, few.up_warps, TOP_K=top_k, **sizes, BLOCK_I=few.up_rows, CHUNK=few.up_chunk)
+    yield _aot(
+        name,
+        down_tokens,
+        few.down_warps,
+        TOP_K=top_k,
+        TOP_K_PAD=top_k,
+        **sizes,
+        BLOCK_N=few.down_rows,
+        CHUNK=few.down_chunk,
+    )
+    yield _aot(name, combine_pairs, 4, TOP_K=top_k, HIDDEN=shape.hidden, BLOCK_N=1024)
+    for block_m in (16, 128):
+        yield _aot(f"{name}_m{block_m}", sort_pairs, 8, EXPERTS_PAD=shape.num_experts, BLOCK_M=block_m, CHUNK=4096)
+        for targets, plan in (
+            (("sm_90",), nvidia_grouped(block_m)),
+            (("gfx942", "gfx950"), amd_grouped(block_m)),
+        ):
+            for kernel, rows, tile in (
+                (gate_blocks, {"TOP_K": top_k, "BLOCK_I": plan.up.rows}, plan.up),
+                (down_blocks, {"BLOCK_N": plan.down.rows}, plan.down),
+            ):
+                tiling = {"BLOCK_K": tile.block_k, "GROUP_M": tile.group_m, "STAGES": tile.stages}
+                case = f"{name}_m{block_m}"
+                yield _aot(case, kernel, tile.warps, targets, **sizes, **rows, BLOCK_M=block_m, **tiling)
+
+
+AOT: tuple[AotCase, ...] = (
+    *_aot_cases("qwen3_30b_a3b", Experts(128, 8, 2048, 768)),
+    *_aot_cases("mixtral_8x7b", Experts(8, 2, 4096, 14336)),
+)
+IMPL = Impl(moe_gated, "triton", run, needs_gpu)
