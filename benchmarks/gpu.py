@@ -8,6 +8,7 @@ tests are red no speed is measured, unless `--despite-gate` asks for it.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -78,8 +79,8 @@ def parts() -> list[Part]:
     for model, limit_s in (("0.6b", 75), ("8b", 100)):
         command = ("-m", "benchmarks.serve", "--model", model, "--start-s", "60")
         found.append(Part(f"serve-{model}", command, limit_s, settings=True, picture=True))
-    command = ("-m", "benchmarks.serve", "--model", "0.6b", "--workload", "long-prompt", "--start-s", "60")
-    found.append(Part("long-0.6b", command, 60, settings=True))
+    options = ("-m", "benchmarks.serve", "--model", "0.6b", "--workload", "long-prompt", "--start-s", "60")
+    found.append(Part("long-0.6b", options, 60, settings=True))
     return found
 
 
@@ -143,9 +144,13 @@ class Runner:
             try:
                 process.wait(INTERRUPT_S)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it has left behind
         reader.join(2)
+        if not reader.is_alive():
+            process.stdout.close()
         return status, "".join(lines)
 
     def _copy(self, source: IO[str], lines: list[str]) -> None:

@@ -1,0 +1,21 @@
+import pytest
+
+from benchmarks.peers import PEERS
+from benchmarks.roofline import decode_floor_ms, layer_elements, offline_floor_s, prefill_floor_s
+from benchmarks.shapes import MODELS, QWEN3_30B_A3B, QWEN3_600M
+
+
+@pytest.mark.parametrize("shape", MODELS, ids=lambda shape: str(shape.name))
+def test_floors_lie_below_the_peer_and_near_the_published_ones(shape: object) -> None:
+    model = next(model for model in MODELS if model is shape)
+    peer = PEERS[model.name]
+    assert decode_floor_ms(model, 1, 640) == pytest.approx(peer.floor_ms, rel=0.1)
+    for count, rate in peer.offline.items():
+        assert count * 256 / offline_floor_s(model, count, 512, count * 256) > rate
+    assert 64 * 2048 / prefill_floor_s(model, 2048, 64) > peer.prefill
+
+
+def test_more_tokens_read_more_experts_up_to_all() -> None:
+    few, many = layer_elements(QWEN3_30B_A3B, 1), layer_elements(QWEN3_30B_A3B, 10_000)
+    assert few < layer_elements(QWEN3_30B_A3B, 16) < many == pytest.approx(QWEN3_30B_A3B.layer_weights)
+    assert layer_elements(QWEN3_600M, 1) == QWEN3_600M.layer_weights
