@@ -93,7 +93,11 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     plans = []
     for block_n, block_k, split, warps, stages in geometry:
         shared = (block_n * tiles + block_m) * block_k * 2 * stages
-        if shared > device.shared or job.outputs < 40 * block_n or (block_k > job.inner and stages > 1):
+        if (
+            shared > device.shared
+            or (block_n > 16 and job.outputs < 40 * block_n)
+            or (block_k > job.inner and stages > 1)
+        ):
             continue
         early = stages - 1 if job.bytes < SMALL else 0
         plans.append(Plan("matrix", block_n, block_k, split, warps, stages, early))
