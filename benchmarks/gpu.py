@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -72,7 +72,7 @@ def op_tests() -> Part:
 
 
 def parts() -> list[Part]:
-    found = [op_tests(), Part("kernels", ("-m", "benchmarks.kernels"), 100)]
+    found = [op_tests(), Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True)]
     for model, limit_s, profile in (("0.6b", 90, "1,256,prefill"), ("8b", 100, "1,256"), ("30b-a3b", 120, "1,256")):
         command = ("-m", "benchmarks.step", "--model", model, "--profile", profile)
         found.append(Part(f"step-{model}", command, limit_s, settings=True, picture=True))
@@ -92,7 +92,7 @@ class Runner:
         self.settings = settings
         self.end_s = time.monotonic() + seconds
         self.outcomes: list[Outcome] = []
-        self.results: list[dict[str, object]] = []
+        self.results: dict[str, Any] = {}  # by part, as it wrote them
         self._log = (out / "log.txt").open("w")
 
     def run(self, part: Part) -> Outcome:
@@ -113,7 +113,7 @@ class Runner:
         status, output = self._follow(command, limit_s)
         outcome = self._keep(Outcome(part, status, time.monotonic() - start_s, output))
         if json_path.exists():
-            self.results += json.loads(json_path.read_text())
+            self.results[part.name] = json.loads(json_path.read_text())
             json_path.unlink()
             (self.out / "results.json").write_text(json.dumps(self.results, indent=1) + "\n")
         return outcome
@@ -179,14 +179,23 @@ def value_of(results: Mapping[str, float], name: str, peer: float | None = None,
     return text if goal is None else f"{text}{'*' if value >= goal else ' '}"
 
 
-def summary(outcomes: Sequence[Outcome], results: Sequence[Mapping[str, object]]) -> list[Table]:
+def values_of(results: Mapping[str, Any]) -> dict[str, float]:
+    """Figures by name; those of kernels are the sums over a decode step."""
+    found = {str(r["name"]): float(r["value"]) for part in results.values() if isinstance(part, list) for r in part}
+    models = {name: model for model, name in NAMES.items()}
+    for step in results.get("kernels", {}).get("steps", []):
+        found[f"kernels_{models[step['model']]}_{step['tokens']}_ms"] = step["ms"]
+    return found
+
+
+def summary(outcomes: Sequence[Outcome], results: Mapping[str, Any]) -> list[Table]:
     """What ran, and the table of the design: ours with times vLLM's; a star where a goal is met."""
     ran = Table(title="parts")
     for name in ("part", "status", "s"):
         ran.add_column(name, no_wrap=True)
     for outcome in outcomes:
         ran.add_row(outcome.part.name, outcome.status, f"{outcome.seconds:.0f}")
-    values = {str(result["name"]): float(str(result["value"])) for result in results}
+    values = values_of(results)
     figures = Table(title="ours (times vLLM's); * goal met")
     figures.add_column("", no_wrap=True)
     for model in NAMES:
@@ -216,6 +225,12 @@ def rows(values: Mapping[str, float]) -> list[tuple[str, list[str]]]:
         found.append((f"offline {count}, tok/s", cells))
     cells = [value_of(values, f"step_{m}_prefill_64_x_2048", p.prefill, p.prefill) for m, p in peers.items()]
     found.append(("prefill 64 x 2048, tok/s", cells))
+    for count, name in ((1, "batch_1"), (256, "256_sequences_decode_step")):
+        cells = [
+            f"{value_of(values, f'kernels_{model}_{count}_ms')}, {value_of(values, f'step_{model}_{name}')}"
+            for model in NAMES
+        ]
+        found.append((f"step of {count}, ms: kernels alone, measured", cells))
     for what in ("1", "256"):
         cells = [
             f"{value_of(values, f'step_{model}_decode_of_{what}_idle_in_the_trace')} / "

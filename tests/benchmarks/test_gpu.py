@@ -18,7 +18,9 @@ def test_a_failed_part_and_a_slow_one_stop_nothing(tmp_path: Path) -> None:
         "not begun: no time",
     ]
     assert "why" in runner.outcomes[1].output and "why" in (tmp_path / "log.txt").read_text()
-    assert runner.results == [{"name": "step_8b_batch_1", "value": 4.0}] and (tmp_path / "results.json").exists()
+    assert (
+        runner.results == {"good": [{"name": "step_8b_batch_1", "value": 4.0}]} and (tmp_path / "results.json").exists()
+    )
     assert len(summary(runner.outcomes, runner.results)) == 2
 
 
