@@ -60,7 +60,7 @@ def moe_gated(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down
     counts = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
     total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
     flat_weights = weights.flatten()
-    for expert, pairs in enumerate(order.split(counts)):
+    for expert, pairs in enumerate(torch.split(order, counts)):
         if len(pairs):
             tokens = pairs // top_k
             hidden = silu_and_mul.meaning(x.index_select(0, tokens) @ gate_up[expert].T)

@@ -103,8 +103,9 @@ def down_tokens(  # type: ignore[no-untyped-def]
     scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=real, other=0.0)
     total = tl.zeros([TOP_K_PAD, BLOCK_N], tl.float32)
     for begin in tl.static_range(0, INNER, CHUNK):
-        ragged: tl.constexpr = begin + CHUNK > INNER
-        h = _load_down(hidden_ptrs, begin, real[:, None] & (begin + column < INNER)[None, :], PAD_K or ragged)
+        h = _load_down(
+            hidden_ptrs, begin, real[:, None] & (begin + column < INNER)[None, :], PAD_K or begin + CHUNK > INNER
+        )
         product = w.to(tl.float32) * h.to(tl.float32)[:, None, :]
         if begin + CHUNK < INNER:
             inside = real[:, None, None] & (begin + CHUNK + column < INNER)[None, None, :]

@@ -199,40 +199,37 @@ ARGUMENTS: dict[str, Constant] = {
 }
 
 
-def _aot(name: str, kernel: Any, warps: int, targets: tuple[str, ...] = (), **constants: Constant) -> AotCase:
-    arguments = {key: value for key, value in ARGUMENTS.items() if key in kernel.arg_names}
-    return AotCase(f"{name}_{kernel.__name__}", kernel, arguments | constants | {"PDL": False}, warps, targets=targets)
+def _aot(name: str, kernel: Any, warps: int, constants: dict[str, Constant], targets: tuple[str, ...] = ()) -> AotCase:
+    arguments = {key: value for key, value in (ARGUMENTS | constants).items() if key in kernel.arg_names}
+    return AotCase(f"{name}_{kernel.__name__}", kernel, arguments | {"PDL": False}, warps, targets=targets)
 
 
 def _aot_cases(name: str, shape: Experts) -> Iterator[AotCase]:
-    top_k = shape.top_k
-    sizes: dict[str, Constant] = {"HIDDEN": shape.hidden, "INNER": shape.inner}
+    sizes: dict[str, Constant] = {
+        "TOP_K": shape.top_k,
+        "TOP_K_PAD": shape.top_k,
+        "HIDDEN": shape.hidden,
+        "INNER": shape.inner,
+        "EXPERTS_PAD": shape.num_experts,
+    }
     few = default_few(shape)
-    yield _aot(name, gate_pairs, few.up_warps, TOP_K=top_k, **sizes, BLOCK_I=few.up_rows, CHUNK=few.up_chunk)
-    yield _aot(
-        name,
-        down_tokens,
-        few.down_warps,
-        TOP_K=top_k,
-        TOP_K_PAD=top_k,
-        **sizes,
-        BLOCK_N=few.down_rows,
-        CHUNK=few.down_chunk,
-    )
-    yield _aot(name, combine_pairs, 4, TOP_K=top_k, HIDDEN=shape.hidden, BLOCK_N=1024)
+    yield _aot(name, gate_pairs, few.up_warps, sizes | {"BLOCK_I": few.up_rows, "CHUNK": few.up_chunk})
+    yield _aot(name, down_tokens, few.down_warps, sizes | {"BLOCK_N": few.down_rows, "CHUNK": few.down_chunk})
+    yield _aot(name, combine_pairs, 4, sizes | {"BLOCK_N": 1024})
     for block_m in (16, 128):
-        yield _aot(f"{name}_m{block_m}", sort_pairs, 8, EXPERTS_PAD=shape.num_experts, BLOCK_M=block_m, CHUNK=4096)
-        for targets, plan in (
-            (("sm_90",), nvidia_grouped(block_m)),
-            (("gfx942", "gfx950"), amd_grouped(block_m)),
-        ):
-            for kernel, rows, tile in (
-                (gate_blocks, {"TOP_K": top_k, "BLOCK_I": plan.up.rows}, plan.up),
-                (down_blocks, {"BLOCK_N": plan.down.rows}, plan.down),
-            ):
-                tiling = {"BLOCK_K": tile.block_k, "GROUP_M": tile.group_m, "STAGES": tile.stages}
-                case = f"{name}_m{block_m}"
-                yield _aot(case, kernel, tile.warps, targets, **sizes, **rows, BLOCK_M=block_m, **tiling)
+        case = f"{name}_m{block_m}"
+        yield _aot(case, sort_pairs, 8, sizes | {"BLOCK_M": block_m, "CHUNK": 4096})
+        for targets, plan in ((("sm_90",), nvidia_grouped(block_m)), (("gfx942", "gfx950"), amd_grouped(block_m))):
+            for kernel, tile in ((gate_blocks, plan.up), (down_blocks, plan.down)):
+                tiling: dict[str, Constant] = {
+                    "BLOCK_M": block_m,
+                    "BLOCK_I": tile.rows,
+                    "BLOCK_N": tile.rows,
+                    "BLOCK_K": tile.block_k,
+                    "GROUP_M": tile.group_m,
+                    "STAGES": tile.stages,
+                }
+                yield _aot(case, kernel, tile.warps, sizes | tiling, targets)
 
 
 AOT: tuple[AotCase, ...] = (
