@@ -6,7 +6,6 @@ This op is part of the captured decode step, so it takes logits as the head leav
 import torch
 from torch import Tensor
 
-from services.worker.kernels.ops.argmax import argmax
 from services.worker.kernels.ops.sample import sample
 from services.worker.kernels.registry import Case, Tolerance, op
 
@@ -34,13 +33,10 @@ def make_draw_case(num_rows: int, vocab_size: int) -> Case:
     },
 )
 def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Greedy (the first of equals) where temperature == 0, else `sample` without a floor.
+    """`sample` without a floor: greedy (the first of equals) where temperature is 0.
 
     logits: float32 or the activations' dtype [S, V]; temperature: float32 [S], >= 0; seeds: int64 [S] (bits of the
     uint64); positions: int64 [S], the output index. Returns int32 [S], always below V.
     """
-    logits = logits.float()
-    greedy = temperature == 0
-    floor = logits.new_full((len(logits),), -torch.inf)
-    drawn = sample.meaning(logits, torch.where(greedy, 1.0, temperature), floor, seeds, positions)
-    return torch.where(greedy, argmax.meaning(logits), drawn)
+    floor = torch.full((len(logits),), -torch.inf, device=logits.device)
+    return sample.meaning(logits, temperature, floor, seeds, positions)

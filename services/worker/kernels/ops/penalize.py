@@ -1,4 +1,4 @@
-"""Repetition (Keskar et al. 2019), frequency and presence penalties on logits, in place. Only for rows that have one."""
+"""Repetition (Keskar et al. 2019), frequency and presence penalties on logits, in place, for rows that have one."""
 
 import torch
 from torch import Tensor

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.ops.argmax import argmax
 from services.worker.kernels.registry import Case, Tolerance, op
 
 CHUNK = 1024
@@ -18,6 +19,7 @@ def make_sample_case(num_rows: int, vocab_size: int) -> Case:
         generator = torch.Generator().manual_seed(num_rows)
         logits = torch.randn(num_rows, vocab_size, generator=generator).to(dtype).float() * 3
         temperature = torch.rand(num_rows, generator=generator) + 0.1
+        temperature[3::4] = 0.0
         floor = torch.where(torch.arange(num_rows) % 2 == 0, -torch.inf, 1.0)
         seeds = torch.randint(-(2**62), 2**62, (num_rows,), generator=generator)
         return logits, temperature, floor, seeds, torch.arange(num_rows)
@@ -39,22 +41,8 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     return (mixed >> 12 & 0xFFFFFFFFFFFFF).to(torch.float64) * 2.0**-52
 
 
-@op(
-    cases=[
-        make_sample_case(1, 49152),
-        make_sample_case(5, 1000),
-        make_sample_case(32, 131),
-        make_sample_case(3, 5000),
-        make_sample_case(0, 256),
-    ],
-    tolerances={torch.float32: Tolerance(0.0, 0.0, "token ids; sums may differ at a border")},
-)
-def sample(logits: Tensor, temperature: Tensor, floor: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """A draw from softmax(logits / temperature) restricted to logits >= floor; inverse of the cumulated probability.
-
-    logits: float32 [S, V]; temperature: float32 [S], > 0; floor: float32 [S], at most the row's maximum;
-    seeds: int64 [S] (bits of the uint64); positions: int64 [S], the output index. Returns int32 [S].
-    """
+def _draw(logits: Tensor, temperature: Tensor, floor: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """As `sample`, for float32 logits and temperatures above 0."""
     num_rows, vocab_size = logits.shape
     top = logits.amax(-1, keepdim=True)
     weight = ((logits - top) / temperature[:, None]).exp_().masked_fill_(logits < floor[:, None], 0.0)
@@ -71,3 +59,35 @@ def sample(logits: Tensor, temperature: Tensor, floor: Tensor, seeds: Tensor, po
     # rounding may put the target behind the chunk's last possible token
     last = torch.where(inside > 0, torch.arange(CHUNK, device=logits.device), 0).amax(-1, keepdim=True)
     return (chunk * CHUNK + torch.minimum(place, last)).squeeze(1).to(torch.int32)
+
+
+@op(
+    cases=[
+        make_sample_case(1, 49152),
+        make_sample_case(5, 1000),
+        make_sample_case(32, 131),
+        make_sample_case(3, 5000),
+        make_sample_case(0, 256),
+    ],
+    tolerances={torch.float32: Tolerance(0.0, 0.0, "token ids; sums may differ at a border")},
+)
+def sample(logits: Tensor, temperature: Tensor, floor: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """A draw from softmax(logits / temperature) restricted to logits >= floor; inverse of the cumulated probability.
+    Where temperature is 0 the first of the highest.
+
+    logits: float32 or the activations' dtype [S, V]; temperature: float32 [S], >= 0; floor: float32 [S], at most the
+    row's maximum; seeds: int64 [S] (bits of the uint64); positions: int64 [S], the output index. Returns int32 [S].
+    """
+    logits = logits.float()
+    if logits.device.type != "cpu":
+        drawing = temperature > 0
+        drawn = _draw(logits, torch.where(drawing, temperature, 1.0), floor, seeds, positions)
+        return torch.where(drawing, drawn, argmax.meaning(logits))
+    # a CPU may look, and then does no more than is asked
+    rows = (temperature > 0).nonzero().squeeze(1)
+    if len(rows) == len(logits):
+        return _draw(logits, temperature, floor, seeds, positions)
+    tokens = argmax.meaning(logits)
+    if len(rows):
+        tokens[rows] = _draw(logits[rows], temperature[rows], floor[rows], seeds[rows], positions[rows])
+    return tokens

@@ -14,8 +14,8 @@ from torch import Tensor
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
 from services.worker.kernels.impl.triton._sampling import (
     CHUNK,
-    SINGLES,
     LOG2_E,
+    SINGLES,
     aot_stats,
     load_logits,
     run_stats,
@@ -108,7 +108,7 @@ def _choose_pivots(lo, hi, top, spread, step, PIVOTS: tl.constexpr):  # type: ig
 
 @triton.jit
 def _proved(maxima, k):  # type: ignore[no-untyped-def]
-    """The k-th highest of the chunks' maxima, as a key: at least k tokens are not below it; of -inf if there is none."""
+    """The k-th highest of the chunks' maxima, as a key: at least k tokens are not below it; LOWEST if there is none."""
     keys = key_of(maxima)
     lo = tl.full((), LOWEST, tl.int32).to(tl.int64)
     hi = tl.max(keys).to(tl.int64) + 1
@@ -247,10 +247,10 @@ def floors(
     return out
 
 
-def aot_cases(name: str, *, top_k: bool, top_p: bool, min_p: bool) -> tuple[AotCase, ...]:
-    """float32 logits over the vocabulary of Qwen3 and Llama 3."""
+def aot_cases(name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool) -> tuple[AotCase, ...]:
+    """Over the vocabulary of Qwen3 or Llama 3."""
     signature: dict[str, Constant] = {
-        "logits_ptr": "*fp32:16",
+        "logits_ptr": f"*{dtype}:16",
         "stride": "i32:16",
         "temperature_ptr": "*fp32",
         "top_k_ptr": "*i64" if top_k else None,
@@ -269,4 +269,4 @@ def aot_cases(name: str, *, top_k: bool, top_p: bool, min_p: bool) -> tuple[AotC
         "PIVOTS": PIVOTS,
         "PDL": False,
     }
-    return (*aot_stats(name, "fp32"), AotCase(f"{name}_search", find_floor, signature, num_warps=WARPS, hot=False))
+    return (*aot_stats(name, dtype), AotCase(f"{name}_search", find_floor, signature, num_warps=WARPS, hot=False))

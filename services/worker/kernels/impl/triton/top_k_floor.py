@@ -13,4 +13,4 @@ def top_k_floor_by_search(logits: Tensor, temperature: Tensor, top_k: Tensor, to
 
 
 IMPL = Impl(top_k_floor, "triton", top_k_floor_by_search, needs_gpu)
-AOT = aot_cases("top_k_floor", top_k=True, top_p=True, min_p=False)
+AOT = aot_cases("top_k_floor", "fp32", top_k=True, top_p=True, min_p=False)

@@ -13,4 +13,4 @@ def top_p_floor_by_search(logits: Tensor, temperature: Tensor, top_p: Tensor) ->
 
 
 IMPL = Impl(top_p_floor, "triton", top_p_floor_by_search, needs_gpu)
-AOT = aot_cases("top_p_floor", top_k=False, top_p=True, min_p=False)
+AOT = aot_cases("top_p_floor", "fp32", top_k=False, top_p=True, min_p=False)

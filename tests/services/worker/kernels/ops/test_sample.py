@@ -43,9 +43,13 @@ def test_is_the_inverse_of_the_cumulated_probability() -> None:
         logits, temperature, floor, seeds, positions = case.make(torch.float32)
         got = sample.meaning(logits, temperature, floor, seeds, positions)
         assert got.dtype == torch.int32 and got.shape == (len(logits),)
+        greedy = temperature == 0
+        assert torch.equal(got[greedy], logits[greedy].argmax(-1).int())
         scaled = torch.where(logits < floor[:, None], -torch.inf, logits).double() / temperature[:, None].double()
         cumulated = torch.softmax(scaled, -1).cumsum(-1)
         for row, token in enumerate(got.tolist()):
+            if greedy[row]:
+                continue
             u = slow_uniform(int(seeds[row]) & MASK, int(positions[row]))
             low = cumulated[row, token - 1].item() if token else 0.0
             assert low - 1e-6 <= u <= cumulated[row, token].item() + 1e-6
