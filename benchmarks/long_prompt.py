@@ -21,6 +21,10 @@ from benchmarks.workloads import Ask, Mix, Source
 LONG_OUTPUT = 8
 
 
+class TooShort(ValueError):
+    """The decoding streams ended before the long prompt was through."""
+
+
 class LongPrompt(NamedTuple):
     """`chunk`: tokens that a step of the server may have; `after_s`: when the long prompt comes."""
 
@@ -91,7 +95,7 @@ def run_long_prompt(
 
 
 def compare(results: list[StreamResult], long: StreamResult, plan: LongPrompt) -> Shock:
-    """Raises ValueError if the streams did not decode before, or not until the long prompt was through."""
+    """Raises ValueError if the streams did not decode before, TooShort if not until the long prompt was through."""
     decoding_s = max(result.opened_s + result.first_s for result in results)
     ended_s = min(result.opened_s + result.total_s for result in results)
     first_s = long.opened_s + long.first_s
