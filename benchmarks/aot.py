@@ -149,26 +149,32 @@ def _nvidia_counts(ptx: str) -> tuple[int, int, int]:
     return registers, _number(r"(\d+) bytes spill stores", log), _number(r"(\d+) bytes stack frame", log)
 
 
-def _compile(task: Task) -> Report:
+def _compile(task: Task) -> Report | str:
+    """The report, or what the compiler said: Triton's own errors do not survive the way to another process."""
     case = cases(task.module)[task.case]
     name = f"{task.module}/{case.name}"
     try:
         return compile_case(case, task.target, name)
     except (TritonError, RuntimeError, ValueError, KeyError) as error:
-        # Triton's own errors do not survive the way to another process
-        raise RuntimeError(f"{name} for {task.target}: {type(error).__name__}: {error}") from None
+        return f"{name} for {task.target}: {type(error).__name__}: {error}"
 
 
-def compile_all(todo: Sequence[Task], processes: int, done: Callable[[int, int], None]) -> list[Report]:
-    """In the table's order. `done(finished, all)` is called after each."""
+def compile_all(
+    todo: Sequence[Task], processes: int, done: Callable[[int, int], None]
+) -> tuple[list[Report], list[str]]:
+    """Reports in the table's order, and what did not compile. `done(finished, all)` is called after each."""
     if knobs.runtime.interpret:
         raise SystemExit("TRITON_INTERPRET is set: interpreted kernels cannot be compiled")
-    reports = []
+    reports, failures = [], []
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(_compile, task) for task in todo]):
-            reports.append(future.result())
-            done(len(reports), len(todo))
-    return sorted(reports, key=lambda report: (report.kernel, report.target))
+        for number, future in enumerate(as_completed([pool.submit(_compile, task) for task in todo]), 1):
+            found = future.result()
+            if isinstance(found, Report):
+                reports.append(found)
+            else:
+                failures.append(found)
+            done(number, len(todo))
+    return sorted(reports, key=lambda report: (report.kernel, report.target)), sorted(failures)
 
 
 def table_text(reports: Sequence[Report]) -> str:

@@ -37,14 +37,14 @@ def make_console() -> Console:
 
 
 def compile_only(targets: Sequence[str], only: str, json_path: str | None) -> int:
-    """Exit status 1 if a kernel of the decode step spills or one does not fit."""
+    """Exit status 1 if a kernel does not compile or fit, or one of the decode step spills."""
     if unknown := set(targets) - set(aot.TARGETS):
         raise SystemExit(f"unknown target {min(unknown)!r}; known: {', '.join(aot.TARGETS)}")
     console = make_console()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("compiling")
         todo = aot.tasks(targets, only)
-        reports = aot.compile_all(
+        reports, failures = aot.compile_all(
             todo, os.cpu_count() or 1, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     table = Table(title=f"Compiled by Triton {triton.__version__}, per thread")
@@ -57,9 +57,9 @@ def compile_only(targets: Sequence[str], only: str, json_path: str | None) -> in
         figures = (str(report.registers), spilled, f"{report.lds_bytes:,}", str(report.matrix_instructions))
         table.add_row(report.kernel, report.target, *figures, f"{report.binary_bytes:,}")
     console.print(table)
-    if json_path is not None:
+    if json_path is not None and not failures:
         Path(json_path).write_text(aot.table_text(reports))
-    found = list(aot.violations(reports))
+    found = [*failures, *aot.violations(reports)]
     for text in found:
         console.print(text, style="bold red", markup=False)
     return 1 if found else 0
