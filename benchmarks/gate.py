@@ -92,6 +92,9 @@ def compare(left: Tensor, right: Tensor, tolerance: Tolerance, place: str) -> No
             text = f"{len(wrong)} of {right.numel()} differ; at {first} {left[first].item()}, not {right[first].item()}"
             raise AssertionError(f"{place}: {text}")
     if not is_exact:
+        if right.element_size() == 1:
+            # a small difference before the rounding to 3 bits is one unit after it
+            tolerance = Tolerance(tolerance.relative + 0.125, tolerance.absolute + 2.0**-9, tolerance.why)
         torch.testing.assert_close(
             left.double(),
             right.double(),

@@ -270,6 +270,12 @@ def experts(model: ModelShape, tokens: int) -> Iterator[Work]:
     )
 
 
+def _floor(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, max_k: int) -> Tensor:
+    """The part of the way that costs: the best of a row in order."""
+    scaled = logits / temperature[:, None]
+    return scaled.topk(max_k, -1)[0] if max_k else scaled.softmax(-1).sort(-1, descending=True)[0]
+
+
 def sampling(model: ModelShape, tokens: int) -> Iterator[Work]:
     """From logits to tokens; all rows with a temperature."""
     m, t = model, tokens
@@ -293,24 +299,23 @@ def sampling(model: ModelShape, tokens: int) -> Iterator[Work]:
     yield Work("draw", "", m, t, lambda: (random(t, m.vocab), row(0.8), *seeds()), 2 * size, 0, gumbel, per_step=1)
     yield Work("argmax", "", m, t, lambda: (logits(),), 4 * size, torch_best=lambda x: x.argmax(-1))
     yield Work("sample", "", m, t, lambda: (logits(), row(0.8), row(-math.inf), *seeds()), 4 * size, torch_best=gumbel)
-    yield Work(
-        "top_k_floor",
-        "k50",
-        m,
-        t,
-        lambda: (logits(), row(0.8), torch.full((t,), 50, device=DEVICE), row(0.95), 50),
-        4 * size,
-        torch_best=lambda x, temperature, k, p, most: x.topk(most, -1),
-    )
-    yield Work(
-        "top_p_floor",
-        "p0.95",
-        m,
-        t,
-        lambda: (logits(), row(0.8), row(0.95)),
-        4 * size,
-        torch_best=lambda x, temperature, p: (x / temperature[:, None]).softmax(-1).sort(-1, descending=True),
-    )
+    for label, most in (("k50 p0.95", 50), ("p0.95", 0)):
+        yield Work(
+            "keep_floor",
+            label,
+            m,
+            t,
+            lambda most=most: (
+                logits(),
+                row(0.8),
+                torch.full((t,), most, device=DEVICE),
+                row(0.95),
+                row(0.0),
+                most,
+            ),
+            4 * size,
+            torch_best=_floor,
+        )
 
 
 PARTS = (dense, attention, experts, norms_and_gates, sampling)

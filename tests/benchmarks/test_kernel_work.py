@@ -14,7 +14,7 @@ from services.worker.kernels.registry import all_ops
 DENSE = ModelShape("dense", 2, 64, 4, 2, 32, 96, 300, qk_norm=True)
 MIXED = ModelShape("mixed", 2, 64, 4, 2, 32, 48, 300, experts=8, top_k=2)
 DRAWN = ("draw", "sample")  # by other random numbers
-OTHER = ("top_k_floor", "top_p_floor", "rms_norm", "moe_route")  # less, another form, or another rounding
+OTHER = ("keep_floor", "rms_norm", "moe_route")  # less, another form, or another rounding
 
 
 @pytest.fixture(autouse=True)
