@@ -74,11 +74,14 @@ def jobs() -> list[Job]:
 def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     tiles = 2 if job.gated else 1
     if job.rows == 1:
+        widest = 2 ** math.ceil(math.log2(job.inner))
         return [
-            Plan("vector", block_n, min(8 * device.lanes * warps, 2 ** math.ceil(math.log2(job.inner))), 1, warps)
-            for warps in (1, 2, 4, 8, 16)
-            for block_n in (1, 2, 4, 8)
-            if block_n * tiles <= 8 and 96 <= job.outputs / block_n <= 80_000 and 8 * device.lanes * warps <= job.inner
+            Plan("vector", block_n, 8 * device.lanes * warps * loads, 1, warps)
+            for warps, loads in ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 2), (8, 2))
+            for block_n in (1, 2, 4, 8, 16)
+            if block_n * loads * tiles <= 16
+            and 96 <= job.outputs / block_n <= 80_000
+            and 8 * device.lanes * warps * loads <= widest
         ]
     geometry = [
         (16, 128, 4, 4, 4), (16, 256, 4, 4, 3), (16, 256, 4, 4, 5), (16, 512, 4, 4, 3), (16, 512, 8, 8, 4),

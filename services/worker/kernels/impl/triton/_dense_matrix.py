@@ -117,7 +117,15 @@ def matrix_kernel(  # type: ignore[no-untyped-def]
         squares = tl.zeros([BLOCK_M], tl.float32)
     else:
         squares = tl.zeros([SPLIT, BLOCK_M], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + inside).to(tl.float32)
+        if ACTIVATION != "":
+            bias_up = tl.load(bias_ptr + N + inside).to(tl.float32)
+    target = out_ptr + m[None, :] * N + rows[:, None]
+    mask = (m[None, :] < M) & (rows[:, None] < N)
     wait(PDL)
+    if ADD:
+        residual = tl.load(target, mask=mask, other=0.0)
     for k in tl.range(0, K, BLOCK_K):
         cols = _columns(k, BLOCK_K, SPLIT)
         x = tl.load(first_x + cols, mask=mask_x & (cols < K), other=0.0)
@@ -146,13 +154,11 @@ def matrix_kernel(  # type: ignore[no-untyped-def]
         out *= scale
         up *= scale
     if BIAS:
-        out += tl.load(bias_ptr + inside).to(tl.float32)[:, None]
+        out += bias[:, None]
         if ACTIVATION != "":
-            up += tl.load(bias_ptr + N + inside).to(tl.float32)[:, None]
+            up += bias_up[:, None]
     if ACTIVATION != "":
         out = activated(out, ACTIVATION) * up
-    target = out_ptr + m[None, :] * N + rows[:, None]
-    mask = (m[None, :] < M) & (rows[:, None] < N)
     if ADD:
-        out += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+        out += residual.to(tl.float32)
     tl.store(target, out.to(out_ptr.dtype.element_ty), mask=mask)
