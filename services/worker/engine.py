@@ -18,10 +18,16 @@ class Pending(Protocol):
         """_i32 sampled tokens of the rows with samples == 1, in the plan's order; waits for the device."""
         ...
 
+    @property
+    def failed(self) -> bytes:
+        """_i32 places of rows for which there was no memory; known from the start."""
+        ...
+
 
 class Engine(Protocol):
     facts: ModelFacts
     max_rows: int
+    figures: dict[str, float]  # of the start-up, by the names of common/metrics.py
 
     def execute(self, plan: StepPlan) -> Pending:
         """Applies the plan's differences and starts its step."""

@@ -1,42 +1,41 @@
 """The model engine: loads a model, measures memory, runs plans. Made once by the worker process from its parts.
 
-Start-up order: checkpoint and configuration, op bindings, weights, KV blocks, a warm-up through `execute`.
+Start-up order: checkpoint and configuration, op bindings, weights, then what startup.py does. A step that does not fit
+the device's memory runs in pieces (shortage.py); every other device error ends the process.
 """
 
 import logging
-import math
 import os
+import time
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from common.columns import pack_i32
 from common.config import Config
 from common.errors import ConfigError
-from common.protocol import ModelFacts, Progress, RowStart, Sampling, StepPlan
+from common.protocol import ModelFacts, Progress, StepPlan
+from services.worker import compile as levels
 from services.worker import memory
 from services.worker.kernels.registry import BindError, Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
-from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
 from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
-from services.worker.runner import Runner, StepTokens
+from services.worker.shortage import Retry, StepParts, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.state import Rows
+from services.worker.startup import Parts, Stages, arch_of, explained, figures_of, open_cache, start
+from services.worker.state import Step
 
 log = logging.getLogger("worker")
 
 
 def facts_of(device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec, block_tokens: int) -> Facts:
     """What kernels may be chosen by."""
-    arch = ""
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        arch = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
     shapes = {
         "num_heads": spec.num_heads,
         "num_kv_heads": spec.num_kv_heads,
@@ -44,7 +43,7 @@ def facts_of(device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec,
         "hidden_size": spec.hidden_size,
         "block_tokens": block_tokens,
     }
-    return Facts(device.type, arch.partition(":")[0], dtype, shapes)
+    return Facts(device.type, arch_of(device), dtype, shapes)
 
 
 def choose_device(name: str) -> torch.device:
@@ -57,17 +56,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_model(
-    source: ModelSource, config: Config, device: torch.device, report: Callable[[Progress], None]
+    source: ModelSource, config: Config, device: torch.device, stages: Stages, level: int
 ) -> tuple[str, Decoder, Bindings]:
     """The architecture's name, the model on its device, and the ops it is bound to. Raises ConfigError."""
-    report(Progress("kernels"))
+    stages("kernels")
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
         spec = model.read(models.Config(source.config))
         facts = facts_of(device, activation, spec, config.kv.block_tokens)
-        bindings = bind(config.worker.kernels, facts)
+        bindings = bind(config.worker.kernels, facts, opaque=level > levels.EAGER)
         policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
         raise ConfigError(f"{source.files.path}: {error}") from error
@@ -76,31 +75,32 @@ def load_model(
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     is_random = config.model.weights == "random"
     tensors = draw_all(expected_shapes(spec, model.names), device) if is_random else source.tensors
-    parameters = load_parameters(
-        tensors, model, spec, policy, lambda done, total: report(Progress("weights", done, total))
-    )
+    parameters = load_parameters(tensors, model, spec, policy, lambda done, total: stages("weights", done, total))
     return architecture, build_decoder(spec, model, parameters, bindings), bindings
 
 
 class ModelEngine:
     def __init__(self, config: Config, report: Callable[[Progress], None]) -> None:
-        report(Progress("model"))
+        started_s = time.perf_counter()
+        stages = Stages(report)
+        stages("model")
         device = choose_device(config.worker.device)
+        level = levels.choose_level(config.worker.compile_level, device)
         if device.type == "cpu":
             torch.set_num_threads(config.worker.threads or len(os.sched_getaffinity(0)))
+        levels.count_builds()
         source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
-        architecture, model, bindings = load_model(source, config, device, report)
-        report(Progress("kv cache"))
+        compiles = device.type != "cpu" or level >= levels.INDUCTOR
+        kept = open_cache(config, source.config, device) if compiles else None
+        with explained("the model's weights", "model.dtype or a GPU with more memory"):
+            architecture, model, bindings = load_model(source, config, device, stages, level)
         shape = _shape(config, model.spec)
-        like = model.final_norm.weight
-        block_bytes = math.prod(KvCache.shape(model.spec, 1, shape.block_tokens)) * like.itemsize
-        limits = memory.Limits(config.kv.blocks, config.kv.memory_gib, memory.free_bytes(device))
-        budget = memory.choose_blocks(block_bytes, shape, limits)
-        log.info("%s", budget.text)
-        rows = Rows(shape, model.spec.vocab_size, source.eos_token_ids, device)
-        cache_shape = KvCache.shape(model.spec, budget.num_blocks, shape.block_tokens)
-        cache = KvCache(memory.zeros(cache_shape, like.dtype, device))
-        self._runner = Runner(model, rows, cache, RopeTable(model.spec.rope, shape.max_len, like), bindings)
+        rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
+        parts = Parts(model, bindings, rope, shape, source.eos_token_ids, device)
+        self._runner, num_blocks = start(parts, config, level, stages)
+        if kept is not None:
+            kept.seal()
+        stages.end()
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
             name=config.model.name or source.name,
@@ -109,39 +109,46 @@ class ModelEngine:
             max_model_len=shape.max_len,
             eos_token_ids=source.eos_token_ids,
             block_tokens=shape.block_tokens,
-            num_blocks=budget.num_blocks,
-            dtype=str(like.dtype).removeprefix("torch."),
+            num_blocks=num_blocks,
+            dtype=str(model.final_norm.weight.dtype).removeprefix("torch."),
             ops_hash=bindings.digest,
         )
-        report(Progress("warm-up"))
-        self._warm_up(min(config.scheduler.step_tokens, 256, shape.max_len - 1))
+        self.figures = figures_of(stages.seconds, time.perf_counter() - started_s)
+        self._no_tokens = torch.zeros(shape.max_rows, dtype=torch.int32, device=device)
 
-    def execute(self, plan: StepPlan) -> StepTokens:
-        return self._runner.execute(plan)
+    def execute(self, plan: StepPlan) -> StepParts:
+        """Starts the plan's step, in pieces if the device has too little memory for the whole."""
+        runner = self._runner
+        step = runner.rows.apply(plan)
+        if plan.copy_source:
+            self._copy(np.frombuffer(plan.copy_source, np.int32), np.frombuffer(plan.copy_target, np.int32))
+        tokens = attempt(step, runner.run)
+        if tokens is not None:
+            return StepParts([tokens])
+        return Retry(runner.run, self._free, self._give_up)(step)
 
     def reset(self) -> None:
         self._runner.rows.reset()
 
-    def _warm_up(self, num_prompt: int) -> None:
-        """A prompt and a decode step, so that the first request finds memory mapped and libraries initialized."""
-        blocks = range(-(-(num_prompt + 1) // self.facts.block_tokens))
-        row = RowStart(
-            slot=0,
-            seq_id=0,
-            tokens=pack_i32([0] * num_prompt),
-            num_prompt=num_prompt,
-            computed=0,
-            blocks=pack_i32(blocks),
-            sampling=Sampling(max_tokens=2, temperature=0.0),
-        )
-        slot, sampled = pack_i32([0]), b"\x01"
-        prompt = StepPlan(
-            0, added=[row], slots=slot, positions=pack_i32([0]), counts=pack_i32([num_prompt]), samples=sampled
-        )
-        decode = StepPlan(1, slots=slot, positions=pack_i32([num_prompt]), counts=pack_i32([1]), samples=sampled)
-        for plan in (prompt, decode):
-            self.execute(plan).tokens()
-        self.reset()
+    def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:
+        """No block is both, so they may be copied singly where there is no memory for all at once."""
+        cache = self._runner.cache
+        try:
+            cache.copy_blocks(source.tolist(), target.tolist())
+            return
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self._free()
+        for read, written in zip(source.tolist(), target.tolist(), strict=True):
+            cache.copy_blocks([read], [written])
+
+    def _free(self) -> None:
+        if self._runner.rows.tokens.device.type != "cpu":
+            torch.cuda.empty_cache()
+
+    def _give_up(self, step: Step) -> None:
+        self._runner.rows.commit(step, self._no_tokens[: int(step.samples.sum())])
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

@@ -22,6 +22,8 @@ DEFAULT_MAX_LEN, DEFAULT_BLOCKS = 8192, 65_536
 class Done:
     """A step that is over."""
 
+    failed = b""
+
     def __init__(self, tokens: bytes) -> None:
         self._tokens = tokens
 
@@ -46,6 +48,7 @@ class NullEngine:
             num_blocks=config.kv.blocks or DEFAULT_BLOCKS,
         )
         self.max_rows = config.scheduler.max_rows
+        self.figures: dict[str, float] = {}
         self._step_s = config.worker.step_us / 1e6
         self._salt = np.zeros(self.max_rows, np.int32)
 

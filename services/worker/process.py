@@ -38,10 +38,11 @@ class WorkerProcess:
         self._make_engine = make_engine
         self._announced = False  # whether the present scheduler has our WorkerReady
         self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
+        self._startup: dict[str, float] = {}  # figures of it, once it is over
         self._stopping = False
 
     def metrics(self) -> dict[str, float]:
-        return {"steps": float(self.steps), "step_seconds": self.step_s}
+        return {"steps": float(self.steps), "step_seconds": self.step_s} | self._startup
 
     def run(self) -> None:
         """Until SIGTERM. Raises what the engine raises: the process then ends with a non-zero status."""
@@ -49,6 +50,7 @@ class WorkerProcess:
             signal.signal(number, self._on_signal)
         self.beacon.start()
         engine = self._make_engine(self.process.config, self._report)
+        self._startup = engine.figures
         self.beacon.stage = None
         self.beacon.state = "ready"
         while not self._stopping:
@@ -102,7 +104,7 @@ class WorkerProcess:
             tokens = pending.tokens()
             elapsed_s = time.perf_counter() - start_s
             self.step_s += elapsed_s
-            self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6)))
+            self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6), failed=pending.failed))
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""

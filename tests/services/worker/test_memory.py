@@ -1,10 +1,22 @@
+import psutil
 import pytest
 import torch
 
 from common.errors import ConfigError
-from services.worker.memory import GIB, Limits, Shape, choose_blocks, free_bytes, zeros
+from services.worker.memory import (
+    GIB,
+    Limits,
+    Readings,
+    Shape,
+    choose_blocks,
+    cpu_free_bytes,
+    for_cache,
+    table,
+    zeros,
+)
 
 SHAPE = Shape(max_rows=4, max_len=100, block_tokens=16)
+READINGS = Readings(total=80 * GIB, others=2 * GIB, weights=16 * GIB, activations=3 * GIB, graphs=1 * GIB)
 
 
 def test_limits_count_in_their_order() -> None:
@@ -28,8 +40,47 @@ def test_one_full_sequence_must_fit() -> None:
     assert choose_blocks(1000, SHAPE, Limits(7, 0.0, 0)).num_blocks == 7
 
 
+def test_a_refusal_says_how_much_is_missing_and_what_to_change() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_blocks(GIB, SHAPE, Limits(0, 0.0, 5 * GIB + GIB // 2))
+    text = str(caught.value)
+    assert "5 KV blocks fit (of 5.50 GiB free)" in text and "2.00 GiB are missing" in text
+    for setting in ("kv.gpu_memory_utilization", "model.max_len", "scheduler.step_tokens", "scheduler.max_rows"):
+        assert setting in text
+
+
+def test_less_than_nothing_left_is_a_refusal_too() -> None:
+    with pytest.raises(ConfigError, match=r"^0 KV blocks fit \(of -3\.00 GiB free\).*10\.00 GiB are missing"):
+        choose_blocks(GIB, SHAPE, Limits(0, 0.0, -3 * GIB))
+
+
+def test_spare_blocks_are_paid_but_not_counted() -> None:
+    assert choose_blocks(GIB, SHAPE, Limits(0, 0.0, 10 * GIB), spare=1).num_blocks == 9
+    assert choose_blocks(GIB, SHAPE, Limits(8, 0.0, 0, most_bytes=9 * GIB), spare=1).num_blocks == 8
+
+
+def test_what_is_configured_must_be_there() -> None:
+    with pytest.raises(ConfigError, match=r"1\.00 GiB more than the GPU has left: lower kv\.blocks or kv\.memory_gib"):
+        choose_blocks(GIB, SHAPE, Limits(9, 0.0, 0, most_bytes=9 * GIB), spare=1)
+    with pytest.raises(ConfigError, match=r"3\.00 GiB more than the GPU has left"):
+        choose_blocks(GIB, SHAPE, Limits(0, 12.0, 0, most_bytes=9 * GIB))
+
+
+def test_the_cache_gets_what_everything_else_leaves_of_the_share() -> None:
+    assert READINGS.left == 58 * GIB
+    assert for_cache(READINGS, 1.0) == 58 * GIB
+    assert for_cache(READINGS, 0.5) == 18 * GIB
+    assert for_cache(READINGS, 0.25) == -2 * GIB
+
+
+def test_the_table_adds_up() -> None:
+    assert table(READINGS, 50 * GIB) == (
+        "GPU memory 80.00 GiB: weights 16.00, activations 3.00, graphs 1.00, KV cache 50.00, others 2.00, free 8.00"
+    )
+
+
 def test_free_memory_is_part_of_what_the_machine_has() -> None:
-    assert 0 < free_bytes(torch.device("cpu")) <= 4 * GIB
+    assert 0 < cpu_free_bytes() <= min(4 * GIB, psutil.virtual_memory().total)
 
 
 def test_zeros_are_writable_and_of_any_dtype() -> None:

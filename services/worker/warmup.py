@@ -1,0 +1,135 @@
+"""Plans that no scheduler made: to compile what serving will run, and to measure the memory of the largest step.
+
+Pure. Each plan starts its rows on slots from 0; the rows are to be reset before the next. Rows share blocks, whose
+content means nothing, so that the cache may be as small as one step's tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from common.columns import pack_i32
+from common.protocol import RowStart, Sampling, StepPlan
+from services.worker.memory import Shape
+
+GREEDY = Sampling(max_tokens=2, temperature=0.0)
+# Every way through the sampler; the last is the one that takes the most memory.
+MANNERS = (
+    GREEDY,
+    Sampling(max_tokens=2, temperature=0.7),
+    Sampling(max_tokens=2, temperature=0.7, top_k=20, top_p=0.9),
+    Sampling(max_tokens=2, temperature=0.7, min_p=0.1),
+    Sampling(
+        max_tokens=2,
+        temperature=0.7,
+        top_p=0.9,
+        min_p=0.05,
+        presence_penalty=0.5,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logit_bias=((0, 1.0),),
+        min_tokens=2,
+    ),
+)
+DECODE_CONTEXT = 512  # tokens of rows that decode
+
+
+class Work(NamedTuple):
+    """One row of a plan: `num_tokens` from `position` on, the last one sampled from or not."""
+
+    position: int
+    num_tokens: int
+    samples: bool
+    sampling: Sampling
+
+
+class Sizes(NamedTuple):
+    """What bounds a step, as the scheduler does."""
+
+    shape: Shape
+    step_tokens: int
+    chunk_tokens: int  # of one row in one step, 0: no bound
+
+    @property
+    def longest(self) -> int:
+        """Tokens of one row in one step."""
+        most = min(self.step_tokens, self.shape.max_len - 1)
+        return min(most, self.chunk_tokens) if self.chunk_tokens else most
+
+    @property
+    def num_rows(self) -> int:
+        return min(self.shape.max_rows, self.step_tokens)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of a cache that all plans below can run in: tokens that a row writes in one step never share a place."""
+        return -(-self.longest // self.shape.block_tokens) + 1
+
+
+def largest_steps(sizes: Sizes) -> Iterator[StepPlan]:
+    """Steps that take as much memory as any: all tokens in all rows, all drawn from; and the end of a long prompt."""
+    share, more = divmod(sizes.step_tokens, sizes.num_rows)
+    for sampling in (MANNERS[0], MANNERS[-1]):
+        yield make_plan(
+            sizes,
+            [Work(0, min(share + (i < more), sizes.longest), True, sampling) for i in range(sizes.num_rows)],
+        )
+    yield make_plan(sizes, [Work(sizes.shape.max_len - 1 - sizes.longest, sizes.longest, True, MANNERS[-1])])
+
+
+def first_steps(sizes: Sizes) -> Iterator[StepPlan]:
+    """A prompt and a decode step, so that the first request finds memory mapped and libraries initialized."""
+    yield make_plan(sizes, [Work(0, min(sizes.longest, 256), True, GREEDY)])
+    yield decode_step(sizes, 1)
+
+
+def decode_step(sizes: Sizes, num_rows: int, sampling: Sampling = GREEDY) -> StepPlan:
+    """`num_rows` rows with one token each."""
+    position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
+    return make_plan(sizes, [Work(position, 1, True, sampling)] * num_rows)
+
+
+def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:
+    """Steps that together run every kind of work that serving may ask for, so that none is compiled later."""
+    some = min(sizes.longest, 40)
+    for num_rows in sorted({1, min(2, sizes.num_rows), sizes.num_rows}):
+        for sampling in MANNERS:
+            yield decode_step(sizes, num_rows, sampling)
+    for count in sorted({1, some, sizes.longest}):
+        for samples in (False, True):
+            yield make_plan(sizes, [Work(0, count, samples, GREEDY)])
+    if sizes.num_rows > 1 and some > 1:
+        # a chunk beside rows that decode: one, and more than one sampled row
+        position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
+        decoding = [Work(position, 1, True, sampling) for sampling in MANNERS][: sizes.num_rows - 1]
+        for beside in (decoding[:1], decoding):
+            count = min(some, sizes.step_tokens - len(beside))
+            if count > 0:
+                yield make_plan(sizes, [*beside, Work(0, count, False, GREEDY)])
+
+
+def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
+    block_tokens = sizes.shape.block_tokens
+    added = []
+    for slot, row in enumerate(work):
+        end = row.position + row.num_tokens
+        # a row that does not sample has a token more than it computes
+        tokens = end if row.samples else end + 1
+        added.append(
+            RowStart(
+                slot=slot,
+                seq_id=slot,
+                tokens=bytes(4 * tokens),
+                num_prompt=tokens,
+                computed=row.position,
+                blocks=pack_i32(idx % sizes.num_blocks for idx in range(-(-end // block_tokens))),
+                sampling=row.sampling,
+            )
+        )
+    return StepPlan(
+        step=0,
+        added=added,
+        slots=pack_i32(range(len(work))),
+        positions=pack_i32(row.position for row in work),
+        counts=pack_i32(row.num_tokens for row in work),
+        samples=bytes(row.samples for row in work),
+    )

@@ -1,0 +1,145 @@
+"""Start-up on a CPU, and the decisions of a start on a GPU with a made-up meter."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common import config as configuration
+from common import env
+from common.errors import ConfigError
+from common.protocol import Progress
+from services.worker import compile as levels
+from services.worker import memory, startup, warmup
+from services.worker.kernels.registry import Facts, bind
+from services.worker.layers.rope import RopeTable
+from services.worker.startup import Parts, Stages, explained, figures_of, measure, open_cache, run_all, start
+
+
+def make_parts(tiny: Any, max_rows: int = 5, max_len: int = 60) -> Parts:
+    decoder = tiny.decoder
+    rope = RopeTable(decoder.spec.rope, max_len, decoder.final_norm.weight)
+    shape = memory.Shape(max_rows, max_len, 8)
+    return Parts(decoder, bind(("torch",), Facts("cpu")), rope, shape, (2,), torch.device("cpu"))
+
+
+@pytest.fixture
+def parts(make_tiny: Callable[[str], Any]) -> Parts:
+    return make_parts(make_tiny("qwen3"))
+
+
+def test_stages_are_passed_on_and_timed() -> None:
+    seen: list[Progress] = []
+    stages = Stages(seen.append)
+    stages("weights", 1, 2)
+    stages("weights", 2, 2)
+    stages("compile")
+    stages.end()
+    assert seen == [Progress("weights", 1, 2), Progress("weights", 2, 2), Progress("compile")]
+    assert set(stages.seconds) == {"weights", "compile"} and min(stages.seconds.values()) >= 0
+
+
+def test_all_plans_of_a_start_run(parts: Parts) -> None:
+    """With the real rows, which assert whatever does not fit."""
+    sizes = warmup.Sizes(parts.shape, 24, 0)
+    runner = parts.runner(sizes.num_blocks)
+    seen: list[tuple[int, int]] = []
+    plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
+    run_all(runner, plans, lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(plans) - 1, len(plans)) and not runner.rows.live.any()
+
+
+class FakeMeter:
+    """A GPU of 1 GiB whose figures follow a list."""
+
+    peaks = (300_000_000, 120_000_000)
+    held = (100_000_000, 110_000_000, 112_000_000)
+
+    def __init__(self, device: torch.device) -> None:
+        self._held, self._peaks = iter(self.held), iter(self.peaks)
+
+    def restart(self) -> int:
+        return next(self._held)
+
+    def peak(self) -> int:
+        return next(self._peaks)
+
+    def total_and_others(self) -> tuple[int, int]:
+        return 2**30, 50_000_000
+
+
+def test_measuring_takes_the_small_cache_off_and_bounds_graphs(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "Meter", FakeMeter)
+    seen: list[Progress] = []
+    stages = Stages(seen.append)
+    sizes = warmup.Sizes(parts.shape, 24, 0)
+    readings = measure(parts, sizes, 3, stages)
+    cache = (sizes.num_blocks + 1) * parts.block_bytes
+    assert readings == memory.Readings(
+        total=2**30,
+        others=50_000_000,
+        weights=100_000_000,
+        activations=200_000_000 - cache,
+        graphs=8_000_000 + 3 * memory.GRAPH_BYTES,
+    )
+    assert list(dict.fromkeys(progress.stage for progress in seen)) == ["compile", "memory"]
+    assert measure(parts, sizes, 0, stages).graphs == 0
+
+
+def test_a_cpu_gets_a_share_of_free_memory(parts: Parts) -> None:
+    config = configuration.load(None, ["kv.memory_gib=0.01", "scheduler.step_tokens=24"])
+    seen: list[Progress] = []
+    runner, num_blocks = start(parts, config, levels.EAGER, Stages(seen.append))
+    assert runner.cache.num_blocks == num_blocks == 5 * 8
+    assert list(dict.fromkeys(progress.stage for progress in seen)) == ["memory", "compile"]
+
+
+def test_compiled_pieces_give_the_same_tokens(make_tiny: Callable[[str], Any]) -> None:
+    torch._dynamo.reset()
+    config = configuration.load(None, ["kv.blocks=40", "scheduler.step_tokens=24"])
+    tokens = []
+    for level in (levels.EAGER, levels.TRACED):
+        parts = make_parts(make_tiny("llama"))
+        plain = parts.model.pieces
+        try:
+            runner, _ = start(parts, config, level, Stages(lambda progress: None))
+            plan = warmup.make_plan(warmup.Sizes(parts.shape, 24, 0), [warmup.Work(0, 9, True, warmup.GREEDY)] * 2)
+            tokens.append(runner.execute(plan).tokens())
+        finally:
+            parts.model.pieces = plain
+    torch._dynamo.reset()
+    assert tokens[0] == tokens[1]
+
+
+def test_the_lack_of_memory_at_start_is_the_configurations_fault() -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"the largest step does not fit the device: lower scheduler.step_tokens \(.*2 GiB\)"
+        ),
+        explained("the largest step", "scheduler.step_tokens"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+    with pytest.raises(RuntimeError, match="illegal"), explained("x", "y"):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_the_cache_folder_follows_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    config = configuration.load(None, [f"worker.cache_dir={tmp_path}"])
+    kept = open_cache(config, {"hidden_size": 8}, torch.device("cpu"))
+    assert kept.folder.parent == tmp_path / "kernels"
+    assert env.child_environment(0)["TRITON_CACHE_DIR"] == str(kept.folder / "triton")
+    assert open_cache(config, {"hidden_size": 9}, torch.device("cpu")).folder != kept.folder
+    assert open_cache(config, {"hidden_size": 8}, torch.device("cpu")).folder == kept.folder
+
+
+def test_figures_have_listed_names() -> None:
+    from common.metrics import checked
+
+    figures = checked(figures_of({"weights": 2.0, "kernels": 0.5}, 9.0))
+    assert (figures["startup_seconds"], figures["startup_weights_seconds"]) == (9.0, 2.0)
+    assert figures["startup_capture_seconds"] == 0.0
+    assert startup.arch_of(torch.device("cpu")) == ""

@@ -1,0 +1,58 @@
+"""Plans of the start: they fit the rows and a small cache, are as large as the scheduler's, and run every kind."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.columns import unpack_i32
+from common.protocol import StepPlan
+from services.worker.memory import Shape
+from services.worker.warmup import MANNERS, Sizes, all_kinds, decode_step, first_steps, largest_steps
+
+SIZES = [
+    Sizes(Shape(4, 100, 16), 64, 0),
+    Sizes(Shape(40, 200, 8), 30, 12),
+    Sizes(Shape(1, 20, 4), 500, 0),
+    Sizes(Shape(3, 4, 16), 1, 0),
+]
+
+
+def checked(plan: StepPlan, sizes: Sizes) -> np.ndarray:
+    """The counts, after a look at what a worker would assert."""
+    counts, positions = np.frombuffer(plan.counts, np.int32), np.frombuffer(plan.positions, np.int32)
+    assert 0 < counts.sum() <= sizes.step_tokens and len(counts) <= sizes.shape.max_rows
+    assert counts.max() <= sizes.longest
+    for row, position, count, samples in zip(plan.added, positions, counts, plan.samples, strict=True):
+        blocks = unpack_i32(row.blocks).tolist()
+        assert row.computed == position >= 0
+        length = len(row.tokens) // 4
+        assert (length == position + count) if samples else (length > position + count)
+        assert length < sizes.shape.max_len + 1
+        assert len(blocks) * sizes.shape.block_tokens >= position + count and max(blocks) < sizes.num_blocks
+        written = blocks[position // sizes.shape.block_tokens : (position + count - 1) // sizes.shape.block_tokens + 1]
+        assert len(set(written)) == len(written), "two tokens of a row share a place"
+    return counts
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_all_plans_are_possible(sizes: Sizes) -> None:
+    for plan in (*largest_steps(sizes), *all_kinds(sizes), *first_steps(sizes), decode_step(sizes, 1)):
+        checked(plan, sizes)
+
+
+def test_the_largest_steps_use_the_whole_budget() -> None:
+    many, many_drawn, long = largest_steps(SIZES[0])
+    for plan in (many, many_drawn):
+        assert checked(plan, SIZES[0]).tolist() == [16] * 4 and plan.samples == b"\1" * 4
+    assert checked(long, SIZES[0]).tolist() == [64] and unpack_i32(long.positions).tolist() == [35]
+    assert {row.sampling for row in many.added} == {MANNERS[0]} and many_drawn.added[0].sampling is MANNERS[-1]
+
+
+def test_every_manner_of_sampling_and_every_number_of_outputs_is_there() -> None:
+    plans = list(all_kinds(SIZES[1]))
+    assert {row.sampling for plan in plans for row in plan.added} == set(MANNERS)
+    kinds: set[tuple[Any, ...]] = {
+        (min(int(np.frombuffer(plan.counts, np.int32).sum()), 2), min(plan.samples.count(1), 2)) for plan in plans
+    }
+    assert kinds == {(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
