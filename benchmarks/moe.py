@@ -1,0 +1,293 @@
+"""Mixture of experts on a GPU: correctness, then launch geometry measured and kept, then times against the floors.
+
+    python -m benchmarks.moe [--model WORD] [--tokens 1,4,16] [--no-tune] [--out FOLDER] [--json OUT]
+
+Weights rotate between several layers, so that they come from memory as in a step. Kernels compile in several
+processes. The table (services/worker/kernels/tuned/moe_gated.<arch>.json, or FOLDER's) is what moe_gated chooses by.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from triton.errors import TritonError
+
+from benchmarks.gate import check
+from benchmarks.kernel_time import ceilings, per_call_us
+from services.worker.kernels import tuned
+from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route
+from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
+from services.worker.kernels.ops.moe_gated import moe_gated as gated_op
+
+MODELS = {"qwen3-30b-a3b": Experts(128, 8, 2048, 768), "mixtral-8x7b": Experts(8, 2, 4096, 14336)}
+TOKENS = (1, 2, 4, 8, 16, 64, 256, 512, 2048, 8192)
+LAYERS = {"qwen3-30b-a3b": 4, "mixtral-8x7b": 3}
+PROCESSES = 14
+FEW_PAIRS = 128  # more are not tried without sorting
+DTYPE = torch.bfloat16
+UP_FEW = ((4, 1024, 4), (8, 1024, 4), (2, 1024, 2), (4, 2048, 4), (2, 2048, 4), (8, 512, 4), (16, 512, 8), (4, 512, 2))
+DOWN_FEW = ((4, 256, 4), (2, 256, 4), (8, 256, 8), (4, 256, 8), (2, 1024, 4), (1, 1024, 4), (2, 512, 4), (4, 512, 8))
+UP_TILES = {
+    16: ((64, 64, 1, 4, 4), (64, 64, 1, 4, 6), (64, 128, 1, 4, 3), (128, 64, 1, 4, 3), (128, 64, 1, 8, 4)),
+    32: ((64, 64, 1, 4, 4), (64, 128, 1, 4, 3), (128, 64, 1, 8, 4), (128, 64, 4, 8, 3)),
+    64: ((64, 64, 8, 4, 4), (128, 64, 8, 8, 3), (128, 64, 8, 4, 3), (64, 128, 8, 4, 3)),
+    128: ((128, 64, 8, 8, 3), (128, 64, 4, 8, 4), (64, 64, 8, 4, 4), (64, 64, 8, 8, 4), (64, 128, 8, 8, 3)),
+}
+DOWN_TILES = {
+    16: ((64, 128, 1, 4, 4), (64, 64, 1, 4, 6), (128, 64, 1, 4, 4), (128, 128, 1, 8, 3), (64, 256, 1, 4, 3)),
+    32: ((64, 128, 1, 4, 4), (128, 64, 1, 4, 4), (128, 128, 1, 8, 3), (64, 64, 1, 4, 6)),
+    64: ((128, 64, 8, 4, 4), (128, 64, 8, 8, 4), (256, 64, 8, 8, 3), (64, 128, 8, 4, 3)),
+    128: ((128, 64, 8, 8, 4), (256, 64, 8, 8, 3), (128, 64, 8, 4, 3), (128, 128, 8, 8, 3), (256, 64, 4, 8, 4)),
+}
+
+
+class Layer(NamedTuple):
+    """moe_gated's arguments for one layer and one batch."""
+
+    x: Tensor
+    weights: Tensor
+    experts: Tensor
+    gate_up: Tensor
+    down: Tensor
+    residual: Tensor
+
+
+class Figure(NamedTuple):
+    """Microseconds per call of the op, and of its parts where they were measured."""
+
+    model: str
+    tokens: int
+    plan: Few | Grouped
+    us: float
+    up_us: float
+    down_us: float
+    route_us: float
+    floor_us: float
+    bound: str
+
+
+def block_sizes(shape: Experts, num_tokens: int) -> list[int]:
+    """Row blocks worth trying for so many tokens: about what an expert gets."""
+    mean = num_tokens * shape.top_k / shape.num_experts
+    if mean <= 8:
+        return [16]
+    return [size for size in (16, 32, 64, 128) if size / 3 <= mean <= size * 2] or [128]
+
+
+def make_weights(shape: Experts, layers: int) -> list[tuple[Tensor, Tensor]]:
+    """[E, 2I, N] and [E, N, I] per layer."""
+    made = []
+    for _ in range(layers):
+        gate_up = torch.empty(shape.num_experts, 2 * shape.inner, shape.hidden, dtype=DTYPE, device="cuda")
+        down = torch.empty(shape.num_experts, shape.hidden, shape.inner, dtype=DTYPE, device="cuda")
+        made.append((gate_up.normal_(0, shape.hidden**-0.5), down.normal_(0, shape.inner**-0.5)))
+    return made
+
+
+def make_layers(shape: Experts, num_tokens: int, weights: Iterable[tuple[Tensor, Tensor]]) -> list[Layer]:
+    layers = []
+    for gate_up, down in weights:
+        logits = torch.randn(num_tokens, shape.num_experts, device="cuda")
+        shares, experts = moe_route.run(logits, shape.top_k, True)
+        x, residual = torch.randn(2, num_tokens, shape.hidden, device="cuda").to(DTYPE).unbind(0)
+        layers.append(Layer(x, shares, experts, gate_up, down, residual.contiguous()))
+    return layers
+
+
+def gate(shape: Experts, layer: Layer) -> None:
+    """The op at its real size against its meaning, on the same device. Raises AssertionError."""
+    tolerance = gated_op.tolerances[DTYPE]
+    wanted = layer._replace(residual=layer.residual.clone())
+    got = layer._replace(residual=layer.residual.clone())
+    gated_op.meaning(*wanted)
+    moe_gated.run(*got)
+    torch.testing.assert_close(
+        got.residual,
+        wanted.residual,
+        rtol=tolerance.relative,
+        atol=tolerance.absolute,
+        msg=lambda text: f"{shape}, {len(layer.x)} tokens: {text}",
+    )
+
+
+def warm(shape: Experts, plans: list[Few | Grouped]) -> None:
+    """Compiles the plans' kernels into Triton's cache: all pairs go to one expert, the others have no memory."""
+    gate_up = torch.zeros(1, 2 * shape.inner, shape.hidden, dtype=DTYPE, device="cuda")
+    down = torch.zeros(1, shape.hidden, shape.inner, dtype=DTYPE, device="cuda")
+    x = torch.zeros(2, shape.hidden, dtype=DTYPE, device="cuda")
+    experts = torch.zeros(2, shape.top_k, dtype=torch.int32, device="cuda")
+    layer = Layer(
+        x,
+        torch.zeros(2, shape.top_k, device="cuda"),
+        experts,
+        gate_up.expand(shape.num_experts, -1, -1),
+        down.expand(shape.num_experts, -1, -1),
+        torch.zeros_like(x),
+    )
+    for plan in plans:
+        run_plan(plan, *layer)
+    torch.cuda.synchronize()
+
+
+def run_plan(plan: Few | Grouped, *layer: Tensor) -> None:
+    if isinstance(plan, Few):
+        moe_gated.run_few(plan, *layer)
+    else:
+        moe_gated.run_grouped(plan, *layer)
+
+
+def candidates(shape: Experts, sizes: Iterable[int]) -> Iterator[Few | Grouped]:
+    """Plans that together use every kernel that the search may try."""
+    if any(tokens * shape.top_k <= FEW_PAIRS for tokens in sizes):
+        for up, down in zip(UP_FEW, DOWN_FEW, strict=True):
+            yield Few(*up, *down)
+    for block_m in sorted({size for tokens in sizes for size in block_sizes(shape, tokens)}):
+        ups, downs = UP_TILES[block_m], DOWN_TILES[block_m]
+        for number in range(max(len(ups), len(downs))):
+            yield Grouped(block_m, Tile(*ups[number % len(ups)]), Tile(*downs[number % len(downs)]))
+
+
+def best(tries: Iterable[tuple[Any, Callable[..., Any], list[tuple[Any, ...]]]]) -> tuple[Any, float]:
+    """The fastest of (what, run, argument sets), in microseconds; those that do not fit the device are left out."""
+    found = []
+    for what, run, sets in tries:
+        try:
+            found.append((per_call_us(run, sets), what))
+        except (RuntimeError, TritonError) as error:
+            print(f"{what} cannot: {str(error).splitlines()[0][:100]}")
+    us, what = min(found, key=lambda entry: entry[0])
+    return what, us
+
+
+def tune(shape: Experts, layers: list[Layer]) -> tuple[Few | Grouped, float, float]:
+    """The fastest plan, and its products' times; each product is chosen alone, then whole plans are compared."""
+    num_tokens = len(layers[0].x)
+    finalists: list[tuple[Few | Grouped, float, float]] = []
+    if num_tokens * shape.top_k <= FEW_PAIRS:
+        default = _moe_plan.default_few(shape)
+        ups = ((up, partial(moe_gated.few_up, Few(*up, *default[3:]))) for up in UP_FEW)
+        up, up_us = best((what, run, [(v.x, v.experts, v.gate_up) for v in layers]) for what, run in ups)
+        gated = [moe_gated.few_up(default, v.x, v.experts, v.gate_up) for v in layers]
+        downs = ((down, partial(moe_gated.few_down, Few(*default[:3], *down))) for down in DOWN_FEW)
+        sets = [(h, v.weights, v.experts, v.down, v.residual) for h, v in zip(gated, layers, strict=True)]
+        down, down_us = best((what, run, sets) for what, run in downs)
+        finalists.append((Few(*up, *down), up_us, down_us))
+    for block_m in block_sizes(shape, num_tokens):
+        ordered = [moe_gated.Sorted(v.experts, shape.num_experts, block_m) for v in layers]
+        up_sets = [(o, v.x, shape.top_k, v.gate_up) for o, v in zip(ordered, layers, strict=True)]
+        up_tile, up_us = best(
+            (tile, partial(moe_gated.grouped_up, Tile(*tile), block_m), up_sets) for tile in UP_TILES[block_m]
+        )
+        gated = [moe_gated.grouped_up(Tile(*up_tile), block_m, *arguments) for arguments in up_sets]
+        down_sets = [(o, h, v.down) for o, h, v in zip(ordered, gated, layers, strict=True)]
+        down_tile, down_us = best(
+            (tile, partial(moe_gated.grouped_down, Tile(*tile), block_m), down_sets) for tile in DOWN_TILES[block_m]
+        )
+        finalists.append((Grouped(block_m, Tile(*up_tile), Tile(*down_tile)), up_us, down_us))
+    chosen, _ = best((entry, partial(run_plan, entry[0]), list(layers)) for entry in finalists)
+    plan, up_us, down_us = chosen
+    return plan, up_us, down_us
+
+
+def floor(shape: Experts, layers: list[Layer], bytes_per_s: float, flops_per_s: float) -> tuple[float, str]:
+    """Microseconds, and what it is the floor of: weights of the experts that are used read once, products."""
+    used = sum(int((layer.experts.flatten().bincount() > 0).sum()) for layer in layers) / len(layers)
+    matrix = 3 * shape.hidden * shape.inner
+    num_tokens = len(layers[0].x)
+    by_bytes = (used * matrix + 3 * num_tokens * shape.hidden) * DTYPE.itemsize / bytes_per_s * 1e6
+    by_flops = 2 * num_tokens * shape.top_k * matrix / flops_per_s * 1e6
+    return (by_bytes, "bytes") if by_bytes >= by_flops else (by_flops, "flops")
+
+
+def row_of(figure: Figure) -> dict[str, Any]:
+    plan = figure.plan
+    row: dict[str, Any] = MODELS[figure.model]._asdict() | {"tokens": figure.tokens}
+    row |= {"few": plan} if isinstance(plan, Few) else {"block_m": plan.block_m, "up": plan.up, "down": plan.down}
+    return row | {"us": round(figure.us, 2), "floor_us": round(figure.floor_us, 2)}
+
+
+def show(console: Console, figures: list[Figure]) -> None:
+    table = Table(title="moe_gated, microseconds per call")
+    for name in ("model", "tokens", "time", "floor", "% of floor", "", "first", "second", "route", "plan"):
+        table.add_column(name, justify="left" if name in ("model", "plan") else "right", no_wrap=True)
+    for f in figures:
+        plan = (
+            f"few {tuple(f.plan)}" if isinstance(f.plan, Few) else f"{f.plan.block_m} {(*f.plan.up,)} {(*f.plan.down,)}"
+        )
+        times = (f"{f.us:,.1f}", f"{f.floor_us:,.1f}", f"{100 * f.floor_us / f.us:.0f}", f.bound)
+        parts = (f"{f.up_us:,.1f}", f"{f.down_us:,.1f}", f"{f.route_us:,.1f}")
+        table.add_row(f.model, str(f.tokens), *times, *parts, plan)
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.moe", description=__doc__)
+    parser.add_argument("--model", default="", metavar="WORD", help="models whose name has it")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
+    parser.add_argument("--no-tune", action="store_true", help="time what moe_gated would choose now")
+    parser.add_argument("--out", type=Path, default=tuned.FOLDER, help="folder for the table")
+    parser.add_argument("--json", help="file for the figures")
+    options = parser.parse_args()
+    console, begun = Console(width=190, highlight=False), time.monotonic()
+    names = [name for name in MODELS if options.model in name]
+    sizes = [int(size) for size in options.tokens.split(",")]
+    device = torch.device("cuda", torch.cuda.current_device())
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        todo = []
+        for name in names:
+            shape = MODELS[name]
+            plans = [_moe_plan.choose(shape, size, device) for size in sizes]
+            if not options.no_tune:
+                plans = [*candidates(shape, sizes), *plans]
+            todo += [pool.submit(warm, shape, [plan]) for plan in dict.fromkeys(plans)]
+        for impl in (moe_route.IMPL, moe_gated.IMPL):
+            console.print(f"{impl.op.name}: {check(impl, device, DTYPE)} cases are right")
+        for future in todo:
+            if (error := future.exception()) is not None:
+                console.print(f"cannot: {str(error).splitlines()[0][:150]}", style="yellow", markup=False)
+    console.print(f"compiled after {time.monotonic() - begun:.0f} s")
+    limit, figures = ceilings(), []
+    for name in names:
+        shape = MODELS[name]
+        weights = make_weights(shape, LAYERS[name])
+        for size in sizes:
+            layers = make_layers(shape, size, weights)
+            gate(shape, layers[0])
+            plan, up_us, down_us = _moe_plan.choose(shape, size, device), 0.0, 0.0
+            if not options.no_tune:
+                plan, up_us, down_us = tune(shape, layers)
+            us = per_call_us(partial(run_plan, plan), list(layers))
+            logits = [(torch.randn(size, shape.num_experts, device="cuda", dtype=DTYPE), shape.top_k, True)] * 8
+            route_us = per_call_us(moe_route.run, logits)
+            floor_us, bound = floor(shape, layers, *limit)
+            figures.append(Figure(name, size, plan, us, up_us, down_us, route_us, floor_us, bound))
+        del weights, layers
+        torch.cuda.empty_cache()
+    show(console, figures)
+    conditions = (
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, {limit.bytes_per_s / 1e12:.2f} TB/s, "
+    )
+    conditions += f"{limit.flops_per_s / 1e12:.0f} TFLOP/s; {time.monotonic() - begun:.0f} s in all"
+    console.print(conditions)
+    rows = [row_of(figure) for figure in figures]
+    if not options.no_tune:
+        made = f"{conditions}, python -m benchmarks.moe, {time.strftime('%Y-%m-%d')}"
+        console.print(str(tuned.write("moe_gated", tuned.arch(device), made, rows, options.out)))
+    if options.json:
+        content = {"conditions": conditions, "rows": [row | f._asdict() for row, f in zip(rows, figures, strict=True)]}
+        Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
