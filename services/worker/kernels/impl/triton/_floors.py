@@ -14,6 +14,7 @@ from torch import Tensor
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
 from services.worker.kernels.impl.triton._sampling import (
     CHUNK,
+    LEAST_CHUNKS,
     LOG2_E,
     SINGLES,
     aot_stats,
@@ -23,6 +24,7 @@ from services.worker.kernels.impl.triton._sampling import (
 )
 
 TILE = 2048
+LEAST_TILES = 128  # so that the vocabularies of today share a compiled kernel
 PIVOTS = 8
 WARPS = 8
 
@@ -238,7 +240,7 @@ def floors(
     stats, sums = run_stats(logits, temperature, launch)
     chunks = stats.shape[1]
     tile = max(TILE, CHUNK)
-    tiles = triton.next_power_of_2(-(-vocab_size // tile))
+    tiles = max(LEAST_TILES, triton.next_power_of_2(-(-vocab_size // tile)))
     places = torch.empty((num_rows, tiles), dtype=torch.int32, device=device)
     find_floor[(num_rows,)](
         logits, logits.stride(0) if num_rows > 1 else vocab_size, temperature, top_k, top_p, min_p, stats, sums, places,
@@ -263,9 +265,9 @@ def aot_cases(name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool) -
         "V": "i32:16",
         "num_chunks": "i32",
         "CHUNK": CHUNK,
-        "CHUNKS": 256,
+        "CHUNKS": LEAST_CHUNKS,
         "TILE": TILE,
-        "TILES": 128,
+        "TILES": LEAST_TILES,
         "PIVOTS": PIVOTS,
         "PDL": False,
     }

@@ -18,6 +18,7 @@ from services.worker.kernels.impl.triton._launch import AotCase, Constant, optio
 CHUNK = 1024
 MANY_ROWS = 32  # from here on a program takes several chunks: there are programs enough
 PER_PROGRAM = 4
+LEAST_CHUNKS = 256  # so that the vocabularies of today share a compiled kernel
 
 # read one number at a time: parts of larger uploads may be anywhere, and no place of theirs may cost a new compile
 SINGLES = (
@@ -235,7 +236,7 @@ def run_stats(logits: Tensor, temperature: Tensor, launch: dict[str, Any]) -> tu
     """Each chunk's maximum and sum of exp((logit - maximum) / temperature), float32 [S, C up to a power of 2]."""
     num_rows, vocab_size = logits.shape
     num_chunks = -(-vocab_size // CHUNK)
-    chunks = triton.next_power_of_2(num_chunks)
+    chunks = max(LEAST_CHUNKS, triton.next_power_of_2(num_chunks))
     maxima, sums = torch.empty((2, num_rows, chunks), dtype=torch.float32, device=logits.device).unbind(0)
     per = PER_PROGRAM if num_rows >= MANY_ROWS else 1
     stride = logits.stride(0) if num_rows > 1 else vocab_size
@@ -265,7 +266,7 @@ def tokens(
         return out
     num_chunks = -(-vocab_size // CHUNK)
     per = PER_PROGRAM if num_rows >= MANY_ROWS else 1
-    chunks = triton.next_power_of_2(num_chunks)
+    chunks = max(LEAST_CHUNKS, triton.next_power_of_2(num_chunks))
     maxima, sums = torch.empty((2, num_rows, chunks), dtype=torch.float32, device=device).unbind(0)
     greedy = temperature is None
     launch = options(device)
@@ -300,7 +301,7 @@ def aot_cases(name: str, dtype: str, *, greedy: bool, floor: bool, hot: bool) ->
         "GREEDY": greedy,
         "FLOOR": floor,
         "CHUNK": CHUNK,
-        "CHUNKS": 256,
+        "CHUNKS": LEAST_CHUNKS,
         "PDL": False,
     }
     stats = {**shared, "counter_ptr": None, "FUSED": False}
