@@ -104,9 +104,13 @@ def _attend(  # type: ignore[no-untyped-def]
             seen = key[None, :] <= position[:, None]
             if WINDOW:
                 seen = seen & (key[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, HIDDEN)
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-        p = tl.exp2(scores * factor - new_peak[:, None])
+            # scaled before: a product and a sum in one rounding would leave a rest of HIDDEN, too large for exp2
+            scores = tl.where(seen, scores * factor, HIDDEN)
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            p = tl.exp2(scores - new_peak[:, None])
+        else:
+            new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+            p = tl.exp2(scores * factor - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         peak = new_peak
         denominator = denominator * shrink + tl.sum(p, 1)
