@@ -2,9 +2,7 @@
 
 import torch
 
-from services.worker.kernels.impl.triton._sampling import MANY_ROWS, tokens
 from services.worker.kernels.impl.triton.draw import IMPL
-from services.worker.kernels.ops.draw import draw
 from tests.services.worker.kernels.impl.triton.hold import Holder, poisoned_allocations
 
 
@@ -32,24 +30,3 @@ def test_odd_logits_give_ids_of_the_vocabulary(device: torch.device) -> None:
         assert all(0 <= token < size for token in got), (temperature, got)
         assert got[2] == 9 and got[5] == 2499
         assert got[6] != 100
-
-
-def test_a_row_does_not_depend_on_the_others(device: torch.device) -> None:
-    """More rows than MANY_ROWS, whose programs take several chunks, against each alone."""
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(MANY_ROWS, 2100, generator=generator).to(device)
-    temperature = torch.ones(MANY_ROWS, device=device)
-    numbers = torch.arange(MANY_ROWS, device=device)
-    together = IMPL.run(logits, temperature, numbers, numbers)
-    for row in range(0, MANY_ROWS, 7):
-        one = slice(row, row + 1)
-        assert IMPL.run(logits[one], temperature[one], numbers[one], numbers[one]) == together[row]
-
-
-def test_one_launch_gives_the_same_and_leaves_its_counter_at_zero(device: torch.device) -> None:
-    logits, temperature, seeds, positions = (tensor.to(device) for tensor in draw.cases[2].make(torch.float32))
-    counter = torch.zeros(len(logits), dtype=torch.int32, device=device)
-    for _ in range(2):
-        got = tokens(logits, temperature, None, seeds, positions, counter)
-        assert torch.equal(got, IMPL.run(logits, temperature, seeds, positions))
-        assert not counter.any()
