@@ -13,6 +13,9 @@ from common.errors import ConfigError
 from common.protocol import Progress, RowStart, Sampling, StepPlan
 from services.worker.kernels.registry import Facts
 from services.worker.model_engine import ModelEngine, choose_device, facts_of
+from services.worker.state import Step
+
+GREEDY = Sampling(4, temperature=0.0)
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def test_max_len_can_be_lowered_not_raised(folder: Path) -> None:
 
 def test_random_weights_need_no_checkpoint(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="holds no .safetensors file"):
+    with pytest.raises(ConfigError, match=r"holds no \.safetensors file"):
         load(folder)
     engine, _ = load(folder, "model.weights=random", "kv.blocks=20")
     assert engine.facts.architecture == "Qwen3ForCausalLM"
@@ -90,3 +93,109 @@ def test_a_missing_gpu_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch)
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="sees no GPU"):
         choose_device("cuda")
+
+
+def starts(*rows: tuple[int, list[int]]) -> StepPlan:
+    """(slot, prompt) of rows that begin; each has blocks of its own."""
+    added = [
+        RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, pack_i32(range(8 * slot, 8 * slot + 8)), GREEDY)
+        for slot, prompt in rows
+    ]
+    counts = pack_i32(len(prompt) for _, prompt in rows)
+    slots, positions = pack_i32(slot for slot, _ in rows), pack_i32([0] * len(rows))
+    return StepPlan(1, added=added, slots=slots, positions=positions, counts=counts, samples=b"\1" * len(rows))
+
+
+def decodes(*rows: tuple[int, int], removed: tuple[int, ...] = ()) -> StepPlan:
+    """(slot, position)."""
+    slots, positions = pack_i32(slot for slot, _ in rows), pack_i32(position for _, position in rows)
+    counts = pack_i32([1] * len(rows))
+    return StepPlan(
+        2, removed=pack_i32(removed), slots=slots, positions=positions, counts=counts, samples=b"\1" * len(rows)
+    )
+
+
+def limit_memory(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Step], bool]) -> list[int]:
+    """From now on a step that does not fit runs half and then fails; returns the tokens of those that were tried."""
+    runner, tried = engine._runner, []
+    whole = runner.model.logits
+
+    def run(step: Step) -> Any:
+        tried.append(int(step.counts.sum()))
+
+        def logits(x: torch.Tensor) -> torch.Tensor:
+            if not fits(step):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return whole(x)
+
+        monkeypatch.setattr(runner.model, "logits", logits)
+        return type(runner).run(runner, step)
+
+    monkeypatch.setattr(runner, "run", run)
+    return tried
+
+
+PROMPTS = [(slot, list(range(3 + slot, 43 + slot))) for slot in range(3)]
+
+
+def test_a_step_without_memory_runs_in_pieces_with_the_same_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    plans = [starts(*PROMPTS), decodes(*((slot, 40) for slot in range(3)))]
+    wanted = [engine.execute(plan).tokens() for plan in plans]
+    engine.reset()
+    tried = limit_memory(engine, monkeypatch, lambda step: bool(step.counts.sum() <= 50))
+    results = [engine.execute(plan) for plan in plans]
+    assert [result.tokens() for result in results] == wanted
+    assert [result.failed for result in results] == [b"", b""] and tried == [120, 80, 40, 40, 40, 3]
+
+
+def test_a_row_that_cannot_run_fails_alone_and_its_slot_can_be_used_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    plans = [starts(*PROMPTS), decodes(*((slot, 40) for slot in range(3)))]
+    wanted = [list(unpack_i32(engine.execute(plan).tokens())) for plan in plans]
+    engine.reset()
+    with monkeypatch.context() as patch:
+        limit_memory(engine, patch, lambda step: 1 not in step.slots)
+        first = engine.execute(plans[0])
+    second = engine.execute(plans[1])  # made before anybody knew
+    assert list(unpack_i32(first.failed)) == [1] and second.failed == b""
+    for result, tokens in zip((first, second), wanted, strict=True):
+        got = list(unpack_i32(result.tokens()))
+        assert (got[0], got[2]) == (tokens[0], tokens[2]) and len(got) == 3
+    engine.execute(decodes((0, 41), (2, 41), removed=(1,)))
+    again = engine.execute(starts(PROMPTS[1]))
+    assert list(unpack_i32(again.tokens())) == [wanted[0][1]] and again.failed == b""
+
+
+def test_any_other_device_error_ends_the_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+
+    def run(step: Step) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine._runner, "run", run)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.execute(starts(*PROMPTS))
+
+
+def test_blocks_are_copied_singly_when_there_is_no_memory_for_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    storage = engine._runner.cache.storage
+    storage.copy_(torch.rand_like(storage))
+    sources = storage[:, :, [3, 4]].clone()
+    whole = type(engine._runner.cache).copy_blocks
+
+    def copy_blocks(source: list[int], target: list[int]) -> None:
+        if len(source) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        whole(engine._runner.cache, source, target)
+
+    monkeypatch.setattr(engine._runner.cache, "copy_blocks", copy_blocks)
+    engine.execute(StepPlan(1, copy_source=pack_i32([3, 4]), copy_target=pack_i32([7, 8])))
+    assert torch.equal(storage[:, :, [7, 8]], sources)
