@@ -3,7 +3,8 @@
 A program reads one part of one row's context for one KV head, and all query heads that share it. Parts are dealt on the
 device from the rows' true lengths: the grid has a place for each row and `spare` more, and the longest rows are cut so
 that these suffice; short rows, and full chips, have one part and no second pass. Of a row in several parts each leaves
-float32 sums, and the last to arrive joins them (FUSED), or a second kernel does. Softmax is online, in base 2.
+float32 sums, and the last to arrive joins them (FUSED), or a second kernel does: so on AMD, whose barrier does not wait
+for other waves' stores. Softmax is online, in base 2.
 """
 
 from functools import cache
@@ -176,7 +177,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         table_row = tl.load(table_rows_ptr + row)
     table_ptr = tables_ptr + table_row.to(tl.int64) * table_stride
     q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
-    q = tl.load(q_ptr + dims[None, :], mask=mask, other=0.0)
+    q = tl.load(q_ptr + dims[None, :], mask=inside[None, :], other=0.0)
     if k_scale_ptr is not None:
         factor *= tl.load(k_scale_ptr)
     low = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
@@ -192,30 +193,30 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
     totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # page numbers are read one turn ahead, so that keys do not wait for them
+    # page numbers are read one turn ahead, so that keys do not wait for them; behind the end the last token stands in
     if PAGE % BLOCK_KV == 0:
-        pages = tl.load(table_ptr + begin // PAGE, mask=begin < end, other=0)
+        pages = tl.load(table_ptr + begin // PAGE)
     else:
-        pages = tl.load(table_ptr + (begin + tokens) // PAGE, mask=begin + tokens < end, other=0)
+        pages = tl.load(table_ptr + tl.minimum(begin + tokens, tl.maximum(end - 1, 0)) // PAGE)
     for start in range(begin, end, BLOCK_KV):
-        position = start + tokens
-        live = position < end
+        position = tl.minimum(start + tokens, end - 1)
+        slots = pages.to(tl.int64) * PAGE + position % PAGE
+        offsets = (slots * (NUM_KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
         if PAGE % BLOCK_KV == 0:
-            at = pages.to(tl.int64) * (PAGE * NUM_KV_HEADS * HEAD_DIM)
-            offsets = (start % PAGE + tokens)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + dims[None, :]
-            k_at, v_at = k_ptr + at + offsets, v_ptr + at + offsets
-            pages = tl.load(table_ptr + (start + BLOCK_KV) // PAGE, mask=start + BLOCK_KV < end, other=0)
+            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV, end - 1) // PAGE)
         else:
-            slots = pages.to(tl.int64) * PAGE + position % PAGE
-            offsets = (slots * (NUM_KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
-            k_at, v_at = k_ptr + offsets, v_ptr + offsets
-            pages = tl.load(table_ptr + (position + BLOCK_KV) // PAGE, mask=position + BLOCK_KV < end, other=0)
-        k = tl.load(k_at, mask=live[:, None] & inside[None, :], other=0.0)
-        v = tl.load(v_at, mask=live[:, None] & inside[None, :], other=0.0)
+            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV + tokens, end - 1) // PAGE)
+        if BLOCK_D == HEAD_DIM:
+            k, v = tl.load(k_ptr + offsets), tl.load(v_ptr + offsets)
+        else:
+            k = tl.load(k_ptr + offsets, mask=inside[None, :], other=0.0)
+            v = tl.load(v_ptr + offsets, mask=inside[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
         if SOFTCAP > 0:
             scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
-        seen = live & (position >= low) if WINDOW > 0 else live
+        seen = start + tokens < end
+        if WINDOW > 0:
+            seen &= position >= low
         scores = tl.where(seen[None, :], scores, -1.0e30)
         higher = tl.maximum(peak, tl.max(scores, 1))
         lowered = tl.exp2(peak - higher)
@@ -344,7 +345,7 @@ def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_
 
 
 def _padded_share(num_heads: int, num_kv_heads: int) -> int:
-    return max(16, triton.next_power_of_2(num_heads // num_kv_heads))
+    return max(16, int(triton.next_power_of_2(num_heads // num_kv_heads)))
 
 
 @cache
@@ -401,7 +402,7 @@ def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool
     if itemsize > 2:
         return Shape(32, 4, 1, 2.0)
     if is_small:
-        return Shape(64 if width <= 256 else 32, 4, 2, 2.0)
+        return Shape(64 if width <= 256 else 32, 4, 2, 2.0, fused=False)
     return Shape(64 if width <= 256 else 32, 4, 3, 2.0)
 
 

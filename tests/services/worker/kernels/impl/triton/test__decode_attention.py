@@ -1,0 +1,121 @@
+"""How decode rows are cut into parts, and that no way of cutting them changes what comes out."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from services.worker.kernels.impl.triton import _decode_attention
+from services.worker.kernels.impl.triton._decode_attention import Shape, choose, default_shape, launch
+from services.worker.kernels.ops.kv_write import KvScale
+from services.worker.kernels.ops.paged_attention import (
+    AttentionSpec,
+    Extras,
+    make_attention_case,
+    paged_attention,
+)
+
+
+@triton.jit
+def _deal_all(out_ptr, context_ptr, num_rows, spare, BLOCK_KV: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
+    place = tl.program_id(0)
+    row, first, count = _decode_attention._deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    tl.store(out_ptr + place * 3, row)
+    tl.store(out_ptr + place * 3 + 1, first)
+    tl.store(out_ptr + place * 3 + 2, count)
+
+
+def deal(lengths: Sequence[int], spare: int, device: torch.device, window: int = 0) -> list[tuple[int, int, int]]:
+    """(row, the row's first place, the row's parts) of each place that has work."""
+    context = torch.tensor(lengths, dtype=torch.int32, device=device)
+    out = torch.zeros(len(lengths) + spare, 3, dtype=torch.int32, device=device)
+    _deal_all[(len(out),)](out, context, len(lengths), spare, BLOCK_KV=16, WINDOW=window, BLOCK_R=16)
+    found = [(row, first, count) for row, first, count in out.tolist()]
+    return [entry for entry in found if entry[0] < len(lengths)]
+
+
+@pytest.mark.parametrize("lengths", [[1], [5000], [0, 16, 17, 0], [300] * 5, [2000, 16, 16, 16], [16] * 16])
+@pytest.mark.parametrize("spare", [1, 4, 9])
+def test_every_row_has_its_parts_and_no_part_is_empty(lengths: list[int], spare: int, device: torch.device) -> None:
+    places = deal(lengths, spare, device)
+    assert sorted({row for row, _, _ in places}) == list(range(len(lengths)))
+    place = 0
+    for row, length in enumerate(lengths):
+        count = places[place][2]
+        assert places[place : place + count] == [(row, place, count)] * count
+        assert 1 <= count <= max(1, -(-length // 16))
+        place += count
+    assert place == len(places)
+
+
+def test_the_longest_rows_are_cut_most(device: torch.device) -> None:
+    assert deal([2000, 16, 16, 160], 8, device)[0] == (0, 0, 7)
+    assert {row: count for row, _, count in deal([1600, 800, 16], 6, device)} == {0: 4, 1: 2, 2: 1}
+
+
+def test_only_the_window_counts(device: torch.device) -> None:
+    assert {row: count for row, _, count in deal([4000, 64], 8, device, window=64)} == {0: 4, 1: 4}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("block_kv", [16, 64])
+@pytest.mark.parametrize("extras", [Extras(), Extras(window=50, softcap=3.0, sinks=True, fp8=True), Extras(64)])
+def test_parts_join_to_the_meaning(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, fused: bool, block_kv: int, extras: Extras
+) -> None:
+    monkeypatch.setattr(_decode_attention, "places", lambda *_: 5)
+    monkeypatch.setattr(_decode_attention, "JOINED", 2 * 4 * 64)  # two parts at once
+    _decode_attention._sizes.cache_clear()
+    case = make_attention_case("", [1, 1, 1], [250, 3, 120], (6, 2, 64), extras=extras)
+    q, k_cache, v_cache, rows, spec = case.make(torch.float32)
+    wanted = paged_attention.meaning(q, k_cache, v_cache, rows, spec)
+
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device)
+
+    moved = {name: there(getattr(rows, name)) for name in ("query_starts", "context_lens", "block_tables")}
+    rows = type(rows)(**moved, block_tokens=rows.block_tokens, max_query=1, max_context=999, num_decode=3)
+    spec = spec._replace(
+        sinks=spec.sinks if spec.sinks is None else there(spec.sinks),
+        kv_scale=None if spec.kv_scale is None else KvScale(*(there(scale) for scale in spec.kv_scale)),
+    )
+    shape = Shape(block_kv, 4, 1, 1.0, fused)
+    for _ in range(2):  # the second finds the counters that the first has left
+        out = torch.full(q.shape, torch.nan, device=device)
+        launch(there(q), out, there(k_cache), there(v_cache), rows, spec, shape)
+        torch.testing.assert_close(out.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    _decode_attention._sizes.cache_clear()
+
+
+def test_a_row_without_context_gives_zeros(device: torch.device) -> None:
+    """Rows that pad a captured batch."""
+    q, k_cache, v_cache, rows, _ = make_attention_case("", [1, 1], [20, 1], (2, 1, 32)).make(torch.float32)
+    moved = {name: getattr(rows, name).to(device) for name in ("query_starts", "block_tables")}
+    context = torch.tensor([20, 0], dtype=torch.int32, device=device)
+    rows = type(rows)(**moved, context_lens=context, block_tokens=16, max_query=1, max_context=20, num_decode=2)
+    out = torch.full(q.shape, torch.nan, device=device)
+    shape = Shape(16, 4, 1, 1.0)
+    launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, AttentionSpec(0.2), shape)
+    assert not out[0].isnan().any() and not out[1].any()
+
+
+def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry(rows: int, kv_heads: int, share: int, block_kv: int) -> dict[str, object]:
+        sizes = {"head_dim": 128, "kv_bytes": 2, "rows": rows, "kv_heads": kv_heads, "share": share}
+        return {**sizes, "block_kv": block_kv, "num_warps": 4, "num_stages": 3, "waves": 2.0, "fused": True}
+
+    entries = (entry(1, 8, 2, 16), entry(256, 8, 2, 32), entry(1, 4, 8, 64))
+    monkeypatch.setattr(_decode_attention, "table", lambda op, device: entries)
+    choose.cache_clear()
+    cpu = torch.device("cpu")
+
+    def chosen(rows: int, share: int, kv_heads: int, head_dim: int = 128) -> Shape:
+        return choose(cpu, torch.bfloat16, torch.bfloat16, rows, share, kv_heads, head_dim)
+
+    assert [chosen(rows, 2, 8).block_kv for rows in (1, 2, 100, 512)] == [16, 16, 32, 32]
+    assert chosen(500, 8, 4).block_kv == 64
+    assert chosen(1, 2, 8, 64) == default_shape(2, 2, 64, True)
+    assert choose(cpu, torch.float32, torch.float32, 1, 2, 8, 128) == default_shape(4, 4, 128, True)
+    choose.cache_clear()
