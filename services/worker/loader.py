@@ -5,13 +5,13 @@ before any weight is read. Each tensor is read once, when the model asks for it,
 the finished weights at most one parameter is in memory.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from common.errors import ConfigError
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef
-from services.worker.quant.contract import StoredTensor, Weight
+from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
 
 MAX_NAMED = 5  # tensors listed in one error
@@ -55,6 +55,12 @@ class CheckpointParameters:
         self._count(names)
         return weight
 
+    def experts(self, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> ExpertWeights:
+        pairs = [[self._tensors[name] for name in names] for names in gate_up]
+        experts = self._policy.make_experts(pairs, [self._tensors[name] for name in down])
+        self._count((*(name for names in gate_up for name in names), *down))
+        return experts
+
     def tensor(self, *names: str) -> torch.Tensor:
         parts = [self._tensors[name] for name in names]
         values = torch.cat([part.dense(self._policy.activation) for part in parts]).to(self._policy.device)
@@ -74,19 +80,17 @@ class CheckpointParameters:
 
 def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[int, ...]]:
     """Every checkpoint tensor that a decoder has, by name, with its shape."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, hidden), names.final_norm: (hidden,)}
     if not spec.tie_embeddings:
         shapes[names.head] = (spec.vocab_size, hidden)
-    linears: list[tuple[str, int, int, bool]] = [
+    attention: list[tuple[str, int, int, bool]] = [
         *(
             (name, rows, hidden, spec.qkv_bias)
             for name, rows in zip(names.qkv, (q_rows, kv_rows, kv_rows), strict=True)
         ),
         (names.out, hidden, q_rows, spec.out_bias),
-        *((name, inner, hidden, spec.mlp_bias) for name in names.gate_up),
-        (names.down, hidden, inner, spec.mlp_bias),
     ]
     for i in range(spec.num_layers):
         shapes[names.input_norm.format(i=i)] = (hidden,)
@@ -94,10 +98,24 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
         if spec.qk_norm:
             shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
             shapes[names.k_norm.format(i=i)] = (spec.head_dim,)
-        for name, rows, columns, has_bias in linears:
+        for name, rows, columns, has_bias in attention + _mlp_shapes(spec, names, i):
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[name.format(i=i).removesuffix(".weight") + ".bias"] = (rows,)
+    return shapes
+
+
+def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tuple[str, int, int, bool]]:
+    """Name, rows, columns, whether there is a bias, of each matrix of the layer's MLP or mixture."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    moe, experts = spec.experts_of(layer), names.experts
+    if moe is None or experts is None:
+        gate_up = [(name, inner, hidden, spec.mlp_bias) for name in names.gate_up]
+        return [*gate_up, (names.down, hidden, inner, spec.mlp_bias)]
+    shapes = [(experts.router, moe.num_experts, hidden, False)]
+    for e in range(moe.num_experts):
+        shapes += [(name.format(i=layer, e=e), moe.inner, hidden, False) for name in experts.gate_up]
+        shapes.append((experts.down.format(i=layer, e=e), hidden, moe.inner, False))
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""A dense decoder built from a declaration: embedding, pre-norm layers, final norm, head.
+"""A decoder built from a declaration: embedding, pre-norm layers, final norm, head.
 
 The residual stream x [T, N] is one tensor that layers change in place. Between two attentions lies one piece of
 per-token work (`between`), which knows neither rows nor the cache, so a device may compile it while attention stays
@@ -18,12 +18,13 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp
+from services.worker.layers.moe import MoeMlp
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, Parameters
 from services.worker.quant.contract import Norm, Weight
 
 
 class DecoderLayer:
-    def __init__(self, attention: Attention, mlp: GatedMlp, input_norm: Norm, post_norm: Norm) -> None:
+    def __init__(self, attention: Attention, mlp: GatedMlp | MoeMlp, input_norm: Norm, post_norm: Norm) -> None:
         self.attention, self.mlp, self.input_norm, self.post_norm = attention, mlp, input_norm, post_norm
 
     def project(self, x: Tensor) -> Tensor:
@@ -126,5 +127,13 @@ def _build_layer(
     head_norm = HeadNorm(tensor(names.q_norm), tensor(names.k_norm), spec.rms_eps) if spec.qk_norm else None
     attention = Attention(spec, qkv, linear(spec.out_bias, names.out), head_norm, bindings)
     post_norm = Norm(tensor(names.post_norm), spec.rms_eps)
-    mlp = GatedMlp(linear(spec.mlp_bias, *names.gate_up), linear(spec.mlp_bias, names.down))
+    mlp: GatedMlp | MoeMlp
+    if (moe := spec.experts_of(index)) is not None and (parts := names.experts) is not None:
+        router = linear(False, parts.router)
+        numbers = range(moe.num_experts)
+        gate_up = [(parts.gate_up[0].format(i=index, e=e), parts.gate_up[1].format(i=index, e=e)) for e in numbers]
+        experts = parameters.experts(gate_up, [parts.down.format(i=index, e=e) for e in numbers])
+        mlp = MoeMlp(router, experts, moe, bindings)
+    else:
+        mlp = GatedMlp(linear(spec.mlp_bias, *names.gate_up), linear(spec.mlp_bias, names.down))
     return DecoderLayer(attention, mlp, input_norm, post_norm)

@@ -8,11 +8,11 @@ lazily, and it can report what it was never asked for (except `ModelDef.ignored`
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from services.worker.quant.contract import Weight
+from services.worker.quant.contract import ExpertWeights, Weight
 
 T = TypeVar("T")
 REQUIRED = object()
@@ -38,6 +38,10 @@ class Parameters(Protocol):
         """Norm weights and biases: dense, in the model's activation dtype, concatenated along dimension 0."""
         ...
 
+    def experts(self, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> ExpertWeights:
+        """The gated MLPs of one layer's experts, in their order: names of gate and up [I, N], and of down [N, I]."""
+        ...
+
     def has(self, name: str) -> bool: ...
 
 
@@ -53,8 +57,19 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of gated MLPs in place of a layer's MLP. `renormalize`: a token's expert weights add up to 1."""
+
+    num_experts: int
+    top_k: int
+    inner: int
+    renormalize: bool
+    dense_layers: tuple[int, ...] = ()  # these have an ordinary MLP
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
-    """A dense decoder-only transformer with pre-norm layers, grouped-query attention and a gated MLP."""
+    """A decoder-only transformer with pre-norm layers, grouped-query attention and a gated MLP or a mixture of them."""
 
     vocab_size: int
     hidden_size: int
@@ -71,6 +86,20 @@ class DecoderSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    moe: MoeSpec | None = None
+
+    def experts_of(self, layer: int) -> MoeSpec | None:
+        """None: the layer has an ordinary MLP."""
+        return None if self.moe is None or layer in self.moe.dense_layers else self.moe
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """Checkpoint names of a mixture's parameters. `{i}` is the layer, `{e}` the expert."""
+
+    router: str
+    gate_up: tuple[str, str]
+    down: str
 
 
 @dataclass(frozen=True)
@@ -88,6 +117,7 @@ class DecoderNames:
     down: str
     q_norm: str = ""
     k_norm: str = ""
+    experts: ExpertNames | None = None
 
 
 @dataclass(frozen=True)
@@ -163,8 +193,16 @@ def read_rope(config: Config, rotary_dim: int) -> RopeSpec:
     )
 
 
-def read_decoder(config: Config, **changes: bool) -> DecoderSpec:
-    """The keys that dense decoders share; `changes` are the model's own fields of DecoderSpec."""
+def read_moe(config: Config, num_experts: int, inner: int, renormalize: bool, **changes: Any) -> MoeSpec:
+    """The keys that mixtures share; `changes` are the model's own fields of MoeSpec. Raises ValueError."""
+    top_k = config.get(int, "num_experts_per_tok")
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"config: 'num_experts_per_tok' is {top_k}, but there are {num_experts} experts")
+    return MoeSpec(num_experts, top_k, inner, renormalize, **changes)
+
+
+def read_decoder(config: Config, **changes: Any) -> DecoderSpec:
+    """The keys that decoders share; `changes` are the model's own fields of DecoderSpec."""
     config.require("hidden_act", ("silu", "swish"))
     hidden_size = config.get(int, "hidden_size")
     num_heads = config.get(int, "num_attention_heads")
@@ -185,4 +223,4 @@ def read_decoder(config: Config, **changes: bool) -> DecoderSpec:
         max_position=config.get(int, "max_position_embeddings"),
         tie_embeddings=config.get(bool, "tie_word_embeddings", False),
     )
-    return replace(spec, **changes)  # type: ignore[arg-type]
+    return replace(spec, **changes)

@@ -123,3 +123,40 @@ class WeightFormat(Protocol):
     def make(self, parts: Sequence[StoredTensor]) -> Weight:
         """The parts (each [out_i, in]) as one matrix [sum of out_i, in], in order."""
         ...
+
+
+class ExpertWeights(Protocol):
+    """The gated MLPs of one layer's experts, in whatever form is fastest."""
+
+    @property
+    def num_experts(self) -> int: ...
+
+    @property
+    def format_name(self) -> str: ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that these weights keep, in bytes."""
+        ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
+        """residual[t] += sum over k of weights[t, k] * expert(experts[t, k])(x[t]), in place.
+
+        residual, x: [T, N], contiguous, activation dtype; weights: float32 [T, K]; experts: int32 [T, K].
+        """
+        ...
+
+
+class ExpertFormat(Protocol):
+    """One way to keep the experts of a layer and to multiply with those that each token chose."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refuses(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> str | None:
+        """Why this format cannot keep these checkpoint tensors, or None when it can."""
+        ...
+
+    def make(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+        """Per expert: gate and up, each [I, N], and down [N, I]. Each is read straight to its place."""
+        ...

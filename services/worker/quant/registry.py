@@ -11,7 +11,8 @@ from services.worker.kernels.ops.grouped_linear import grouped_linear
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
-from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
+from services.worker.quant.contract import ExpertFormat, ExpertWeights, StoredTensor, Weight, WeightFormat
+from services.worker.quant.experts import DenseExpertFormat
 from services.worker.quant.grouped import GroupedFormat
 from services.worker.quant.int4 import Int4Format
 from services.worker.quant.int8 import Int8Format
@@ -36,6 +37,7 @@ class WeightPolicy:
     device: torch.device
     linear: tuple[WeightFormat, ...]
     table: WeightFormat
+    experts: tuple[ExpertFormat, ...] = ()
 
     def make(self, parts: Sequence[StoredTensor], use: Use = "linear") -> Weight:
         """One parameter. Raises ConfigError when no format can keep it."""
@@ -52,6 +54,16 @@ class WeightPolicy:
             reasons.append(f"{weight_format.name}: {reason}")
         names = ", ".join(part.name for part in parts)
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
+
+    def make_experts(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+        """One layer's experts (see ExpertFormat). Raises ConfigError when no format can keep them."""
+        reasons = []
+        for expert_format in self.experts:
+            reason = expert_format.refuses(gate_up, down)
+            if reason is None:
+                return expert_format.make(gate_up, down)
+            reasons.append(f"{expert_format.name}: {reason}")
+        raise ConfigError(f"no weight format for {down[0].name} of {down[0].source} ({'; '.join(reasons)})")
 
 
 def activation_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -76,7 +88,8 @@ def choose_policy(dtype: str, device: torch.device | None = None, bindings: Bind
         return _fastest_on_cpu(bindings)
     fuses = bindings.provider(norm_linear) != "torch"
     weight_format = DenseFormat(activation, activation, device, bindings if fuses else None)
-    return WeightPolicy(activation, device, (weight_format,), weight_format)
+    experts = DenseExpertFormat(activation, device, bindings)
+    return WeightPolicy(activation, device, (weight_format,), weight_format, (experts,))
 
 
 def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:
@@ -92,4 +105,5 @@ def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:
         by_size = [BySizeFormat(GroupedFormat(bits, few), many, limit) for bits, limit in limits]
     formats = [form for form in (*by_size, *wide, dense) if form.unavailable() is None]
     # Rows of an embedding are only copied, so bf16 costs no speed; it is the checkpoint's own precision or near it.
-    return WeightPolicy(torch.float32, cpu, tuple(formats), DenseFormat(torch.bfloat16, torch.float32, cpu))
+    table = DenseFormat(torch.bfloat16, torch.float32, cpu)
+    return WeightPolicy(torch.float32, cpu, tuple(formats), table, (DenseExpertFormat(torch.float32, cpu, bindings),))

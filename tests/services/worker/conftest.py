@@ -1,5 +1,6 @@
 """Tiny random checkpoints, made by transformers from a config only, and a runner on each; plans made by hand."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import RowStart, Sampling, StepPlan
@@ -42,6 +44,7 @@ COMMON = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+MOE = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
 # name: (transformers config class, changes)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -65,6 +68,9 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": None, "head_dim": 8}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **MOE, "norm_topk_prob": True}),
+    "qwen3_moe_mixed": ("Qwen3MoeConfig", {"head_dim": 8, **MOE, "norm_topk_prob": False, "mlp_only_layers": [1]}),
+    "mixtral": ("MixtralConfig", {"sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_tied": ("Qwen3Config", {"head_dim": 8, "tie_word_embeddings": True, "num_key_value_heads": 6}),
 }
 
@@ -91,22 +97,53 @@ class PlainWeight:
         return self.values.float()
 
 
+class PlainExperts:
+    """The least that `ExpertWeights` can be: every token by itself."""
+
+    format_name = "plain"
+
+    def __init__(self, experts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
+        self.experts = experts
+        self.num_experts = len(experts)
+        self.num_bytes = sum(part.nbytes for expert in experts for part in expert)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
+        for t, chosen in enumerate(experts.tolist()):
+            for weight, expert in zip(weights[t], chosen, strict=True):
+                gate, up, down = self.experts[expert]
+                residual[t] += weight * (down @ (torch.nn.functional.silu(gate @ x[t]) * (up @ x[t])))
+
+
 class StateDict:
     """`Parameters` from a transformers state dict."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
         self.asked: list[str] = []
+
+    def experts(self, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> PlainExperts:
+        names = [(*pair, out) for pair, out in zip(gate_up, down, strict=True)]
+        return PlainExperts([(self.tensor(gate), self.tensor(up), self.tensor(out)) for gate, up, out in names])
 
     def weight(self, *names: str) -> PlainWeight:
         return PlainWeight(self.tensor(*names))
 
     def tensor(self, *names: str) -> torch.Tensor:
         self.asked += names
-        return torch.cat([self._tensors[name] for name in names])
+        return torch.cat([self.tensors[name] for name in names])
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self.tensors
+
+
+def checkpoint_tensors(reference: Any) -> dict[str, torch.Tensor]:
+    """By their names in files: in memory, transformers stacks experts and calls them otherwise."""
+    state = {key: value.detach() for key, value in reference.state_dict().items()}
+    if not any(".experts." in key for key in state):
+        return state
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        return load_file(f"{folder}/model.safetensors")
 
 
 @dataclass
@@ -210,7 +247,7 @@ def make_tiny() -> Callable[[str], Tiny]:
             values = config.to_dict() | {"architectures": [type(reference).__name__]}
             _, model = find_model(values["architectures"])
             spec = model.read(Config(values))
-            parameters = StateDict({key: value.detach() for key, value in reference.state_dict().items()})
+            parameters = StateDict(checkpoint_tensors(reference))
             decoder = build_decoder(spec, model, parameters, bind(("torch",), Facts("cpu")))
             made[name] = Tiny(reference, decoder, parameters)
         return made[name]

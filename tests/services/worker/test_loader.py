@@ -9,9 +9,11 @@ import torch
 from common.errors import ConfigError
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers.decoder import build_decoder
+from services.worker.layers.mlp import GatedMlp
 from services.worker.loader import check_tensors, expected_shapes, load_parameters
 from services.worker.models.registry import find_model
 from services.worker.models.spec import Config, DecoderSpec, ModelDef
+from services.worker.quant.experts import DenseExperts
 from services.worker.quant.registry import choose_policy
 from services.worker.source import open_model
 
@@ -46,13 +48,19 @@ def checkpoint(make_tiny: Callable[[str], Any]) -> Callable[[str], Checkpoint]:
     def make(name: str) -> Checkpoint:
         tiny = make_tiny(name)
         _, model = find_model([type(tiny.reference).__name__])
-        state = {key: value.detach() for key, value in tiny.reference.state_dict().items()}
-        return Checkpoint({key: Stored(key, value) for key, value in state.items()}, model, tiny.decoder.spec)
+        tensors = {key: Stored(key, value) for key, value in tiny.parameters.tensors.items()}
+        return Checkpoint(tensors, model, tiny.decoder.spec)
 
     return make
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_tied_biased", "qwen2", "qwen3", "qwen3_tied", "mistral"])
+WHOLE = [
+    *("llama", "llama_tied_biased", "qwen2", "qwen3", "qwen3_tied", "mistral"),
+    *("qwen3_moe", "qwen3_moe_mixed", "mixtral"),
+]
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_model_is_read_once(name: str, checkpoint: Callable[[str], Checkpoint]) -> None:
     given = checkpoint(name)
     reports: list[tuple[int, int]] = []
@@ -81,6 +89,26 @@ def test_fused_parameters_lie_one_below_the_other(checkpoint: Callable[[str], Ch
     biases = [name.replace(".weight", ".bias") for name in names]
     assert parameters.has(biases[0])
     assert torch.equal(parameters.tensor(*biases), torch.cat([given.tensors[name].values for name in biases]))
+
+
+def test_experts_lie_in_two_stacks(checkpoint: Callable[[str], Checkpoint]) -> None:
+    given = checkpoint("qwen3_moe_mixed")
+    parameters = load_parameters(given.tensors, given.model, given.spec, choose_policy("float32"))
+    decoder = build_decoder(given.spec, given.model, parameters, bind(("torch",), Facts("cpu")))
+    experts = decoder.layers[2].mlp.experts  # type: ignore[union-attr]
+    assert isinstance(experts, DenseExperts) and experts.num_experts == 6
+    prefix = "model.layers.2.mlp.experts.4."
+    gate, up, down = (given.tensors[f"{prefix}{part}_proj.weight"].values for part in ("gate", "up", "down"))
+    assert torch.equal(experts.gate_up[4], torch.cat((gate, up))) and torch.equal(experts.down[4], down)
+    assert isinstance(decoder.layers[1].mlp, GatedMlp)
+
+
+def test_a_missing_expert_is_named(checkpoint: Callable[[str], Checkpoint]) -> None:
+    given = checkpoint("mixtral")
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    tensors = {key: value for key, value in given.tensors.items() if key != name}
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        load_parameters(tensors, given.model, given.spec, choose_policy("float32"))
 
 
 def test_a_repeated_tied_head_is_accepted(checkpoint: Callable[[str], Checkpoint]) -> None:

@@ -1,0 +1,44 @@
+"""Experts kept dense: two stacks per layer, filled tensor by tensor, so that nothing is in memory twice."""
+
+from collections.abc import Sequence
+
+import torch
+
+from services.worker.kernels.ops.moe_gated import moe_gated
+from services.worker.kernels.registry import Bindings
+from services.worker.quant.contract import ExpertWeights, StoredTensor
+
+
+class DenseExperts:
+    """`gate_up`: [E, 2I, N], gate rows first; `down`: [E, N, I]; both in the activations' dtype."""
+
+    format_name = "none"
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, bindings: Bindings) -> None:
+        self.gate_up, self.down = gate_up, down
+        self.num_experts = len(gate_up)
+        self.num_bytes = gate_up.nbytes + down.nbytes
+        self._moe_gated = bindings(moe_gated)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
+        self._moe_gated(x, weights, experts, self.gate_up, self.down, residual)
+
+
+class DenseExpertFormat:
+    name = "none"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, bindings: Bindings) -> None:
+        self._dtype, self._device, self._bindings = dtype, device, bindings
+
+    def refuses(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> str | None:
+        return None
+
+    def make(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+        hidden, inner = down[0].shape
+        stacked_gate_up = torch.empty(len(down), 2 * inner, hidden, dtype=self._dtype, device=self._device)
+        stacked_down = torch.empty(len(down), hidden, inner, dtype=self._dtype, device=self._device)
+        for e, ((gate, up), out) in enumerate(zip(gate_up, down, strict=True)):
+            stacked_gate_up[e, :inner] = gate.dense(self._dtype)
+            stacked_gate_up[e, inner:] = up.dense(self._dtype)
+            stacked_down[e] = out.dense(self._dtype)
+        return DenseExperts(stacked_gate_up, stacked_down, self._bindings)
