@@ -11,17 +11,21 @@ CHUNK = 4096
 def make_argmax_case(num_rows: int, vocab_size: int) -> Case:
     def make(dtype: torch.dtype) -> tuple[Tensor]:
         generator = torch.Generator().manual_seed(num_rows)
-        return (torch.randn(num_rows, vocab_size, generator=generator).to(dtype).float().round(decimals=1),)
+        return (torch.randn(num_rows, vocab_size, generator=generator).round(decimals=1).to(dtype),)
 
     return Case(f"{num_rows}x{vocab_size}", make)
 
 
 @op(
     cases=[make_argmax_case(1, 49152), make_argmax_case(5, 131), make_argmax_case(3, 9000), make_argmax_case(0, 256)],
-    tolerances={torch.float32: Tolerance(0.0, 0.0, "token ids; the first of equals")},
+    tolerances={
+        dtype: Tolerance(0.0, 0.0, "token ids; the first of equals")
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    },
 )
 def argmax(logits: Tensor) -> Tensor:
-    """The first index of each row's maximum. logits: float32 [S, V]; returns int32 [S]."""
+    """The first index of each row's maximum. logits: float32 or the activations' dtype [S, V];
+    returns int32 [S]."""
     vocab_size = logits.shape[1]
     whole = vocab_size // CHUNK
     if whole < 2:

@@ -13,4 +13,4 @@ def argmax_by_chunks(logits: Tensor) -> Tensor:
 
 
 IMPL = Impl(argmax, "triton", argmax_by_chunks, needs_gpu)
-AOT = aot_cases("argmax", "fp32", greedy=True, floor=False, hot=False)
+AOT = aot_cases("argmax", "bf16", greedy=True, floor=False, hot=False)
