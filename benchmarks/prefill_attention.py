@@ -25,6 +25,7 @@ from benchmarks.report import Result, report
 from benchmarks.tuning import seconds
 from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton._prefill_attention import (
+    SHORT,
     Tile,
     choose_splits,
     choose_tile,
@@ -47,6 +48,7 @@ TILES = {
         Tile(64, 64, 4, 3),
         Tile(64, 128, 4, 2),
         Tile(256, 64, 8, 3),
+        Tile(256, 64, 16, 3),
     ),
     128: (
         Tile(128, 64, 8, 3),
@@ -57,10 +59,10 @@ TILES = {
         Tile(128, 32, 8, 4),
         Tile(128, 32, 8, 3, 128),
         Tile(256, 32, 16, 3),
+        Tile(256, 64, 16, 2),
         Tile(64, 64, 4, 3),
         Tile(64, 32, 4, 4),
         Tile(64, 64, 4, 2),
-        Tile(128, 64, 4, 2),
     ),
 }
 
@@ -134,7 +136,8 @@ class Problem:
     def tile(self) -> Tile:
         """As the table has it."""
         share = self.heads.queries // self.heads.keys
-        return choose_tile(self.q.device, self.q.dtype, self.k.dtype, self.heads.size, share)
+        short = self.rows.max_context <= SHORT
+        return choose_tile(self.q.device, self.q.dtype, self.k.dtype, self.heads.size, share, short)
 
     def splits(self, tile: Tile) -> int:
         block_q = tile.block_m // (self.heads.queries // self.heads.keys)
@@ -228,24 +231,30 @@ def wrong(problem: Problem, tile: Tile | None, splits: int | None, console: Cons
     return True
 
 
-def tune(head_dim: int, device: torch.device, console: Console) -> tuple[dict[str, float], bool]:
-    """The row of the table, and whether all tiles were right."""
+def tune(head_dim: int, device: torch.device, console: Console) -> tuple[list[dict[str, float]], bool]:
+    """The rows of the table, and whether all tiles were right."""
     heads = TUNED_WITH[head_dim]
     problems = [Problem(load, heads, device) for load in LOADS if load.tuned]
     fits = warm([(problems[0], tile, 1) for tile in TILES[head_dim]], console)
     tiles = [tile for tile, fit in zip(TILES[head_dim], fits, strict=True) if fit]
-    right = not any(wrong(problem, tile, 1, console) for problem in problems for tile in tiles)
-    rates: dict[Tile, float] = {}
+    found_wrong = [tile for problem in problems for tile in tiles if wrong(problem, tile, 1, console)]
+    rates: dict[bool, dict[Tile, float]] = {True: {}, False: {}}
     names = ", ".join(problem.load.name for problem in problems)
     console.print(f"{heads}: TFLOP/s at {names}", markup=False)
     for tile in tiles:
         each = [problem.flops / seconds([lambda p=problem, t=tile: p.run(t, 1)]) * 1e-12 for problem in problems]
-        rates[tile] = math.prod(each) ** (1 / len(each))
+        for short in rates:
+            some = [rate for rate, p in zip(each, problems, strict=True) if (p.rows.max_context <= SHORT) == short]
+            rates[short][tile] = math.prod(some) ** (1 / len(some))
         text = " ".join(f"{rate:6.0f}" for rate in each)
-        console.print(f"  {tuple(tile)!s:24} {text}   mean {rates[tile]:.0f}", markup=False)
-    best = max(rates, key=rates.__getitem__)
-    console.print(f"  best: {tuple(best)}", markup=False)
-    return {"head_dim": head_dim, "kv_bytes": 2, **best._asdict(), "tflops": round(rates[best], 1)}, right
+        console.print(f"  {tuple(tile)!s:24} {text}   mean of long {rates[False][tile]:.0f}", markup=False)
+    rows = []
+    for short, found in rates.items():
+        best = max(found, key=found.__getitem__)
+        console.print(f"  best for {'short' if short else 'long'}: {tuple(best)}", markup=False)
+        row = {"head_dim": head_dim, "kv_bytes": 2, "short": short, **best._asdict(), "tflops": round(found[best], 1)}
+        rows.append(row)
+    return rows, not found_wrong
 
 
 def compare(load: Load, heads: Heads, device: torch.device, conditions: str, console: Console) -> list[Result] | None:
@@ -290,10 +299,10 @@ def main() -> int:
     )
     right = True
     if not arguments.keep_table:
-        entries = []
+        entries: list[dict[str, float]] = []
         for head_dim in TILES:
-            entry, fine = tune(head_dim, device, console)
-            entries.append(entry)
+            found, fine = tune(head_dim, device, console)
+            entries += found
             right &= fine
         if right:
             made = f"python -m benchmarks.prefill_attention; {conditions}"
@@ -306,9 +315,9 @@ def main() -> int:
     results: list[Result] = []
     for heads in HEADS:
         for load in LOADS:
-            found = compare(load, heads, device, conditions, console)
-            right &= found is not None
-            results += found or []
+            figures = compare(load, heads, device, conditions, console)
+            right &= figures is not None
+            results += figures or []
     if not right:
         console.print("RED: no figure counts", style="bold red")
         return 1

@@ -19,6 +19,7 @@ from services.worker.kernels.impl.triton._launch import AotCase, Constant, optio
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
 
+SHORT = 1024  # tokens: contexts up to here may have a tile of their own
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
 MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
@@ -217,6 +218,9 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
             cap_factor *= k_scale
         else:
             factor *= k_scale
+        # to float16 they convert at once, exactly, and weights keep three more bits; a query beyond it has no use
+        if q.dtype == tl.bfloat16:
+            q = q.to(tl.float16)
     peak = tl.full([BLOCK_M], HIDDEN, tl.float32)
     denominator = tl.zeros([BLOCK_M], tl.float32)
     if sinks_ptr is not None:  # noqa: SIM102 - known when compiled, the other is not
@@ -342,7 +346,7 @@ def prefill(
     if q.shape[0] == first_token:
         return
     group = q.shape[1] // k_cache.shape[2]
-    tile = choose_tile(q.device, q.dtype, k_cache.dtype, q.shape[2], group)
+    tile = choose_tile(q.device, q.dtype, k_cache.dtype, q.shape[2], group, rows.max_context <= SHORT)
     programs = count_blocks(q, rows, first_row, first_token, tile.block_m // group) * k_cache.shape[2]
     span = min(rows.max_context, spec.window + tile.block_m) if spec.window else rows.max_context
     launch(q, out, k_cache, v_cache, rows, spec, first_row, first_token, tile, choose_splits(programs, span, q.device))
@@ -425,12 +429,15 @@ def _compute_units(device: torch.device) -> int:
 
 
 @cache
-def choose_tile(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, group: int) -> Tile:
+def choose_tile(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, group: int, short: bool
+) -> Tile:
     """From the table of this GPU if it has a row for the head size and the cache's width, else a sane one."""
+    wanted = {"head_dim": head_dim, "kv_bytes": kv_dtype.itemsize, "short": short}
     chosen = default_tile(dtype.itemsize, head_dim, device.type != "cuda" or torch.version.hip is not None)
-    for entry in table("prefill_attention", device):
-        if entry["head_dim"] == head_dim and entry["kv_bytes"] == kv_dtype.itemsize and dtype.itemsize == 2:
-            chosen = Tile(*(int(entry[name]) for name in Tile._fields))
+    for row in table("prefill_attention", device) if dtype.itemsize == 2 else ():
+        if all(row[name] == value for name, value in wanted.items()):
+            chosen = Tile(*(int(row[name]) for name in Tile._fields))
     return chosen._replace(block_m=max(chosen.block_m, triton.next_power_of_2(group)))
 
 

@@ -125,12 +125,15 @@ def test_long_contexts_of_few_programs_are_split(monkeypatch: pytest.MonkeyPatch
 
 def test_tiles_hold_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, half = torch.device("cpu"), torch.float16
-    assert choose_tile(cpu, half, half, 128, 71).block_m == 128
-    assert choose_tile(cpu, torch.float32, torch.float32, 128, 71).block_m == 128
-    row = {"head_dim": 112, "kv_bytes": 2, **default_tile(2, 112, small_lds=False)._replace(block_n=16)._asdict()}
+    assert choose_tile(cpu, half, half, 128, 71, True).block_m == 128
+    assert choose_tile(cpu, torch.float32, torch.float32, 128, 71, False).block_m == 128
+    tile = default_tile(2, 112, small_lds=False)._replace(block_n=16)
+    row = {"head_dim": 112, "kv_bytes": 2, "short": True, **tile._asdict()}
     monkeypatch.setattr(_prefill_attention, "table", lambda op, device: (row,))
-    assert choose_tile(cpu, half, half, 112, 4).block_n == 16
-    assert choose_tile(cpu, half, torch.float8_e4m3fn, 112, 4).block_n != 16
+    assert choose_tile(cpu, half, half, 112, 4, True) == tile
+    assert choose_tile(cpu, half, half, 112, 4, False) != tile
+    assert choose_tile(cpu, half, torch.float8_e4m3fn, 112, 4, True) != tile
+    choose_tile.cache_clear()
 
 
 def test_compiled_ahead_for_every_head_size() -> None:
