@@ -5,6 +5,7 @@ layers of one kind share one compiled graph, because weights are its inputs: thr
 tokens, and three more for a single token.
 """
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -36,6 +37,10 @@ def compile_pieces(level: int, model: Decoder, backend: Backend = "") -> Pieces:
         torch._dynamo.mark_static(weight)  # only the number of tokens varies; fixed widths make better kernels
     # a number of the model (a norm's epsilon) is a constant of the code, not an input that each call wraps in a tensor
     torch._dynamo.config.specialize_float = True
+    if level >= INDUCTOR:
+        # a handful of small kernels: a pool of processes that import torch would take longer than compiling them
+        inductor: Any = importlib.import_module("torch._inductor.config")
+        inductor.compile_threads = 1
 
     def compiled(piece: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(

@@ -34,6 +34,7 @@ from services.worker.loader import expected_shapes
 from services.worker.models.qwen3 import MODEL
 from services.worker.models.spec import Config
 from services.worker.quant.none import DenseProducts, DenseWeight
+from tests.conftest import HAS_GPU, interpreted
 
 CONFIG = {
     "vocab_size": 50,
@@ -133,6 +134,18 @@ def test_only_the_number_of_tokens_is_symbolic_and_numbers_are_constants() -> No
         symbols = [node for node in graph.graph.nodes if node.op == "placeholder" and node.type is torch.SymInt]
         assert len(symbols) <= 1
         assert not [node for node in graph.graph.nodes if node.target == "item"], "a norm's epsilon became an input"
+
+
+def test_triton_kernels_are_opaque_too() -> None:
+    """Interpreted; on a host with a GPU, which refuses CPU tensors, the meanings run."""
+    with interpreted():
+        bindings = bind(("triton", "torch"), Facts("cpu"), opaque=True)
+        model = make_model(bindings, 3)
+        pieces = compile_pieces(TRACED, model)
+        for num_tokens in (3, 1):
+            torch.testing.assert_close(forward(model, pieces, num_tokens), forward(model, Pieces(), num_tokens))
+    if not HAS_GPU:
+        assert bindings.provider(norm_linear) == bindings.provider(add_linear) == "triton"
 
 
 @pytest.mark.parametrize("level", [EAGER, TRACED])

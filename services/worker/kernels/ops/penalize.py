@@ -23,6 +23,7 @@ def make_penalty_case(num_rows: int, num_slots: int, vocab_size: int) -> Case:
 @op(
     cases=[make_penalty_case(2, 3, 49152), make_penalty_case(6, 9, 77), make_penalty_case(1, 2, 64)],
     tolerances={torch.float32: Tolerance(1e-6, 1e-6, "division against multiplication by the inverse")},
+    writes=("logits",),
 )
 def penalize(
     logits: Tensor,
