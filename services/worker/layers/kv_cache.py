@@ -32,4 +32,6 @@ class KvCache:
         device = self.storage.device
         read = torch.tensor(source, dtype=torch.int64, device=device)
         written = torch.tensor(target, dtype=torch.int64, device=device)
-        self.storage.index_copy_(2, written, self.storage.index_select(2, read))
+        # 8-bit floats have no indexed copy of their own
+        storage = self.storage.view(torch.uint8) if self.storage.element_size() == 1 else self.storage
+        storage.index_copy_(2, written, storage.index_select(2, read))

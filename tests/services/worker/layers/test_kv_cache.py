@@ -23,3 +23,10 @@ def test_copies_read_all_before_they_write() -> None:
     cache.copy_blocks([0, 1, 0], [1, 2, 5])
     wanted = before[:, :, [0, 0, 1, 3, 4, 0]]
     assert torch.equal(cache.storage, wanted)
+
+
+def test_copies_8_bit_floats() -> None:
+    cache = KvCache(torch.ones(KvCache.shape(SPEC, 3, 4)).to(torch.float8_e4m3fn))
+    cache.storage[:, :, 1] = 2.0
+    cache.copy_blocks([1], [0])
+    assert cache.storage.float().mean((0, 1, 3, 4, 5)).tolist() == [2.0, 2.0, 1.0]

@@ -338,7 +338,7 @@ def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d,
         "BLOCK_KV": block_kv,
-        "BLOCK_R": next(bucket for bucket in ROW_BUCKETS if num_rows <= bucket),
+        "BLOCK_R": next((b for b in ROW_BUCKETS if num_rows <= b), triton.next_power_of_2(num_rows)),
         "SHARE_PADDED": share_padded,
         "TOGETHER": max(1, JOINED // (share_padded * block_d)),
     }
