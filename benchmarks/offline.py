@@ -168,7 +168,7 @@ class Offline:
 
     def _result(self) -> StepResult:
         step, pending = self._in_flight.popleft()
-        return StepResult(step, pending.tokens())
+        return StepResult(step, pending.tokens(), failed=pending.failed)
 
     def _outputs(self, seq_ids: Sequence[int]) -> list[list[int]]:
         """Tokens by request, in order. Raises GateRed if one did not end at its length."""

@@ -10,12 +10,17 @@ from services.worker.models.registry import find_model as find_declaration
 from services.worker.models.spec import Config
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES.values() if not shape.experts], ids=lambda s: str(s.name))
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: str(shape.name))
 def test_the_worker_reads_the_same_shape(shape: ModelShape) -> None:
     config = config_of(shape, 200_000)
     _, model = find_declaration(config["architectures"])
     spec = model.read(Config(config))
-    assert (spec.num_layers, spec.hidden_size, spec.intermediate_size) == (shape.layers, shape.hidden, shape.inner)
+    assert (spec.num_layers, spec.hidden_size) == (shape.layers, shape.hidden)
+    if shape.experts:
+        assert spec.moe is not None and not spec.moe.dense_layers and spec.moe.renormalize
+        assert (spec.moe.num_experts, spec.moe.top_k, spec.moe.inner) == (shape.experts, shape.top_k, shape.inner)
+    else:
+        assert spec.intermediate_size == shape.inner
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (shape.heads, shape.kv_heads, shape.head_dim)
     assert (spec.vocab_size, spec.qk_norm, spec.tie_embeddings) == (shape.vocab, shape.qk_norm, shape.tie)
     assert spec.max_position == 200_000
