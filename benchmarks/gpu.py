@@ -34,7 +34,8 @@ AHEAD_OF_TIME = ("test_resources.py",)  # needs no GPU and compiles for others
 INTERRUPT_S = 15.0  # from the interrupt to the kill
 SETTINGS = ('worker.kernels=["triton","torch"]',)  # the others are not for this machine, and dear to import
 LEAST_S = 20.0  # a part is not begun with less time left
-TAIL_LINES = 14  # of a failed part in the summary
+TAIL = 1000  # characters of a failed part in the summary
+MOST_KERNELS = 6  # of a traced stretch in the summary
 NAMES = {"0.6b": QWEN3_600M.name, "8b": LLAMA_8B.name, "30b-a3b": QWEN3_30B_A3B.name}
 
 
@@ -201,6 +202,17 @@ def summary(outcomes: Sequence[Outcome], results: Mapping[str, Any]) -> list[Tab
     return [ran, figures]
 
 
+def kernel_lines(results: Mapping[str, Any]) -> list[str]:
+    """For each traced stretch its launches and the kernels that take most of it, us per step."""
+    found: dict[str, list[str]] = {}
+    for part in results.values():
+        for result in part if isinstance(part, list) else ():
+            stretch, _, kernel = result["name"].partition(":")
+            if result["unit"] == "us/step":
+                found.setdefault(stretch, [str(result["conditions"])]).append(f"{kernel} {result['value']:.0f}")
+    return ["; ".join(texts[: MOST_KERNELS + 1]) for texts in found.values()]
+
+
 def rows(values: Mapping[str, float]) -> list[tuple[str, list[str]]]:
     peers = {model: PEERS[name] for model, name in NAMES.items()}
     found: list[tuple[str, list[str]]] = []
@@ -235,6 +247,7 @@ def rows(values: Mapping[str, float]) -> list[tuple[str, list[str]]]:
         ]
         found.append((f"idle % at {what}: traced / untraced", cells))
     found.append(("start-up, s", [value_of(values, f"step_{model}_start-up") for model in NAMES]))
+    found.append(("served: ready after, s", [value_of(values, f"serve_{model}_ready_s") for model in NAMES]))
     for concurrency in (1, 64, 256):
         cells, latencies = [], []
         for model, peer in peers.items():
@@ -278,13 +291,15 @@ def main() -> None:
     for outcome in runner.outcomes:
         if outcome.status.startswith(("failed", "out of time")):
             console.print(f"\n{outcome.part.name}: {outcome.status}; its last lines:", style="bold", markup=False)
-            console.print("\n".join(outcome.output.splitlines()[-TAIL_LINES:]), markup=False, soft_wrap=True)
+            console.print(outcome.output[-TAIL:], markup=False, soft_wrap=True)
     if gate_red:
         console.print("GATE RED: op tests failed; figures below, if any, mean nothing", style="bold red")
     elif not any(outcome.part.name == "ops" and outcome.status == "ok" for outcome in runner.outcomes):
         console.print("the op tests have not been run to their end", style="bold")
     for table in summary(runner.outcomes, runner.results):
         console.print(table)
+    for line in kernel_lines(runner.results):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
     sys.exit(any(outcome.status != "ok" for outcome in runner.outcomes))
 
 

@@ -28,6 +28,7 @@ from common import config as configuration
 
 GATE = Mix("random", 100, 64)
 WINDOW = 40  # decode steps that are traced
+WARM = 32  # most sequences of a run that warms up
 LEAD = 20  # steps before them that are timed without the profiler
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 
@@ -230,7 +231,7 @@ def parse() -> argparse.Namespace:
 def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     bench.gate()
     for count in bench.batches:
-        bench.offline.run(bench.source.draw(bench.mix._replace(output_tokens=4), count))  # warm-up
+        bench.offline.run(bench.source.draw(bench.mix._replace(output_tokens=4), min(count, WARM)))
         bench.one() if count == 1 else bench.many(count)
     if not arguments.no_prefill:
         bench.prefill()

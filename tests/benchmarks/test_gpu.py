@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from benchmarks.gpu import Part, Runner, parts, rows, summary
+from benchmarks.gpu import Part, Runner, kernel_lines, parts, rows, summary, values_of
 
 
 def test_a_failed_part_and_a_slow_one_stop_nothing(tmp_path: Path) -> None:
@@ -34,3 +34,13 @@ def test_figures_are_held_against_goals() -> None:
 def test_all_fits_into_what_a_machine_is_lent_for() -> None:
     assert len({part.name for part in parts()}) == len(parts())
     assert parts()[0].name == "ops"  # the gate comes first
+
+
+def test_kernels_of_a_stretch_share_a_line() -> None:
+    results = [
+        {"name": f"kernels_8b_decode_of_1:{name}", "value": us, "unit": "us/step", "conditions": "8b, decode of 1"}
+        for name, us in (("a", 210.4), ("b", 5.0))
+    ]
+    kernels = {"steps": [{"model": "Llama-3.1-8B", "tokens": 1, "ms": 3.6}]}
+    assert kernel_lines({"step-8b": results, "kernels": kernels}) == ["8b, decode of 1; a 210; b 5"]
+    assert dict(rows(values_of({"kernels": kernels})))["step of 1, ms: kernels alone, measured"][1] == "3.60, -"
