@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -35,8 +36,8 @@ LAYERS = {"qwen3-30b-a3b": 4, "mixtral-8x7b": 3}
 PROCESSES = 14
 FEW_PAIRS = 128  # more are not tried without sorting
 DTYPE = torch.bfloat16
-UP_FEW = ((4, 1024, 4), (8, 1024, 4), (2, 1024, 2), (4, 2048, 4), (2, 2048, 4), (8, 512, 4), (16, 512, 8), (4, 512, 2))
-DOWN_FEW = ((4, 256, 4), (2, 256, 4), (8, 256, 8), (4, 256, 8), (2, 1024, 4), (1, 1024, 4), (2, 512, 4), (4, 512, 8))
+UP_FEW = ((4, 1024, 4), (8, 1024, 4), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (4, 512, 2), (2, 512, 1), (8, 512, 4))
+DOWN_FEW = ((4, 1.0, 4), (2, 1.0, 2), (1, 1.0, 1), (8, 1.0, 8), (16, 1.0, 16), (4, 0.5, 4), (2, 2.0, 4), (1, 4.0, 4))
 UP_TILES = {
     16: ((64, 64, 1, 4, 4), (64, 64, 1, 4, 6), (64, 128, 1, 4, 3), (128, 64, 1, 4, 3), (128, 64, 1, 8, 4)),
     32: ((64, 64, 1, 4, 4), (64, 128, 1, 4, 3), (128, 64, 1, 8, 4), (128, 64, 4, 8, 3)),
@@ -82,6 +83,12 @@ def block_sizes(shape: Experts, num_tokens: int) -> list[int]:
     if mean <= 8:
         return [16]
     return [size for size in (16, 32, 64, 128) if size / 3 <= mean <= size * 2] or [128]
+
+
+def few_downs(shape: Experts) -> list[tuple[int, int, int]]:
+    """DOWN_FEW with columns in place of multiples of what makes tiles of all models equally large."""
+    base = 2048 // triton.next_power_of_2(shape.top_k)
+    return [(rows, int(part * base), warps) for rows, part, warps in DOWN_FEW]
 
 
 def make_weights(shape: Experts, layers: int) -> list[tuple[Tensor, Tensor]]:
@@ -149,7 +156,7 @@ def run_plan(plan: Few | Grouped, *layer: Tensor) -> None:
 def candidates(shape: Experts, sizes: Iterable[int]) -> Iterator[Few | Grouped]:
     """Plans that together use every kernel that the search may try."""
     if any(tokens * shape.top_k <= FEW_PAIRS for tokens in sizes):
-        for up, down in zip(UP_FEW, DOWN_FEW, strict=True):
+        for up, down in zip(UP_FEW, few_downs(shape), strict=True):
             yield Few(*up, *down)
     for block_m in sorted({size for tokens in sizes for size in block_sizes(shape, tokens)}):
         ups, downs = UP_TILES[block_m], DOWN_TILES[block_m]
@@ -178,7 +185,7 @@ def tune(shape: Experts, layers: list[Layer]) -> tuple[Few | Grouped, float, flo
         ups = ((up, partial(moe_gated.few_up, Few(*up, *default[3:]))) for up in UP_FEW)
         up, up_us = best((what, run, [(v.x, v.experts, v.gate_up) for v in layers]) for what, run in ups)
         gated = [moe_gated.few_up(default, v.x, v.experts, v.gate_up) for v in layers]
-        downs = ((down, partial(moe_gated.few_down, Few(*default[:3], *down))) for down in DOWN_FEW)
+        downs = ((down, partial(moe_gated.few_down, Few(*default[:3], *down))) for down in few_downs(shape))
         sets = [(h, v.weights, v.experts, v.down, v.residual) for h, v in zip(gated, layers, strict=True)]
         down, down_us = best((what, run, sets) for what, run in downs)
         finalists.append((Few(*up, *down), up_us, down_us))

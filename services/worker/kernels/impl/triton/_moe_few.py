@@ -58,7 +58,7 @@ def gate_pairs(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_down(ptrs, offset, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_tile(ptrs, offset, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
     if MASKED:
         return tl.load(ptrs + offset, mask=inside, other=0.0)
     else:
@@ -94,25 +94,28 @@ def down_tokens(  # type: ignore[no-untyped-def]
     # .cg: not from a stale line of the L1 cache. So the weights are on their way while `gate_pairs` still runs.
     expert = tl.load(experts_ptr + token * TOP_K + k_in, cache_modifier=".cg").to(tl.int64)
     ptrs = weight_ptr + expert[:, None, None] * (HIDDEN * INNER) + row_in[None, :, None] * INNER + column[None, None, :]
-    hidden_ptrs = hidden_ptr + (token * TOP_K + k_in)[:, None] * INNER + column[None, :]
+    # as large as the weights' tile, so that it comes in their layout, without a way through shared memory
+    hidden_ptrs = tl.broadcast_to(
+        hidden_ptr + (token * TOP_K + k_in)[:, None, None] * INNER + column[None, None, :], ptrs.shape
+    )
     real = k < TOP_K
     PAD_K: tl.constexpr = TOP_K != TOP_K_PAD
-    w = _load_down(ptrs, 0, real[:, None, None] & (column < INNER)[None, None, :], PAD_K or CHUNK > INNER)
+    w = _load_tile(ptrs, 0, real[:, None, None] & (column < INNER)[None, None, :], PAD_K or CHUNK > INNER)
     wait(PDL)
     release(PDL)
-    scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=real, other=0.0)
-    total = tl.zeros([TOP_K_PAD, BLOCK_N], tl.float32)
+    scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=real, other=0.0)[:, None, None]
+    total = tl.zeros([BLOCK_N, CHUNK], tl.float32)
     for begin in tl.static_range(0, INNER, CHUNK):
-        h = _load_down(
-            hidden_ptrs, begin, real[:, None] & (begin + column < INNER)[None, :], PAD_K or begin + CHUNK > INNER
-        )
-        product = w.to(tl.float32) * h.to(tl.float32)[:, None, :]
+        inside = real[:, None, None] & (begin + column < INNER)[None, None, :]
+        h = _load_tile(hidden_ptrs, begin, inside, PAD_K or begin + CHUNK > INNER)
+        # the experts lie within a thread: their sum crosses none
+        part = tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
         if begin + CHUNK < INNER:
             inside = real[:, None, None] & (begin + CHUNK + column < INNER)[None, None, :]
-            w = _load_down(ptrs, begin + CHUNK, inside, PAD_K or begin + 2 * CHUNK > INNER)
-        total += tl.sum(product, axis=2)
-    total = tl.sum(total * scale[:, None], axis=0)
+            w = _load_tile(ptrs, begin + CHUNK, inside, PAD_K or begin + 2 * CHUNK > INNER)
+        total += part
+    sums = tl.sum(total, axis=1)
     out_ptrs = residual_ptr + token * HIDDEN + row
     inside = row < HIDDEN
     before = tl.load(out_ptrs, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptrs, (before + total).to(residual_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptrs, (before + sums).to(residual_ptr.dtype.element_ty), mask=inside)

@@ -86,7 +86,7 @@ def _tuned(shape: Experts, device: torch.device) -> _Rows:
 @cache
 def default_few(shape: Experts) -> Few:
     up_chunk = min(1024, triton.next_power_of_2(shape.hidden))
-    down_chunk = min(256, triton.next_power_of_2(shape.inner))
+    down_chunk = min(max(64, 2048 // triton.next_power_of_2(shape.top_k)), triton.next_power_of_2(shape.inner))
     fits = MAX_FEW_TILE // (down_chunk * triton.next_power_of_2(shape.top_k))
     return Few(4, up_chunk, 4, max(1, min(4, fits)), down_chunk, 4)
 
