@@ -25,6 +25,15 @@ EPS = 1e-6
 ROTATED = 200 << 20  # bytes of weights between two uses of the same: more than three times the H200's L2
 MOST_LAUNCHES = 128
 SMALL = 48 << 20  # bytes of a weight whose first tiles are worth a request before the kernel ahead has ended
+VECTOR_WARPS_LOADS = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 2), (8, 2), (1, 4), (2, 4), (4, 4), (1, 8))
+MATRIX = (  # block_n, block_k, split, parts, warps, stages
+    (16, 128, 4, 1, 4, 4), (16, 256, 4, 1, 4, 3), (16, 256, 4, 1, 4, 5), (16, 512, 4, 1, 4, 3), (16, 512, 8, 1, 8, 4),
+    (32, 128, 4, 1, 4, 5), (32, 256, 4, 1, 4, 3), (32, 256, 4, 1, 4, 4), (32, 128, 2, 1, 4, 4),
+    (64, 64, 1, 1, 4, 6), (64, 128, 1, 1, 4, 3), (64, 128, 1, 1, 4, 5), (64, 256, 1, 1, 4, 3),
+    (128, 64, 1, 1, 8, 5), (128, 128, 1, 1, 8, 3),
+    (32, 256, 4, 2, 4, 3), (64, 128, 1, 2, 4, 4), (64, 128, 1, 4, 4, 4), (64, 64, 1, 8, 4, 4),
+    (128, 64, 1, 4, 8, 5), (128, 64, 1, 8, 8, 4), (128, 128, 1, 4, 8, 3),
+)  # fmt: skip
 POWER = 1 / 64  # of the random weights
 
 
@@ -76,34 +85,37 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     if job.rows == 1:
         widest = 2 ** math.ceil(math.log2(job.inner))
         return [
-            Plan("vector", block_n, 8 * device.lanes * warps * loads, 1, warps)
-            for warps, loads in ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 2), (8, 2))
+            Plan("vector", block_n, 8 * device.lanes * warps * loads, warps=warps)
+            for warps, loads in VECTOR_WARPS_LOADS
             for block_n in (1, 2, 4, 8, 16)
             if block_n * loads * tiles <= 16
-            and 96 <= job.outputs / block_n <= 80_000
+            and 96 <= job.outputs / block_n <= 40_000
             and 8 * device.lanes * warps * loads <= widest
+            and (loads <= 2 or 8 * device.lanes * warps * loads == widest)
         ]
-    geometry = [
-        (16, 128, 4, 4, 4), (16, 256, 4, 4, 3), (16, 256, 4, 4, 5), (16, 512, 4, 4, 3), (16, 512, 8, 8, 4),
-        (32, 128, 4, 4, 5), (32, 256, 4, 4, 3), (32, 256, 4, 4, 4), (32, 128, 2, 4, 4),
-        (64, 64, 1, 4, 6), (64, 128, 1, 4, 3), (64, 128, 1, 4, 5), (64, 256, 1, 4, 3),
-        (128, 64, 1, 4, 4), (128, 64, 1, 8, 5), (128, 128, 1, 8, 3),
-    ]  # fmt: skip
+    geometry = list(MATRIX)
     if job.inner <= 2048 and job.rows <= 16:
         whole = 2 ** math.ceil(math.log2(job.inner))
-        geometry += [(16, whole, 4, 4, 1), (16, whole, 8, 8, 1), (16, whole, 16, 16, 1)]
+        geometry += [(16, whole, 4, 1, 4, 1), (16, whole, 8, 1, 8, 1), (16, whole, 16, 1, 16, 1)]
     block_m = max(16, job.rows)
+    early = job.bytes < SMALL
     plans = []
-    for block_n, block_k, split, warps, stages in geometry:
+    for block_n, block_k, split, parts, warps, stages in geometry:
         shared = (block_n * tiles + block_m) * block_k * 2 * stages
+        blocks = math.ceil(job.outputs / block_n)
         if (
             shared > device.shared
-            or (block_n > 16 and job.outputs < 40 * block_n)
-            or (block_k > job.inner and stages > 1)
+            or job.inner < block_k * parts * min(2, stages)
+            or (block_n > 16 and blocks * parts < 40)
         ):
             continue
-        early = stages - 1 if job.bytes < SMALL else 0
-        plans.append(Plan("matrix", block_n, block_k, split, warps, stages, early))
+        if block_n == 128 and job.rows <= 16 and parts == 1 or block_n == 16 and job.rows > 16 and job.outputs > 2048:
+            continue  # x is read too seldom to matter, or too often
+        if parts > 1 and blocks > device.processors * 3 // 2:
+            continue
+        plan = Plan("matrix", block_n, block_k, split, parts, warps, stages, stages - 1 if early else 0)
+        if parts == 1 or _dense.fits_workspace(plan, job.rows, job.outputs, job.gated):
+            plans.append(plan)
     return plans
 
 

@@ -14,12 +14,14 @@ import torch
 import triton
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._dense_matrix import matrix_kernel
+from services.worker.kernels.impl.triton._dense_matrix import matrix_kernel, part_size
 from services.worker.kernels.impl.triton._dense_vector import vector_kernel
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options
 from services.worker.kernels.tuned import arch, table
 
 BUCKETS = (1, 4, 16, 32, 64)  # rows up to which a choice holds; above the last, apart
+PARTS_LIMIT = 4 << 20  # numbers
+BLOCKS_LIMIT = 1 << 16
 NEAR = 1.5  # |log2| of the ratios of both sides, up to which another shape's measurement is taken
 
 
@@ -29,7 +31,8 @@ class Plan(NamedTuple):
     path: str
     block_n: int = 0
     block_k: int = 0
-    split: int = 1
+    split: int = 1  # parts of K within a program
+    parts: int = 1  # parts of K in programs of their own
     warps: int = 4
     stages: int = 1
     depth: int = 0
@@ -57,6 +60,23 @@ def describe(device: torch.device) -> Device:
     return Device(processors)
 
 
+@cache
+def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where programs that share outputs leave their parts, and how many have. One stream at a time may use it.
+
+    Made by the first launch that needs it, which must not be under capture (nothing is compiled under capture either).
+    """
+    parts = torch.empty(PARTS_LIMIT, dtype=torch.float32, device=device)
+    return parts, torch.zeros(BLOCKS_LIMIT, dtype=torch.int32, device=device)
+
+
+def fits_workspace(chosen: Plan, limit: int, outputs: int, gated: bool) -> bool:
+    blocks = -(-outputs // chosen.block_n)
+    return blocks <= BLOCKS_LIMIT and (
+        blocks * chosen.parts * part_size(chosen.block_n, max(16, limit), gated) <= PARTS_LIMIT
+    )
+
+
 def bucket(rows: int) -> int:
     """The smallest bucket that holds so many rows, 0 for none and for too many."""
     return next((limit for limit in BUCKETS if 0 < rows <= limit), 0)
@@ -71,6 +91,9 @@ def plan(kind: str, limit: int, out: int, inner: int, dtype: torch.dtype, device
     if chosen is None or dtype.itemsize != 2:
         chosen = rule(limit, out, inner, kind == "norm_gated_linear", dtype.itemsize, describe(device))
     if chosen.path == "matrix":
+        gated = kind == "norm_gated_linear"
+        if chosen.parts > 1 and not fits_workspace(chosen, limit, out // 2 if gated else out, gated):
+            chosen = chosen._replace(parts=1)
         if dtype == torch.float16 and kind.startswith("norm_"):
             return APART  # x * norm, not yet divided by the row's size, can exceed what fp16 holds
         if dtype == torch.float32 and device.type == "cuda":
@@ -109,7 +132,7 @@ def rule(limit: int, out: int, inner: int, gated: bool, itemsize: int, device: D
     stages = 4
     while stages > 1 and (block_n * tiles + block_m) * block_k * itemsize * stages > device.shared:
         stages -= 1
-    return Plan("matrix", block_n, block_k, split, 4, stages, stages - 1)
+    return Plan("matrix", block_n, block_k, split, 1, 4, stages, stages - 1)
 
 
 def product(
@@ -126,54 +149,69 @@ def product(
     rows, inner = x.shape
     outputs = out.shape[1]
     norm_weight, eps = (None, 0.0) if norm is None else norm
-    grid = ((outputs + chosen.block_n - 1) // chosen.block_n,)
+    blocks = (outputs + chosen.block_n - 1) // chosen.block_n
     flags = {"NORM": norm is not None, "BIAS": bias is not None, "ADD": add, "ACTIVATION": activation}
     launch = {"num_warps": chosen.warps, "num_stages": chosen.stages, **options(x.device)}
     if chosen.path == "vector":
-        vector_kernel[grid](
+        vector_kernel[(blocks,)](
             x, norm_weight, weight, bias, out, eps, outputs, inner, **flags,
             BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, **launch,
         )  # fmt: skip
     else:
-        matrix_kernel[grid](
-            x, norm_weight, weight, bias, out, eps, rows, outputs, inner, **flags,
+        parts, arrived = workspace(x.device) if chosen.parts > 1 else (None, None)
+        matrix_kernel[blocks, chosen.parts](
+            x, norm_weight, weight, bias, out, parts, arrived, eps, rows, outputs, inner, **flags,
             BLOCK_M=max(16, bucket(rows)), BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k, SPLIT=chosen.split,
-            DEPTH=chosen.depth, **launch,
+            PARTS=chosen.parts, DEPTH=chosen.depth, **launch,
         )  # fmt: skip
 
 
-def aot_cases(kind: str, shapes: Mapping[str, tuple[int, int]], bias: bool = False) -> tuple[AotCase, ...]:
-    """Each bucket's kernel for these (out, inner), as the rule chooses it where shared memory is smallest."""
+def aot_cases(
+    kind: str, shapes: Mapping[str, tuple[int, int]], bias: bool = False, parts: int = 1
+) -> tuple[AotCase, ...]:
+    """Each bucket's kernel for these (out, inner), as the rule chooses it where shared memory is smallest.
+
+    `parts` are the parts of K in programs of their own, where there is more than one row.
+    """
+    small = Device(shared=56 * 1024)
     cases = []
-    norm, gated = kind.startswith("norm_"), kind == "norm_gated_linear"
     for model, (out, inner) in shapes.items():
-        for limit in (1, 16, 64):
-            chosen = rule(limit, out, inner, gated, 2, Device(shared=56 * 1024))
-            signature: dict[str, Constant] = {
-                "x_ptr": "*bf16:16",
-                "norm_ptr": "*bf16:16" if norm else None,
-                "weight_ptr": "*bf16:16",
-                "bias_ptr": "*bf16:16" if bias else None,
-                "out_ptr": "*bf16:16",
-                "eps": "fp32",
-                "M": "i32",
-                "N": "i32",
-                "K": inner,
-                "NORM": norm,
-                "BIAS": bias,
-                "ADD": kind == "add_linear",
-                "ACTIVATION": "silu" if gated else "",
-                "BLOCK_M": max(16, limit),
-                "BLOCK_N": chosen.block_n,
-                "BLOCK_K": chosen.block_k,
-                "SPLIT": chosen.split,
-                "DEPTH": chosen.depth,
-                "PDL": False,
-            }
-            kernel: Any = vector_kernel if chosen.path == "vector" else matrix_kernel
-            if kernel is vector_kernel:
-                for name in ("M", "BLOCK_M", "SPLIT", "DEPTH"):
-                    del signature[name]
-            name = f"{kind}_{model}_{limit}{'_bias' if bias else ''}"
-            cases.append(AotCase(name, kernel, signature, chosen.warps, chosen.stages))
+        for limit in (1, 16, 64) if parts == 1 else (16,):
+            chosen = rule(limit, out, inner, kind == "norm_gated_linear", 2, small)._replace(parts=parts)
+            name = f"{kind}_{model}_{limit}{'_bias' if bias else ''}{f'_parts{parts}' if parts > 1 else ''}"
+            cases.append(aot_case(name, kind, limit, inner, bias, chosen))
     return tuple(cases)
+
+
+def aot_case(name: str, kind: str, limit: int, inner: int, bias: bool, chosen: Plan) -> AotCase:
+    norm = kind.startswith("norm_")
+    signature: dict[str, Constant] = {
+        "x_ptr": "*bf16:16",
+        "norm_ptr": "*bf16:16" if norm else None,
+        "weight_ptr": "*bf16:16",
+        "bias_ptr": "*bf16:16" if bias else None,
+        "out_ptr": "*bf16:16",
+        "eps": "fp32",
+        "N": "i32",
+        "K": inner,
+        "NORM": norm,
+        "BIAS": bias,
+        "ADD": kind == "add_linear",
+        "ACTIVATION": "silu" if kind == "norm_gated_linear" else "",
+        "BLOCK_N": chosen.block_n,
+        "BLOCK_K": chosen.block_k,
+        "PDL": False,
+    }
+    kernel: Any = vector_kernel
+    if chosen.path == "matrix":
+        kernel = matrix_kernel
+        signature |= {
+            "parts_ptr": "*fp32:16" if chosen.parts > 1 else None,
+            "arrived_ptr": "*i32:16" if chosen.parts > 1 else None,
+            "M": "i32",
+            "BLOCK_M": max(16, limit),
+            "SPLIT": chosen.split,
+            "PARTS": chosen.parts,
+            "DEPTH": chosen.depth,
+        }
+    return AotCase(name, kernel, signature, chosen.warps, chosen.stages)

@@ -29,4 +29,4 @@ AOT = _dense.aot_cases(
         "llama_8b_down": (4096, 14336),
         "qwen3_30b_out": (2048, 4096),
     },
-)
+) + _dense.aot_cases("add_linear", {"llama_8b_down": (4096, 14336)}, parts=4)

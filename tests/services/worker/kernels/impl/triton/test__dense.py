@@ -35,13 +35,15 @@ def close(got: Tensor, wanted: Tensor) -> None:
     ("rows", "inner", "out", "chosen"),
     [
         (1, 96, 30, Plan("vector", 4, 128)),  # one tile, wider than K
-        (1, 96, 30, Plan("vector", 1, 32, 1, 1)),
-        (1, 80, 18, Plan("vector", 8, 32, 1, 2)),  # a last tile that is half empty, a last program too
-        (3, 96, 30, Plan("matrix", 16, 32, 1, 4, 3, 2)),
-        (16, 96, 34, Plan("matrix", 16, 64, 4, 4, 3, 0)),
-        (9, 64, 40, Plan("matrix", 32, 64, 2, 4, 1)),  # all of K in one tile, split
-        (20, 80, 40, Plan("matrix", 64, 128, 1, 4, 1)),  # all of K in one tile that is wider
-        (40, 144, 18, Plan("matrix", 16, 64, 2, 4, 2, 1)),
+        (1, 96, 30, Plan("vector", 1, 32, warps=1)),
+        (1, 80, 18, Plan("vector", 8, 32, warps=2)),  # a last tile that is half empty, a last program too
+        (3, 96, 30, Plan("matrix", 16, 32, stages=3, depth=2)),
+        (16, 96, 34, Plan("matrix", 16, 64, 4, stages=3)),
+        (9, 64, 40, Plan("matrix", 32, 64, 2)),  # all of K in one tile, split
+        (20, 80, 40, Plan("matrix", 64, 128)),  # all of K in one tile that is wider
+        (40, 144, 18, Plan("matrix", 16, 64, 2, stages=2, depth=1)),
+        (3, 144, 40, Plan("matrix", 16, 32, 1, 3, stages=2)),  # the last part is short
+        (17, 128, 30, Plan("matrix", 32, 32, 2, 4)),  # a part is one tile
     ],
 )
 def test_every_geometry_gives_the_product(device: torch.device, rows: int, inner: int, out: int, chosen: Plan) -> None:
@@ -56,6 +58,8 @@ def test_every_geometry_gives_the_product(device: torch.device, rows: int, inner
     add_linear.meaning(wanted, x, weight, None)
     _dense.product(x, None, weight, None, result, chosen, add=True)
     close(result, wanted)
+    if chosen.parts > 1:
+        assert not _dense.workspace(x.device)[1].any(), "counters are zero again"
 
 
 def test_many_rows_are_added_by_torch(device: torch.device) -> None:
@@ -95,6 +99,18 @@ def test_the_nearest_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     assert measured("add_linear", 1, 4096, 4096, CPU) == Plan("vector", 2, 1024)
     assert measured("add_linear", 16, 4096, 512, CPU) is None
     assert measured("add_linear", 64, 4096, 4096, CPU) is None
+
+
+def test_parts_that_do_not_fit_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"rows": 64, "out": 4096, "in": 4096, "path": "matrix", "block_n": 64, "block_k": 64, "parts": 4}
+    monkeypatch.setattr(_dense, "table", lambda kind, device: (row,))
+    plan.cache_clear()
+    assert plan("add_linear", 64, 4096, 4096, torch.bfloat16, CPU).parts == 4
+    assert plan("add_linear", 64, 8192, 4096, torch.bfloat16, CPU).parts == 4
+    monkeypatch.setattr(_dense, "PARTS_LIMIT", 1 << 20)
+    plan.cache_clear()
+    assert plan("add_linear", 64, 8192, 4096, torch.bfloat16, CPU).parts == 1
+    plan.cache_clear()
 
 
 def test_half_precision_is_normed_before_it_is_rounded() -> None:
