@@ -419,6 +419,8 @@ def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = Fa
     signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused}
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
+    if name.startswith("join"):
+        return AotCase(name, join_kernel, {key: signature[key] for key in join_kernel.arg_names})
     return AotCase(name, decode_kernel, signature, shape.num_warps, shape.num_stages)
 
 
@@ -427,6 +429,7 @@ AOT = (
     _aot("qwen3-0.6b-256", (16, 8, 128), Shape(64, 4, 3, 2.0), num_rows=256),
     _aot("llama-3.1-8b", (32, 8, 128), Shape(64, 4, 3, 2.0)),
     _aot("qwen3-30b-a3b", (32, 4, 128), Shape(64, 4, 3, 2.0)),
+    _aot("join", (32, 8, 128), Shape(64, 4, 3, 2.0)),
     _aot("head64", (12, 3, 64), Shape(64, 4, 2, 2.0)),
     _aot("head96", (32, 8, 96), Shape(64, 4, 2, 2.0)),
     _aot("head192", (16, 8, 192), Shape(32, 4, 2, 2.0)),

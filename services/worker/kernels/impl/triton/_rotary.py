@@ -6,14 +6,20 @@ import triton.language as tl
 
 
 @triton.jit
-def rotate(low, high, cos_ptr, sin_ptr, offsets, mask, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One token's cos and sin, [2 * HALF] each, on the halves of its heads, [heads, padded half], in float32."""
-    cos_low = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    cos_high = tl.load(cos_ptr + HALF + offsets, mask=mask, other=0.0).to(tl.float32)
-    sin_low = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    sin_high = tl.load(sin_ptr + HALF + offsets, mask=mask, other=0.0).to(tl.float32)
-    turned = low * cos_low[None, :] + high * sin_low[None, :]
-    return turned, high * cos_high[None, :] + low * sin_high[None, :]
+def load_angles(cos_ptr, sin_ptr, offsets, mask, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One token's cos and sin, [2 * HALF] each, in halves [padded half]: cos low and high, sin low and high."""
+    cos_low = tl.load(cos_ptr + offsets, mask=mask, other=0.0)
+    cos_high = tl.load(cos_ptr + HALF + offsets, mask=mask, other=0.0)
+    sin_low = tl.load(sin_ptr + offsets, mask=mask, other=0.0)
+    sin_high = tl.load(sin_ptr + HALF + offsets, mask=mask, other=0.0)
+    return cos_low, cos_high, sin_low, sin_high
+
+
+@triton.jit
+def rotate(low, high, cos_low, cos_high, sin_low, sin_high):  # type: ignore[no-untyped-def]
+    """The halves of one token's heads, float32 [heads, padded half], turned by its angles."""
+    turned = low * cos_low.to(tl.float32)[None, :] + high * sin_low.to(tl.float32)[None, :]
+    return turned, high * cos_high.to(tl.float32)[None, :] + low * sin_high.to(tl.float32)[None, :]
 
 
 @triton.jit

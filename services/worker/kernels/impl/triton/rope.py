@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import rotate
+from services.worker.kernels.impl.triton._rotary import load_angles, rotate
 from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Impl
 
@@ -42,9 +42,12 @@ def _rope(  # type: ignore[no-untyped-def]
     wait(PDL)
     x_ptr += token * x_stride_t + heads[:, None] * x_stride_h
     out_ptr += (token * NUM_HEADS + heads[:, None]) * HEAD_DIM
-    low = tl.load(x_ptr + offsets[None, :], mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(x_ptr + HALF + offsets[None, :], mask=mask, other=0.0).to(tl.float32)
-    low, high = rotate(low, high, cos_ptr + token * cos_stride_t, sin_ptr + token * sin_stride_t, offsets, inside, HALF)
+    low = tl.load(x_ptr + offsets[None, :], mask=mask, other=0.0)
+    high = tl.load(x_ptr + HALF + offsets[None, :], mask=mask, other=0.0)
+    cos_low, cos_high, sin_low, sin_high = load_angles(
+        cos_ptr + token * cos_stride_t, sin_ptr + token * sin_stride_t, offsets, inside, HALF
+    )
+    low, high = rotate(low.to(tl.float32), high.to(tl.float32), cos_low, cos_high, sin_low, sin_high)
     tl.store(out_ptr + offsets[None, :], low.to(out_ptr.dtype.element_ty), mask=mask)
     tl.store(out_ptr + HALF + offsets[None, :], high.to(out_ptr.dtype.element_ty), mask=mask)
     if REST_PADDED > 0:

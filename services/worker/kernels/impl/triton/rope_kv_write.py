@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import limit_of, quantize, rotate
+from services.worker.kernels.impl.triton._rotary import limit_of, load_angles, quantize, rotate
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Impl
@@ -69,19 +69,26 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
             rest_weight = tl.load(norm_ptr + rest, mask=rest < HEAD_DIM, other=0.0).to(tl.float32)
     wait(PDL)
     qkv_ptr += (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + first) * HEAD_DIM
-    low = tl.load(qkv_ptr + lows, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(qkv_ptr + HALF + lows, mask=mask, other=0.0).to(tl.float32)
+    low_read = tl.load(qkv_ptr + lows, mask=mask, other=0.0)
+    high_read = tl.load(qkv_ptr + HALF + lows, mask=mask, other=0.0)
     if REST_PADDED > 0:
-        others = tl.load(qkv_ptr + rests, mask=rest_mask, other=0.0).to(tl.float32)
+        rest_read = tl.load(qkv_ptr + rests, mask=rest_mask, other=0.0)
     slot = tl.load(slots_ptr + token).to(tl.int64) * NUM_KV_HEADS
     if first >= NUM_HEADS + NUM_KV_HEADS:
         kind: tl.constexpr = v_cache_ptr.dtype.element_ty
         v_cache_ptr += (slot + first - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM
-        tl.store(v_cache_ptr + lows, quantize(low, v_scale_ptr, LIMIT).to(kind), mask=mask)
-        tl.store(v_cache_ptr + HALF + lows, quantize(high, v_scale_ptr, LIMIT).to(kind), mask=mask)
+        tl.store(v_cache_ptr + lows, quantize(low_read, v_scale_ptr, LIMIT).to(kind), mask=mask)
+        tl.store(v_cache_ptr + HALF + lows, quantize(high_read, v_scale_ptr, LIMIT).to(kind), mask=mask)
         if REST_PADDED > 0:
-            tl.store(v_cache_ptr + rests, quantize(others, v_scale_ptr, LIMIT).to(kind), mask=rest_mask)
+            tl.store(v_cache_ptr + rests, quantize(rest_read, v_scale_ptr, LIMIT).to(kind), mask=rest_mask)
     else:
+        # all loads are under way before the first is needed
+        cos_low, cos_high, sin_low, sin_high = load_angles(
+            cos_ptr + token * COS_STRIDE, sin_ptr + token * SIN_STRIDE, offsets, inside, HALF
+        )
+        low, high = low_read.to(tl.float32), high_read.to(tl.float32)
+        if REST_PADDED > 0:
+            others = rest_read.to(tl.float32)
         if q_norm_ptr is not None:
             squares = tl.sum(low * low + high * high, 1)
             if REST_PADDED > 0:
@@ -90,9 +97,7 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
             low, high = low * factor * low_weight[None, :], high * factor * high_weight[None, :]
             if REST_PADDED > 0:
                 others = others * factor * rest_weight[None, :]
-        cos_ptr += token * COS_STRIDE
-        sin_ptr += token * SIN_STRIDE
-        low, high = rotate(low, high, cos_ptr, sin_ptr, offsets, inside, HALF)
+        low, high = rotate(low, high, cos_low, cos_high, sin_low, sin_high)
         if first < NUM_HEADS:
             q_ptr += (token * NUM_HEADS + first) * HEAD_DIM
             tl.store(q_ptr + lows, low.to(q_ptr.dtype.element_ty), mask=mask)
