@@ -299,23 +299,12 @@ def sampling(model: ModelShape, tokens: int) -> Iterator[Work]:
     yield Work("draw", "", m, t, lambda: (random(t, m.vocab), row(0.8), *seeds()), 2 * size, 0, gumbel, per_step=1)
     yield Work("argmax", "", m, t, lambda: (logits(),), 4 * size, torch_best=lambda x: x.argmax(-1))
     yield Work("sample", "", m, t, lambda: (logits(), row(0.8), row(-math.inf), *seeds()), 4 * size, torch_best=gumbel)
+
+    def limited(most: int) -> Callable[[], tuple[Any, ...]]:
+        return lambda: (logits(), row(0.8), torch.full((t,), most, device=DEVICE), row(0.95), row(0.0), most)
+
     for label, most in (("k50 p0.95", 50), ("p0.95", 0)):
-        yield Work(
-            "keep_floor",
-            label,
-            m,
-            t,
-            lambda most=most: (
-                logits(),
-                row(0.8),
-                torch.full((t,), most, device=DEVICE),
-                row(0.95),
-                row(0.0),
-                most,
-            ),
-            4 * size,
-            torch_best=_floor,
-        )
+        yield Work("keep_floor", label, m, t, limited(most), 4 * size, torch_best=_floor)
 
 
 PARTS = (dense, attention, experts, norms_and_gates, sampling)
