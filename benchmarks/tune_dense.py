@@ -97,26 +97,25 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     if job.inner <= 2048 and job.rows <= 16:
         whole = 2 ** math.ceil(math.log2(job.inner))
         geometry += [(16, whole, 4, 1, 4, 1), (16, whole, 8, 1, 8, 1), (16, whole, 16, 1, 16, 1)]
-    block_m = max(16, job.rows)
-    early = job.bytes < SMALL
-    plans = []
-    for block_n, block_k, split, parts, warps, stages in geometry:
-        shared = (block_n * tiles + block_m) * block_k * 2 * stages
-        blocks = math.ceil(job.outputs / block_n)
-        if (
-            shared > device.shared
-            or job.inner < block_k * parts * min(2, stages)
-            or (block_n > 16 and blocks * parts < 40)
-        ):
-            continue
-        if block_n == 128 and job.rows <= 16 and parts == 1 or block_n == 16 and job.rows > 16 and job.outputs > 2048:
-            continue  # x is read too seldom to matter, or too often
-        if parts > 1 and blocks > device.processors * 3 // 2:
-            continue
-        plan = Plan("matrix", block_n, block_k, split, parts, warps, stages, stages - 1 if early else 0)
-        if parts == 1 or _dense.fits_workspace(plan, job.rows, job.outputs, job.gated):
-            plans.append(plan)
-    return plans
+    depth = 1 if job.bytes < SMALL else 0
+    plans = (
+        Plan("matrix", block_n, block_k, split, parts, warps, stages, (stages - 1) * depth)
+        for block_n, block_k, split, parts, warps, stages in geometry
+    )
+    return [plan for plan in plans if sensible(plan, job, device)]
+
+
+def sensible(plan: Plan, job: Job, device: _dense.Device) -> bool:
+    blocks = math.ceil(job.outputs / plan.block_n)
+    shared = (plan.block_n * (2 if job.gated else 1) + max(16, job.rows)) * plan.block_k * 2 * plan.stages
+    if shared > device.shared or job.inner < plan.block_k * plan.parts * min(2, plan.stages):
+        return False
+    if plan.block_n == 16:
+        return job.rows <= 16 or job.outputs <= 2048  # else x is read too often
+    if plan.parts == 1:
+        return blocks >= 40 and (plan.block_n < 128 or job.rows > 16)
+    fits = _dense.fits_workspace(plan, job.rows, job.outputs, job.gated)
+    return fits and blocks * plan.parts >= 40 and blocks <= device.processors * 3 // 2
 
 
 class Tensors:
