@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[1]
 OP_TESTS = "tests/services/worker/kernels/impl/triton"
 TOKEN_TESTS = "tests/gpu"
 AHEAD_OF_TIME = ("test_resources.py",)  # needs no GPU and compiles for others
+# What the services carry beside a worker that computes nothing.
+CHAIN = ("--model", "0.6b", "--concurrency", "64,256", "--set=worker.kind=null", "--set=worker.step_us=0")
 INTERRUPT_S = 15.0  # from the interrupt to the kill
 SETTINGS = ('worker.kernels=["triton","torch"]',)  # the others are not for this machine, and dear to import
 LEAST_S = 20.0  # a part is not begun with less time left
@@ -77,6 +79,7 @@ def parts() -> list[Part]:
         found.append(Part(f"serve-{model}", command, limit_s, settings=True, picture=True))
     options = ("-m", "benchmarks.serve", "--model", "0.6b", "--workload", "long-prompt", "--start-s", "90")
     found.append(Part("long-0.6b", options, 60, settings=True))
+    found.append(Part("chain", ("-m", "benchmarks.serve", *CHAIN), 90, asked=True))
     found.append(tests("tokens", TOKEN_TESTS, 240)._replace(asked=True))
     return found
 

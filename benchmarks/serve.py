@@ -30,7 +30,7 @@ from benchmarks.long_prompt import LongPrompt, Shock, TooShort, compare, run_lon
 from benchmarks.peers import PEERS
 from benchmarks.report import GateRed, Result, save
 from benchmarks.serve_client import Clients, default_clients
-from benchmarks.system import System
+from benchmarks.system import System, cpu_seconds
 from benchmarks.workloads import Ask, Mix, Source, body
 from common import config as configuration
 
@@ -62,11 +62,16 @@ class Server:
     model: str
     vocab: int
     chunk: int  # tokens that one step may have
-    ready_s: float = 0.0
+    system: System | None = None  # None: not ours
+    is_null: bool = False  # it computes nothing, and its tokens depend on more than the prompt
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of each service so far; empty if the server is not ours."""
+        return cpu_seconds(self.system.processes()) if self.system else {}
 
     def request(self, ask: Ask) -> bytes:
         return encode_request(PATH, body(ask, self.model))
@@ -99,12 +104,14 @@ def serving(arguments: argparse.Namespace) -> Iterator[Server]:
     if arguments.workload != "shared-prefix":
         settings.append("kv.prefix_cache=false")
     settings += arguments.set
-    limits = configuration.load(None, settings).scheduler
+    config = configuration.load(None, settings)
+    limits = config.scheduler
     chunk = arguments.chunk or min(limits.step_tokens, limits.chunk_tokens or limits.step_tokens)
     with System(*settings, start_s=arguments.start_s) as system:
         console.print(f"ready after {system.ready_s:.1f} s")
         try:
-            yield Server("127.0.0.1", system.port, system.status()["model"], vocab, chunk, system.ready_s)
+            is_null = config.worker.kind == "null"
+            yield Server("127.0.0.1", system.port, system.status()["model"], vocab, chunk, system, is_null)
         except (GateRed, RuntimeError):
             console.print(system.output()[-6000:], markup=False)
             raise
@@ -118,7 +125,7 @@ def gate(server: Server, source: Source) -> None:
         if (count := answer["usage"]["completion_tokens"]) != GATE_OUTPUT:
             raise GateRed(f"{GATE_OUTPUT} tokens were asked for, {count} came")
     first, second = (answer["choices"][0]["text"] for answer in answers)
-    if first != second:
+    if first != second and not server.is_null:
         raise GateRed(f"the same greedy prompt alone gave two texts:\n{first!r}\n{second!r}")
 
 
@@ -136,7 +143,7 @@ def run_load(
 ) -> list[StreamResult]:
     """Raises GateRed if a request did not end as it should."""
     requests = [server.request(ask) for ask in asks]
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(load.name, total=len(asks))
         results = clients.run(
             requests, load.concurrency or len(asks), arrivals_s, lambda done: bar.update(task, completed=done)
@@ -169,22 +176,22 @@ def table_of(points: dict[str, Summary], model: str) -> Table:
 
 
 def results_of(
-    points: dict[str, Summary], shock: Shock | None, ready_s: float, arguments: argparse.Namespace
+    points: dict[str, Summary], shock: Shock | None, server: Server, arguments: argparse.Namespace
 ) -> list[Result]:
+    model = "null" if server.is_null else arguments.model
+    ready_s = server.system.ready_s if server.system else 0.0
     lengths = (
         f"{arguments.prompt}+{arguments.output or OUTPUT} tokens" if arguments.workload != "chat" else "chat lengths"
     )
-    found = [Result(f"serve_{arguments.model}_ready_s", ready_s, "s", f"{arguments.model}, from the command")]
+    found = [Result(f"serve_{model}_ready_s", ready_s, "s", f"{model}, from the command")]
     for load, point in points.items():
-        conditions = f"{arguments.model}, {arguments.workload}, {lengths}, {load}, {point.requests} requests, greedy"
-        prefix = f"serve_{arguments.model}_{arguments.workload}_{load}"
+        conditions = f"{model}, {arguments.workload}, {lengths}, {load}, {point.requests} requests, greedy"
+        prefix = f"serve_{model}_{arguments.workload}_{load}"
         found += [Result(f"{prefix}_{name}", value, unit, conditions) for name, (value, unit) in flat(point).items()]
     if shock:
-        conditions = (
-            f"{arguments.model}: {shock.streams} streams decode, then a prompt of {shock.prompt_tokens} tokens arrives"
-        )
+        conditions = f"{model}: {shock.streams} streams decode, then a prompt of {shock.prompt_tokens} tokens arrives"
         found += [
-            Result(f"serve_{arguments.model}_long_prompt_{name}", value, unit, conditions)
+            Result(f"serve_{model}_long_prompt_{name}", value, unit, conditions)
             for name, (value, unit) in shock.flat().items()
         ]
     return found
@@ -229,7 +236,13 @@ def run_all(server: Server, arguments: argparse.Namespace, clients: Clients) -> 
         run_load(server, clients, warm, load if load.concurrency else Load(len(warm)), None)
         asks = source.draw(mix, count)
         arrivals_s = source.arrivals_s(load.rate, count) if load.rate else None
+        before = server.cpu_s()
         points[load.name] = summarize(run_load(server, clients, asks, load, arrivals_s), bounds)
+        duration_s = points[load.name].duration_s
+        cores = {name: (after - before[name]) / duration_s for name, after in server.cpu_s().items()}
+        if cores:
+            used = ", ".join(f"{name} {value:.2f}" for name, value in cores.items())
+            console.print(f"{load.name}: cores used: {used}", style="dim")
     return points, None
 
 
@@ -280,12 +293,12 @@ def main() -> None:
         console.print(f"GATE RED, no figures: {reason}", markup=False)
         sys.exit(1)
     shape = models.SHAPES.get(arguments.model)
-    name = shape.name if shape else arguments.model
+    name = "a worker that computes nothing" if server.is_null else shape.name if shape else arguments.model
     if points:
         console.print(table_of(points, name))
     if shock:
         console.print(shock.table(name))
-    save(results_of(points, shock, server.ready_s, arguments), arguments.json)
+    save(results_of(points, shock, server, arguments), arguments.json)
     if arguments.plot and points:
         plots.served(points, name, arguments.plot)
 
