@@ -1,8 +1,8 @@
 """What is compiled at which level, and how much was compiled or found ready. Called by the engine at start.
 
-Levels: 0 eager, 1 traced and run as it is, 2 by inductor, 3 as 2 with decode steps captured (the runner's work). All
-layers of one kind share one compiled graph, because weights are its inputs: three graphs for any number of layers and
-tokens, and three more for a single token.
+Levels: 0 eager, 1 traced and run as it is, 2 by inductor, 3 as 2 where that can gain anything, with decode steps
+captured (the runner's work). All layers of one kind share one compiled graph, because weights are its inputs: three
+graphs for any number of layers and tokens, and three more for a single token.
 """
 
 import importlib
@@ -13,11 +13,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.add_linear import add_linear
+from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
+from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
+from services.worker.kernels.ops.norm_linear import norm_linear
+from services.worker.kernels.ops.rms_norm import rms_norm
+from services.worker.kernels.ops.silu_and_mul import silu_and_mul
+from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder, Pieces
 
 EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
 AUTOMATIC = -1
 OWN = "services.worker."
+
+# ops whose meanings a compiler fuses with each other; a matrix product alone gains nothing
+FUSIBLE = (rms_norm, norm_linear, add_linear, norm_gated_linear, silu_and_mul, gelu_and_mul)
 
 Backend = str | Callable[..., Any]
 
@@ -27,6 +37,13 @@ def choose_level(wanted: int, device: torch.device) -> int:
     if wanted != AUTOMATIC:
         return wanted
     return EAGER if device.type == "cpu" else CAPTURED
+
+
+def is_worth_compiling(level: int, bindings: Bindings) -> bool:
+    """At level 3 only if pieces hold something to fuse: calls of opaque kernels cost more host time when compiled."""
+    if level == CAPTURED:
+        return any(bindings.provider(op) == "torch" for op in FUSIBLE)
+    return level > EAGER
 
 
 def compile_pieces(level: int, model: Decoder, backend: Backend = "") -> Pieces:

@@ -127,7 +127,8 @@ def open_cache(config: Config, model: Mapping[str, Any], device: torch.device) -
 
 def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Runner, int]:
     """The runner, warm, with as many KV blocks as fit, and how many the scheduler may use. Raises ConfigError."""
-    parts.model.pieces = levels.compile_pieces(level, parts.model)
+    if levels.is_worth_compiling(level, parts.bindings):
+        parts.model.pieces = levels.compile_pieces(level, parts.model)
     sizes = warmup.Sizes(parts.shape, config.scheduler.step_tokens, config.scheduler.chunk_tokens)
     wanted = config.kv.blocks, config.kv.memory_gib
     if parts.device.type == "cpu":

@@ -15,6 +15,7 @@ from common import env
 from services.worker.compile import (
     CAPTURED,
     EAGER,
+    FUSIBLE,
     INDUCTOR,
     TRACED,
     Builds,
@@ -22,6 +23,7 @@ from services.worker.compile import (
     choose_level,
     compile_pieces,
     count_builds,
+    is_worth_compiling,
     tensors_of,
 )
 from services.worker.kernels.ops.add_linear import add_linear
@@ -189,6 +191,15 @@ def test_the_level_follows_the_device_unless_it_is_given() -> None:
     assert choose_level(-1, torch.device("cpu")) == EAGER
     assert choose_level(-1, torch.device("cuda")) == CAPTURED
     assert choose_level(1, torch.device("cuda")) == TRACED
+
+
+def test_level_3_compiles_only_what_it_can_fuse() -> None:
+    def finder(provider: str) -> tuple[dict[str, Impl[Any]], str]:
+        return {op.name: Impl(op, provider, op.meaning) for op in FUSIBLE}, ""
+
+    fused = bind(("triton", "torch"), Facts("cpu"), finder=finder)
+    assert [is_worth_compiling(level, fused) for level in range(4)] == [False, True, True, False]
+    assert [is_worth_compiling(level, TORCH) for level in range(4)] == [False, True, True, True]
 
 
 def test_counting_can_be_switched_on_anywhere() -> None:
