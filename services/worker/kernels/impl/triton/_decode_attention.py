@@ -78,7 +78,7 @@ def _finish(  # type: ignore[no-untyped-def]
 @triton.jit
 def _join(  # type: ignore[no-untyped-def]
     sums_ptr,  # float32 [places, NUM_KV_HEADS, SHARE, HEAD_DIM]
-    peaks_ptr,  # float32 [places, NUM_KV_HEADS, 2, SHARE]: peaks and totals
+    peaks_ptr,  # float32 [places, NUM_KV_HEADS, 2, SHARE], behind the sums: peaks and totals
     out_ptr,  # [T, H, D], at the row's KV head
     sinks_ptr,
     v_scale_ptr,
@@ -137,8 +137,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     sinks_ptr,  # float32 [H] or None
     k_scale_ptr,  # float32 [1] or None
     v_scale_ptr,
-    sums_ptr,  # for _join
-    peaks_ptr,
+    sums_ptr,  # for _join, the peaks behind them
     arrived_ptr,  # int32 [R, NUM_KV_HEADS], zero, and zero again at the end
     factor,  # float32: from a product to its logit in base 2; with SOFTCAP, to twice the argument of tanh
     num_rows,
@@ -193,19 +192,23 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
     totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # page numbers are read one turn ahead, so that keys do not wait for them; behind the end the last token stands in
+    # page numbers are read one turn ahead, so that keys do not wait for them; the first or last token stands in for
+    # those outside
+    first_seen, last_seen = tl.maximum(low, begin), tl.maximum(end - 1, 0)
     if PAGE % BLOCK_KV == 0:
         pages = tl.load(table_ptr + begin // PAGE)
     else:
-        pages = tl.load(table_ptr + tl.minimum(begin + tokens, tl.maximum(end - 1, 0)) // PAGE)
+        pages = tl.load(table_ptr + tl.maximum(tl.minimum(begin + tokens, last_seen), first_seen) // PAGE)
     for start in range(begin, end, BLOCK_KV):
-        position = tl.minimum(start + tokens, end - 1)
+        position = tl.minimum(start + tokens, last_seen)
+        if WINDOW > 0:
+            position = tl.maximum(position, first_seen)
         slots = pages.to(tl.int64) * PAGE + position % PAGE
         offsets = (slots * (NUM_KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
         if PAGE % BLOCK_KV == 0:
-            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV, end - 1) // PAGE)
+            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV, last_seen) // PAGE)
         else:
-            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV + tokens, end - 1) // PAGE)
+            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV + tokens, last_seen) // PAGE)
         if BLOCK_D == HEAD_DIM:
             k, v = tl.load(k_ptr + offsets), tl.load(v_ptr + offsets)
         else:
@@ -216,7 +219,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
         seen = start + tokens < end
         if WINDOW > 0:
-            seen &= position >= low
+            seen &= start + tokens >= low
         scores = tl.where(seen[None, :], scores, -1.0e30)
         higher = tl.maximum(peak, tl.max(scores, 1))
         lowered = tl.exp2(peak - higher)
@@ -227,6 +230,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     total = tl.sum(totals, 1)
 
     out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
+    peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * HEAD_DIM)
     if count == 1:
         sinks_at = sinks_ptr
         if sinks_ptr is not None:
@@ -256,7 +260,6 @@ def join_kernel(  # type: ignore[no-untyped-def]
     sinks_ptr,
     v_scale_ptr,
     sums_ptr,
-    peaks_ptr,
     num_rows,
     spare,
     NUM_KV_HEADS: tl.constexpr,
@@ -277,18 +280,27 @@ def join_kernel(  # type: ignore[no-untyped-def]
     row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
     if (row < num_rows) & (place == first) & (count > 1):
         out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
+        peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * HEAD_DIM)
         _join(
             sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
             NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
         )  # fmt: skip
 
 
+class Plan(NamedTuple):
+    """What a launch needs beyond its tensors."""
+
+    grid: tuple[int, int]
+    spare: int
+    scratch: tuple[int, int, int]
+    factor: float
+    decode: dict[str, Any]  # keyword arguments
+    join: dict[str, Any] | None  # None: fused
+
+
 def decode(q: Tensor, out: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> None:
     """Writes out[:num_decode]. q, out: [T, H, D]; caches: [blocks, B, K, D], contiguous."""
-    shape = choose(
-        q.device, q.dtype, k_cache.dtype, rows.num_decode, q.shape[1] // k_cache.shape[2], k_cache.shape[2], q.shape[2]
-    )
-    launch(q, out, k_cache, v_cache, rows, spec, shape)
+    launch(q, out, k_cache, v_cache, rows, spec, None)
 
 
 def launch(
@@ -298,36 +310,60 @@ def launch(
     v_cache: Tensor,
     rows: AttentionRows,
     spec: AttentionSpec,
-    shape: Shape,
+    shape: Shape | None,
 ) -> None:
-    """As `decode`, with the choices made."""
-    num_rows, device = rows.num_decode, q.device
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    num_heads = q.shape[1]
-    spare = places(device, num_kv_heads, shape.waves)
-    sizes = _sizes(num_heads, num_kv_heads, head_dim, shape.block_kv, num_rows)
-    grid = (num_kv_heads, num_rows + spare)
-    sums = torch.empty((num_rows + spare, num_heads, head_dim + 2), dtype=torch.float32, device=device)
-    peaks = sums.view(-1)[(num_rows + spare) * num_heads * head_dim :]
-    factor, softcap = spec.scale * LOG2E, 0.0
-    if spec.softcap:
-        factor, softcap = 2 * LOG2E * spec.scale / spec.softcap, spec.softcap * LOG2E
+    """As `decode`; None: the shape that `choose` gives."""
+    device, num_rows, tables = q.device, rows.num_decode, rows.block_tables
+    plan = _plan(
+        device, q.dtype, k_cache.dtype, q.shape[1:], k_cache.shape[2], rows.block_tokens, num_rows, spec[:3], shape
+    )
+    sums = torch.empty(plan.scratch, dtype=torch.float32, device=device)
     k_scale, v_scale = spec.kv_scale or (None, None)
-    decode_kernel[grid](
-        q, out, k_cache, v_cache, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
-        sums, peaks, _arrivals(device) if shape.fused else None, factor,
-        num_rows, spare, rows.block_tables.stride(0), q.stride(0), q.stride(1),
-        PAGE=rows.block_tokens, WINDOW=spec.window, SOFTCAP=softcap, BLOCK_M=_padded_share(num_heads, num_kv_heads),
-        FUSED=shape.fused, **sizes, num_warps=shape.num_warps, num_stages=shape.num_stages, **options(device),
+    decode_kernel[plan.grid](
+        q, out, k_cache, v_cache, rows.context_lens, tables, rows.table_rows, spec.sinks, k_scale, v_scale,
+        sums, None if plan.join else _arrivals(device), plan.factor,
+        num_rows, plan.spare, tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
     )  # fmt: skip
-    if not shape.fused:
-        join_kernel[grid](
-            out, rows.context_lens, spec.sinks, v_scale, sums, peaks, num_rows, spare,
-            WINDOW=spec.window, **sizes, num_warps=4, **options(device),
-        )  # fmt: skip
+    if plan.join:
+        join_kernel[plan.grid](out, rows.context_lens, spec.sinks, v_scale, sums, num_rows, plan.spare, **plan.join)
 
 
 @cache
+def _plan(
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    heads: tuple[int, int],  # of queries: their number and size
+    num_kv_heads: int,
+    page: int,
+    num_rows: int,
+    numbers: tuple[float, int, float],  # of the spec: scale, window, softcap
+    shape: Shape | None,
+) -> Plan:
+    (num_heads, head_dim), (scale, window, softcap) = heads, numbers
+    if shape is None:
+        shape = choose(device, dtype, kv_dtype, num_rows, num_heads // num_kv_heads, num_kv_heads, head_dim)
+    spare = places(device, num_kv_heads, shape.waves)
+    common = {**_sizes(num_heads, num_kv_heads, head_dim, shape.block_kv, num_rows), "WINDOW": window}
+    common |= options(device)
+    return Plan(
+        grid=(num_kv_heads, num_rows + spare),
+        spare=spare,
+        scratch=(num_rows + spare, num_heads, head_dim + 2),
+        factor=2 * LOG2E * scale / softcap if softcap else scale * LOG2E,
+        decode={
+            **common,
+            "PAGE": page,
+            "SOFTCAP": softcap * LOG2E,
+            "BLOCK_M": _padded_share(num_heads, num_kv_heads),
+            "FUSED": shape.fused,
+            "num_warps": shape.num_warps,
+            "num_stages": shape.num_stages,
+        },
+        join=None if shape.fused else {**common, "num_warps": 4},
+    )
+
+
 def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_rows: int) -> dict[str, int]:
     """Constants of both kernels."""
     share = num_heads // num_kv_heads
@@ -354,14 +390,12 @@ def _arrivals(device: torch.device) -> Tensor:
     return torch.zeros(1 << 18, dtype=torch.int32, device=device)
 
 
-@cache
 def places(device: torch.device, num_kv_heads: int, waves: float) -> int:
     """How many parts there may be more than rows."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     return max(1, min(MOST_PARTS, round(waves * processors / num_kv_heads)))
 
 
-@cache
 def choose(
     device: torch.device,
     dtype: torch.dtype,
@@ -415,7 +449,7 @@ def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = Fa
     signature |= dict.fromkeys(("q_stride_t", "q_stride_h"), "i32:16")
     signature |= {"q_ptr": "*bf16:16", "out_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv}
     signature |= {"sinks_ptr": "*fp32" if extras else None, "k_scale_ptr": scale, "v_scale_ptr": scale}
-    signature |= {"sums_ptr": "*fp32:16", "peaks_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
+    signature |= {"sums_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
     signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused}
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}

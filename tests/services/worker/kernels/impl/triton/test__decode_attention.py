@@ -67,7 +67,7 @@ def test_parts_join_to_the_meaning(
 ) -> None:
     monkeypatch.setattr(_decode_attention, "places", lambda *_: 5)
     monkeypatch.setattr(_decode_attention, "JOINED", 2 * 4 * 64)  # two parts at once
-    _decode_attention._sizes.cache_clear()
+    _decode_attention._plan.cache_clear()
     case = make_attention_case("", [1, 1, 1], [250, 3, 120], (6, 2, 64), extras=extras)
     q, k_cache, v_cache, rows, spec = case.make(torch.float32)
     wanted = paged_attention.meaning(q, k_cache, v_cache, rows, spec)
@@ -86,7 +86,7 @@ def test_parts_join_to_the_meaning(
         out = torch.full(q.shape, torch.nan, device=device)
         launch(there(q), out, there(k_cache), there(v_cache), rows, spec, shape)
         torch.testing.assert_close(out.cpu(), wanted, rtol=1e-5, atol=1e-5)
-    _decode_attention._sizes.cache_clear()
+    _decode_attention._plan.cache_clear()
 
 
 def test_a_row_without_context_gives_zeros(device: torch.device) -> None:
@@ -101,6 +101,22 @@ def test_a_row_without_context_gives_zeros(device: torch.device) -> None:
     assert not out[0].isnan().any() and not out[1].any()
 
 
+def test_pages_before_the_window_are_not_touched(device: torch.device) -> None:
+    """The scheduler may have given them to others, and their numbers may be anything."""
+    case = make_attention_case("", [1, 1], [250, 40], (2, 1, 32), extras=Extras(window=20))
+    q, k_cache, v_cache, rows, spec = case.make(torch.float32)
+    wanted = paged_attention.meaning(q, k_cache, v_cache, rows, spec)
+    tables = rows.block_tables.clone()
+    tables[0, : (250 - 20) // 16] = 1 << 30
+    tables[1, : (40 - 20) // 16] = 1 << 30
+    rows = type(rows)(
+        rows.query_starts.to(device), rows.context_lens.to(device), tables.to(device), 16, 1, 250, num_decode=2
+    )
+    out = torch.full(q.shape, torch.nan, device=device)
+    launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, spec, Shape(64, 4, 1, 1.0))
+    torch.testing.assert_close(out.cpu(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry(rows: int, kv_heads: int, share: int, block_kv: int) -> dict[str, object]:
         sizes = {"head_dim": 128, "kv_bytes": 2, "rows": rows, "kv_heads": kv_heads, "share": share}
@@ -108,7 +124,6 @@ def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
     entries = (entry(1, 8, 2, 16), entry(256, 8, 2, 32), entry(1, 4, 8, 64))
     monkeypatch.setattr(_decode_attention, "table", lambda op, device: entries)
-    choose.cache_clear()
     cpu = torch.device("cpu")
 
     def chosen(rows: int, share: int, kv_heads: int, head_dim: int = 128) -> Shape:
@@ -118,4 +133,3 @@ def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     assert chosen(500, 8, 4).block_kv == 64
     assert chosen(1, 2, 8, 64) == default_shape(2, 2, 64, True)
     assert choose(cpu, torch.float32, torch.float32, 1, 2, 8, 128) == default_shape(4, 4, 128, True)
-    choose.cache_clear()
