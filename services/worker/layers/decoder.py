@@ -129,7 +129,7 @@ def _build_layer(
     post_norm = Norm(tensor(names.post_norm), spec.rms_eps)
     mlp: GatedMlp | MoeMlp
     if (moe := spec.experts_of(index)) is not None and (parts := names.experts) is not None:
-        router = linear(False, parts.router)
+        router = tensor(parts.router)
         numbers = range(moe.num_experts)
         gate_up = [(parts.gate_up[0].format(i=index, e=e), parts.gate_up[1].format(i=index, e=e)) for e in numbers]
         experts = parameters.experts(gate_up, [parts.down.format(i=index, e=e) for e in numbers])

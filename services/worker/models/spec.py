@@ -35,7 +35,7 @@ class Parameters(Protocol):
         ...
 
     def tensor(self, *names: str) -> Tensor:
-        """Norm weights and biases: dense, in the model's activation dtype, concatenated along dimension 0."""
+        """Norm weights, biases and routers: dense, in the model's activation dtype, concatenated along dimension 0."""
         ...
 
     def experts(self, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> ExpertWeights:

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, needs_gpu, options, release, wait
+from services.worker.kernels.impl.triton._moe_choice import store_choice
 from services.worker.kernels.ops.moe_route import moe_route
 from services.worker.kernels.registry import Facts, Impl
 
@@ -30,36 +31,27 @@ def route_tokens(  # type: ignore[no-untyped-def]
     """logits [T, E]; weights float32 [T, K]; experts int32 [T, K]. One program: BLOCK_T tokens."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert = tl.arange(0, EXPERTS_PAD)
-    rank = tl.arange(0, TOP_K_PAD)
     here = token < num_tokens
     wait(PDL)
     release(PDL)
     logits = tl.load(
         logits_ptr + token[:, None].to(tl.int64) * EXPERTS + expert[None, :],
         mask=here[:, None] & (expert[None, :] < EXPERTS),
-        other=float("-inf"),
+        other=0.0,
     ).to(tl.float32)
-    weights = tl.zeros([BLOCK_T, TOP_K_PAD], tl.float32)
-    chosen = tl.zeros([BLOCK_T, TOP_K_PAD], tl.int32)
-    largest = tl.max(tl.where(here[:, None], logits, 0.0), axis=1)
-    total = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
-    total_chosen = tl.zeros([BLOCK_T], tl.float32)
-    left = logits
-    for k in tl.static_range(TOP_K):
-        value, index = tl.max(left, axis=1, return_indices=True, return_indices_tie_break_left=True)
-        # only a row that is not finite can bring one of the padding
-        index = tl.minimum(index, EXPERTS - 1).to(tl.int32)
-        weight = tl.exp(value - largest)
-        total_chosen += weight
-        weights = tl.where(rank[None, :] == k, weight[:, None], weights)
-        chosen = tl.where(rank[None, :] == k, index[:, None], chosen)
-        left = tl.where(expert[None, :] == index[:, None], float("-inf"), left)
-    if RENORMALIZE:
-        total = total_chosen
-    place = token[:, None].to(tl.int64) * TOP_K + rank[None, :]
-    inside = here[:, None] & (rank[None, :] < TOP_K)
-    tl.store(weights_ptr + place, weights / total[:, None], mask=inside)
-    tl.store(experts_ptr + place, chosen, mask=inside)
+    store_choice(
+        logits,
+        token,
+        num_tokens,
+        weights_ptr,
+        experts_ptr,
+        EXPERTS,
+        EXPERTS_PAD,
+        TOP_K,
+        TOP_K_PAD,
+        RENORMALIZE,
+        BLOCK_T,
+    )
 
 
 def run(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
