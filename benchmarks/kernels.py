@@ -36,14 +36,14 @@ def make_console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
-def compile_only(targets: Sequence[str], only: str, json_path: str | None) -> int:
+def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str | None) -> int:
     """Exit status 1 if a kernel does not compile or fit, or one of the decode step spills."""
     if unknown := set(targets) - set(aot.TARGETS):
         raise SystemExit(f"unknown target {min(unknown)!r}; known: {', '.join(aot.TARGETS)}")
     console = make_console()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("compiling")
-        todo = aot.tasks(targets, only)
+        todo = aot.tasks(targets, only, quick)
         reports, failures = aot.compile_all(
             todo, os.cpu_count() or 1, lambda done, total: progress.update(bar, completed=done, total=total)
         )
@@ -189,6 +189,7 @@ def on_gpu(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.kernels", description=__doc__)
     parser.add_argument("--compile-only", metavar="TARGETS", help=f"of {','.join(aot.TARGETS)}; needs no GPU")
+    parser.add_argument("--quick", action="store_true", help="compile for gfx950 only what a decode step runs")
     parser.add_argument("--only", default="", metavar="WORD", help="ops (or kernels' files) whose name has it")
     parser.add_argument("--model", default="", metavar="WORD", help="models whose name has it")
     parser.add_argument("--tokens", default=",".join(map(str, (*DECODE_BATCHES, PREFILL_TOKENS))), help="of a step")
@@ -197,7 +198,7 @@ def main() -> int:
     parser.add_argument("--plot", metavar="FILE.png", help="bars of the shares of the floor")
     options = parser.parse_args()
     if options.compile_only:
-        return compile_only(options.compile_only.split(","), options.only, options.json)
+        return compile_only(options.compile_only.split(","), options.only, options.quick, options.json)
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here; --compile-only needs none")
     return on_gpu(options)
