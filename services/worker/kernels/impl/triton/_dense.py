@@ -6,7 +6,7 @@ is made once per shape. Few rows take the kernels of `_dense_vector` and `_dense
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -166,19 +166,17 @@ def product(
         )  # fmt: skip
 
 
-def aot_cases(
-    kind: str, shapes: Mapping[str, tuple[int, int]], bias: bool = False, parts: int = 1
-) -> tuple[AotCase, ...]:
+def aot_cases(kind: str, shapes: Sequence[tuple[int, int]], bias: bool = False, parts: int = 1) -> tuple[AotCase, ...]:
     """Each bucket's kernel for these (out, inner), as the rule chooses it where shared memory is smallest.
 
     `parts` are the parts of K in programs of their own, where there is more than one row.
     """
     small = Device(shared=56 * 1024)
     cases = []
-    for model, (out, inner) in shapes.items():
+    for out, inner in shapes:
         for limit in (1, 16, 64) if parts == 1 else (16,):
             chosen = rule(limit, out, inner, kind == "norm_gated_linear", 2, small)._replace(parts=parts)
-            name = f"{kind}_{model}_{limit}{'_bias' if bias else ''}{f'_parts{parts}' if parts > 1 else ''}"
+            name = f"{kind}_{limit}x{inner}x{out}{'_bias' if bias else ''}{f'_parts{parts}' if parts > 1 else ''}"
             cases.append(aot_case(name, kind, limit, inner, bias, chosen))
     return tuple(cases)
 

@@ -20,13 +20,7 @@ def add_linear_by_rows(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor
 
 
 IMPL = Impl(add_linear, "triton", add_linear_by_rows, needs_gpu)
-AOT = _dense.aot_cases(
-    "add_linear",
-    {
-        "qwen3_600m_out": (1024, 2048),
-        "qwen3_600m_down": (1024, 3072),
-        "llama_8b_out": (4096, 4096),
-        "llama_8b_down": (4096, 14336),
-        "qwen3_30b_out": (2048, 4096),
-    },
-) + _dense.aot_cases("add_linear", {"llama_8b_down": (4096, 14336)}, parts=4)
+AOT = (
+    *_dense.aot_cases("add_linear", ((1024, 2048), (1024, 3072), (4096, 4096), (4096, 14336), (2048, 4096))),
+    *_dense.aot_cases("add_linear", ((4096, 14336),), parts=4),
+)

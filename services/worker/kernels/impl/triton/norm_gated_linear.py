@@ -24,4 +24,4 @@ def norm_gated_linear_by_rows(
 
 
 IMPL = Impl(norm_gated_linear, "triton", norm_gated_linear_by_rows, needs_gpu)
-AOT = _dense.aot_cases("norm_gated_linear", {"qwen3_600m": (6144, 1024), "llama_8b": (28672, 4096)})
+AOT = _dense.aot_cases("norm_gated_linear", ((6144, 1024), (28672, 4096)))

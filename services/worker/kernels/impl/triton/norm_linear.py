@@ -21,13 +21,7 @@ def norm_linear_by_rows(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bia
 
 
 IMPL = Impl(norm_linear, "triton", norm_linear_by_rows, needs_gpu)
-AOT = _dense.aot_cases(
-    "norm_linear",
-    {
-        "qwen3_600m_qkv": (4096, 1024),
-        "qwen3_600m_head": (151936, 1024),
-        "llama_8b_qkv": (6144, 4096),
-        "llama_8b_head": (128256, 4096),
-        "qwen3_30b_qkv": (5120, 2048),
-    },
-) + _dense.aot_cases("norm_linear", {"qwen2_7b_qkv": (4608, 3584)}, bias=True)
+AOT = (
+    *_dense.aot_cases("norm_linear", ((4096, 1024), (151936, 1024), (6144, 4096), (128256, 4096), (5120, 2048))),
+    *_dense.aot_cases("norm_linear", ((4608, 3584),), bias=True),
+)

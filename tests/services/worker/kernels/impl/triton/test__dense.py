@@ -1,65 +1,15 @@
-"""Each geometry of the dense products gives the same product, and the choice between them follows shapes alone."""
+"""The choice between dense kernels and geometries follows shapes alone."""
 
 import pytest
 import torch
-from torch import Tensor
 
 from services.worker.kernels.impl.triton import _dense
 from services.worker.kernels.impl.triton._dense import APART, Device, Plan, bucket, measured, plan, rule
 from services.worker.kernels.impl.triton.add_linear import add_linear_by_rows
 from services.worker.kernels.ops.add_linear import add_linear
-from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
-from services.worker.kernels.ops.norm_linear import norm_linear
+from tests.services.worker.kernels.impl.triton.dense import arguments, close
 
 CPU = torch.device("cpu")
-
-
-def arguments(device: torch.device, rows: int, inner: int, out: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, norm, weight, bias; fp32 under the interpreter, where sums are exact enough to tell geometries apart."""
-    generator = torch.Generator().manual_seed(rows + inner)
-    x = torch.randn(rows, inner, generator=generator)
-    norm = torch.rand(inner, generator=generator) + 0.5
-    weight = torch.randn(out, inner, generator=generator) / inner**0.5
-    bias = torch.randn(out, generator=generator)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    x, norm, weight, bias = (t.to(device, dtype) for t in (x, norm, weight, bias))
-    return x, norm, weight, bias
-
-
-def close(got: Tensor, wanted: Tensor) -> None:
-    tolerance = 5e-5 if got.dtype == torch.float32 else 6e-2
-    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("rows", "inner", "out", "chosen"),
-    [
-        (1, 96, 30, Plan("vector", 4, 128)),  # one tile, wider than K
-        (1, 96, 30, Plan("vector", 1, 32, warps=1)),
-        (1, 80, 18, Plan("vector", 8, 32, warps=2)),  # a last tile that is half empty, a last program too
-        (3, 96, 30, Plan("matrix", 16, 32, stages=3, depth=2)),
-        (16, 96, 34, Plan("matrix", 16, 64, 4, stages=3)),
-        (9, 64, 40, Plan("matrix", 32, 64, 2)),  # all of K in one tile, split
-        (20, 80, 40, Plan("matrix", 64, 128)),  # all of K in one tile that is wider
-        (40, 144, 18, Plan("matrix", 16, 64, 2, stages=2, depth=1)),
-        (3, 144, 40, Plan("matrix", 16, 32, 1, 3, stages=2)),  # the last part is short
-        (17, 128, 30, Plan("matrix", 32, 32, 2, 4)),  # a part is one tile
-    ],
-)
-def test_every_geometry_gives_the_product(device: torch.device, rows: int, inner: int, out: int, chosen: Plan) -> None:
-    x, norm, weight, bias = arguments(device, rows, inner, out)
-    result = torch.full((rows, out), torch.nan, dtype=x.dtype, device=device)
-    _dense.product(x, (norm, 1e-5), weight, bias, result, chosen)
-    close(result, norm_linear.meaning(x, norm, 1e-5, weight, bias))
-    result = torch.full((rows, out // 2), torch.nan, dtype=x.dtype, device=device)
-    _dense.product(x, (norm, 1e-5), weight, bias, result, chosen, "gelu_tanh")
-    close(result, norm_gated_linear.meaning(x, norm, 1e-5, weight, bias, "gelu_tanh"))
-    result, wanted = bias.expand(rows, out).clone(), bias.expand(rows, out).clone()
-    add_linear.meaning(wanted, x, weight, None)
-    _dense.product(x, None, weight, None, result, chosen, add=True)
-    close(result, wanted)
-    if chosen.parts > 1:
-        assert not _dense.workspace(x.device)[1].any(), "counters are zero again"
 
 
 def test_many_rows_are_added_by_torch(device: torch.device) -> None:
