@@ -26,7 +26,7 @@ from triton.errors import TritonError
 from benchmarks.gate import check
 from benchmarks.kernel_time import ceilings, per_call_us
 from services.worker.kernels import tuned
-from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route
+from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route, norm_route
 from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
 from services.worker.kernels.ops.moe_gated import moe_gated as gated_op
 
@@ -72,7 +72,8 @@ class Figure(NamedTuple):
     us: float
     up_us: float
     down_us: float
-    route_us: float
+    route_us: float  # norm_route
+    mlp_us: float  # norm_route and moe_gated, as a layer has them
     floor_us: float
     bound: str
 
@@ -143,7 +144,16 @@ def warm(shape: Experts, plans: list[Few | Grouped]) -> None:
     )
     for plan in plans:
         run_plan(plan, *layer)
+    router = torch.zeros(shape.num_experts, shape.hidden, dtype=DTYPE, device="cuda")
+    for tokens in (1, 64, 4096):
+        rows = torch.zeros(tokens, shape.hidden, dtype=DTYPE, device="cuda")
+        norm_route.run(rows, rows[0], 1e-6, router, shape.top_k, True)
     torch.cuda.synchronize()
+
+
+def mlp(plan: Few | Grouped, top_k: int, norm: Tensor, router: Tensor, layer: Layer) -> None:
+    normed, weights, chosen = norm_route.run(layer.residual, norm, 1e-6, router, top_k, True)
+    run_plan(plan, normed, weights, chosen, layer.gate_up, layer.down, layer.residual)
 
 
 def run_plan(plan: Few | Grouped, *layer: Tensor) -> None:
@@ -225,14 +235,14 @@ def row_of(figure: Figure) -> dict[str, Any]:
 
 def show(console: Console, figures: list[Figure]) -> None:
     table = Table(title="moe_gated, microseconds per call")
-    for name in ("model", "tokens", "time", "floor", "% of floor", "", "first", "second", "route", "plan"):
+    for name in ("model", "tokens", "time", "floor", "% of floor", "", "first", "second", "route", "mlp", "plan"):
         table.add_column(name, justify="left" if name in ("model", "plan") else "right", no_wrap=True)
     for f in figures:
         plan = (
             f"few {tuple(f.plan)}" if isinstance(f.plan, Few) else f"{f.plan.block_m} {(*f.plan.up,)} {(*f.plan.down,)}"
         )
         times = (f"{f.us:,.1f}", f"{f.floor_us:,.1f}", f"{100 * f.floor_us / f.us:.0f}", f.bound)
-        parts = (f"{f.up_us:,.1f}", f"{f.down_us:,.1f}", f"{f.route_us:,.1f}")
+        parts = (f"{f.up_us:,.1f}", f"{f.down_us:,.1f}", f"{f.route_us:,.1f}", f"{f.mlp_us:,.1f}")
         table.add_row(f.model, str(f.tokens), *times, *parts, plan)
     console.print(table)
 
@@ -257,7 +267,7 @@ def main() -> int:
             if not options.no_tune:
                 plans = [*candidates(shape, sizes), *plans]
             todo += [pool.submit(warm, shape, [plan]) for plan in dict.fromkeys(plans)]
-        for impl in (moe_route.IMPL, moe_gated.IMPL):
+        for impl in (moe_route.IMPL, norm_route.IMPL, moe_gated.IMPL):
             console.print(f"{impl.op.name}: {check(impl, device, DTYPE)} cases are right")
         for future in todo:
             if (error := future.exception()) is not None:
@@ -274,10 +284,14 @@ def main() -> int:
             if not options.no_tune:
                 plan, up_us, down_us = tune(shape, layers)
             us = per_call_us(partial(run_plan, plan), list(layers))
-            logits = [(torch.randn(size, shape.num_experts, device="cuda", dtype=DTYPE), shape.top_k, True)] * 8
-            route_us = per_call_us(moe_route.run, logits)
+            norm = torch.ones(shape.hidden, dtype=DTYPE, device="cuda")
+            routers = [torch.randn(shape.num_experts, shape.hidden, device="cuda").to(DTYPE) for _ in layers]
+            routed = [(v.x, norm, 1e-6, router, shape.top_k, True) for v, router in zip(layers, routers, strict=True)]
+            route_us = per_call_us(norm_route.run, routed)
+            whole = [(norm, router, v) for v, router in zip(layers, routers, strict=True)]
+            mlp_us = per_call_us(partial(mlp, plan, shape.top_k), whole)
             floor_us, bound = floor(shape, layers, *limit)
-            figures.append(Figure(name, size, plan, us, up_us, down_us, route_us, floor_us, bound))
+            figures.append(Figure(name, size, plan, us, up_us, down_us, route_us, mlp_us, floor_us, bound))
         del weights, layers
         torch.cuda.empty_cache()
     show(console, figures)
