@@ -5,6 +5,7 @@ rest of the memory becomes the KV cache, decode steps are captured. On a CPU a s
 The stages are what WorkerReady waits for; each is reported as it runs.
 """
 
+import gc
 import logging
 import math
 import time
@@ -113,6 +114,9 @@ def measure(parts: Parts, sizes: warmup.Sizes, num_graphs: int, stages: Stages) 
         graphs = meter.peak() - held + num_graphs * memory.GRAPH_BYTES
     total, others = meter.total_and_others()
     activations = peak - weights - (sizes.num_blocks + 1) * parts.block_bytes
+    del probe
+    gc.collect()  # its buffers must be gone before the cache takes the rest
+    meter.restart()
     return memory.Readings(total, others, weights, activations, graphs)
 
 

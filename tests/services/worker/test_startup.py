@@ -55,7 +55,7 @@ class FakeMeter:
     """A GPU of 1 GiB whose figures follow a list."""
 
     peaks = (300_000_000, 120_000_000)
-    held = (100_000_000, 110_000_000, 112_000_000)
+    held = (100_000_000, 110_000_000, 112_000_000, 100_000_000)
 
     def __init__(self, device: torch.device) -> None:
         self._held, self._peaks = iter(self.held), iter(self.peaks)
