@@ -49,6 +49,15 @@ def _find_row(starts_ptr, block, first_row, first_token, num_rows, BLOCK_Q: tl.c
 
 
 @triton.jit
+def _among(key, least, last, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Keys to read in place of those that may not be read: behind the end, and in pages before the window."""
+    key = tl.minimum(key, last)
+    if WINDOW:
+        key = tl.maximum(key, least)
+    return key.to(tl.uint32)
+
+
+@triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     acc,  # float32 [BLOCK_M, BLOCK_D]
     denominator,  # float32 [BLOCK_M]
@@ -57,6 +66,7 @@ def _attend(  # type: ignore[no-untyped-def]
     position,  # int32 [BLOCK_M]
     low,  # first key, a multiple of BLOCK_N
     high,
+    least,  # the first key that may be read
     last,  # the row's last key
     table_ptr,  # int32 [M]: the row's blocks
     k_ptr,
@@ -78,22 +88,23 @@ def _attend(  # type: ignore[no-untyped-def]
     in_block = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     # the table is read one iteration ahead, so that its latency does not stand before that of the keys
-    pages = tl.load(table_ptr + tl.minimum(low + in_block, last) // PAGE)
+    pages = tl.load(table_ptr + _among(low + in_block, least, last, WINDOW) // PAGE)
     for start in tl.range(low, high, BLOCK_N):
         start = tl.multiple_of(start, BLOCK_N)
-        if BLOCK_N % PAGE == 0:
+        if MASKED:
+            # hidden keys are read from a place that is finite, so that no mask takes registers
+            slot = _among(start + in_block, least, last, WINDOW) % PAGE
+        elif BLOCK_N % PAGE == 0:
             slot = in_block % PAGE
         else:
             slot = (start + in_block) % PAGE
-        place = pages.to(tl.int64) * stride_block + slot * stride_slot
-        pages = tl.load(table_ptr + tl.minimum(start + BLOCK_N + in_block, last) // PAGE)
+        # a block's number has no sign, which saves instructions of the wide product
+        place = pages.to(tl.uint32).to(tl.int64) * stride_block + slot * stride_slot
+        pages = tl.load(table_ptr + _among(start + BLOCK_N + in_block, least, last, WINDOW) // PAGE)
         key = start + in_block
         k_ptrs = (k_ptr + place)[:, None] + d[None, :]
         v_ptrs = (v_ptr + place)[:, None] + d[None, :]
-        if MASKED:
-            own = (key <= last)[:, None] & (d < HEAD_DIM)[None, :]
-            k = tl.load(k_ptrs, mask=own, other=0.0)
-        elif HEAD_DIM < BLOCK_D:
+        if HEAD_DIM < BLOCK_D:
             k = tl.load(k_ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
         else:
             k = tl.load(k_ptrs)
@@ -116,9 +127,7 @@ def _attend(  # type: ignore[no-untyped-def]
         peak = new_peak
         denominator = denominator * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        if MASKED:
-            v = tl.load(v_ptrs, mask=own, other=0.0)
-        elif HEAD_DIM < BLOCK_D:
+        if HEAD_DIM < BLOCK_D:
             v = tl.load(v_ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
         else:
             v = tl.load(v_ptrs)
@@ -235,8 +244,10 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     full = (first_position + 1) // BLOCK_N * BLOCK_N
     low = 0
     lead = 0
+    least = 0
     if WINDOW:
-        low = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        least = tl.maximum(first_position - window + 1, 0)
+        low = least // BLOCK_N * BLOCK_N
         lead = (tl.maximum(high - window, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
     if SPLIT:
         share = tl.cdiv(tl.cdiv(high - low, BLOCK_N), num_splits) * BLOCK_N
@@ -248,21 +259,28 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     v_ptr += kv_head * stride_head
     if WINDOW:
         acc, denominator, peak = _attend(
-            acc, denominator, peak, q, position, low, tl.minimum(lead, high), last, table_ptr, k_ptr, v_ptr,
+            acc, denominator, peak, q, position, low, tl.minimum(lead, high), least, last, table_ptr, k_ptr, v_ptr,
             stride_block, stride_slot, factor, cap_factor, window,
             HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
         )  # fmt: skip
     acc, denominator, peak = _attend(
-        acc, denominator, peak, q, position, lead, tl.minimum(full, high), last, table_ptr, k_ptr, v_ptr,
+        acc, denominator, peak, q, position, lead, tl.minimum(full, high), least, last, table_ptr, k_ptr, v_ptr,
         stride_block, stride_slot, factor, cap_factor, window,
         HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, False, WINDOW, SOFTCAP,
     )  # fmt: skip
     acc, denominator, peak = _attend(
-        acc, denominator, peak, q, position, tl.maximum(lead, full), high, last, table_ptr, k_ptr, v_ptr,
+        acc, denominator, peak, q, position, tl.maximum(lead, full), high, least, last, table_ptr, k_ptr, v_ptr,
         stride_block, stride_slot, factor, cap_factor, window,
         HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
     )  # fmt: skip
 
+    # read again, so that nothing of this holds registers in the loops: there they are short
+    row_start = tl.load(starts_ptr + row, volatile=True)
+    row_tokens = tl.load(starts_ptr + row + 1, volatile=True) - row_start
+    token = (block - (row_start - first_token) // BLOCK_Q - local_row) * BLOCK_Q + m // GROUP
+    own = (token < row_tokens) & (m < BLOCK_Q * GROUP)
+    mask = own[:, None] & (d < HEAD_DIM)[None, :]
+    step_token = (row_start + token).to(tl.int64)
     if SPLIT:
         num_heads = tl.num_programs(0) * GROUP
         part = (split.to(tl.int64) * num_tokens + step_token - first_token) * num_heads + head

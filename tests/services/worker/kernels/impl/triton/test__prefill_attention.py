@@ -101,6 +101,26 @@ def test_keys_of_others_do_not_matter(device: torch.device) -> None:
     torch.testing.assert_close(got.cpu(), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_pages_before_the_window_are_not_read(device: torch.device) -> None:
+    """Nor are their entries of the table: they may be of nobody."""
+    case = make_attention_case("window", [5], [150], (2, 1, 64), extras=Extras(window=20))
+    q, k_cache, v_cache, rows, spec = case.make(torch.float32)
+    wanted = paged_attention.meaning(q, k_cache, v_cache, rows, spec)
+    before = (150 - 5 - 20 + 1) // 16
+    unused = rows.block_tables[0, :before].long()
+    k_cache[unused] = torch.nan
+    v_cache[unused] = torch.nan
+    rows.block_tables[0, :before] = 10**9
+    rows = replace(
+        rows,
+        query_starts=rows.query_starts.to(device),
+        context_lens=rows.context_lens.to(device),
+        block_tables=rows.block_tables.to(device),
+    )
+    got = run(q.to(device), k_cache.to(device), v_cache.to(device), rows, spec)
+    torch.testing.assert_close(got.cpu(), wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_blocks_suffice_for_every_row() -> None:
     """Each row's blocks begin behind those of the row before, and the last of the last row is in the grid."""
     for counts in ([1], [64], [65], [1, 64, 1], [63, 2, 128, 1], [1] * 5):
