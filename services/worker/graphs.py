@@ -16,7 +16,7 @@ from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.staging import Array, aligned, offsets, view
 from services.worker.state import Rows, Step
 
-RING = 8  # steps whose sampled tokens may be on the device, not yet copied to the host
+RING = 16  # steps whose sampled tokens may not have been taken yet; eight plans at most are in flight
 
 
 class GraphKey(NamedTuple):
@@ -44,7 +44,7 @@ def choose(step: Step, captured: Sequence[int]) -> GraphKey | None:
 
 
 class DecodeInputs(NamedTuple):
-    """What a graph of B rows reads, views of the shared place; inputs.decode_columns makes the values."""
+    """What a graph of B rows reads, views of the shared place; inputs.write_decode makes the values."""
 
     wide: Tensor  # int64 [4, B]: places, positions, KV slots, places of the sampled tokens
     draw: Tensor  # int64 [2, B]: seeds, output indices
@@ -108,7 +108,7 @@ def alias(tensor: Tensor) -> Tensor:
 
 class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    num_bytes: int  # of the inputs
+    place: Tensor  # uint8, the inputs
     logits: Tensor  # [B, V], an alias, valid until the next replay
 
 
@@ -145,11 +145,11 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self._pool):
             logits = decode(inputs)
         self._pool = self._pool or graph.pool()
-        return Captured(graph, offsets(columns)[1], alias(logits))
+        return Captured(graph, self._place[: offsets(columns)[1]], alias(logits))
 
     def replay(self, key: GraphKey, staged: Tensor) -> Tensor:
         """staged: uint8, the inputs in their layout on the device. Returns the logits, valid until the next replay."""
         captured = self._captured[key.size]
-        self._place[: captured.num_bytes].copy_(staged[: captured.num_bytes], non_blocking=True)
+        captured.place.copy_(staged, non_blocking=True)
         captured.graph.replay()
         return captured.logits

@@ -7,6 +7,7 @@ host array and gives the tensor that it will be.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,30 +135,28 @@ def kv_slots(rows: Rows, slots: Ints, positions: Ints) -> Ints:
     return rows.tables[slots, block] * np.int64(rows.block_tokens) + offset
 
 
-def decode_columns(step: Step, rows: Rows, size: int, scratch: int) -> Sequence[npt.NDArray[np.generic]]:
-    """The columns of DecodeInputs (services/worker/graphs.py) in its order, padded to `size` rows.
+def write_decode(step: Step, rows: Rows, columns: Sequence[npt.NDArray[Any]], scratch: int) -> None:
+    """Fills the columns of DecodeInputs (services/worker/graphs.py), in its order but for the last, the ring.
 
     Every row has one token and samples. Padding reads and writes the padding row and the KV block `scratch`.
     """
+    wide, draw, padded, context, temperature, _ = columns
     slots, positions, count = step.slots, step.positions, len(step.slots)
-    padded = np.full(size, rows.padding_row, np.int64)
     padded[:count] = slots
-    wide = np.zeros((4, size), np.int64)
-    wide[0] = padded * rows.tokens.shape[1]
-    wide[0, :count] += positions
+    padded[count:] = rows.padding_row
     wide[1, :count] = positions
-    wide[2] = scratch * rows.block_tokens
+    wide[1, count:] = 0
+    np.multiply(padded, rows.tokens.shape[1], out=wide[0], dtype=np.int64)
+    wide[0] += wide[1]
     wide[2, :count] = kv_slots(rows, slots, positions)
-    wide[3] = wide[0] + 1
-    draw = np.zeros((2, size), np.int64)
-    columns = rows.sampling[slots]
-    draw[0, :count] = columns["seed"]
-    draw[1, :count] = positions + 1 - rows.num_prompt[slots]
-    temperature = np.zeros(size, np.float32)
-    temperature[:count] = columns["temperature"]
-    context = np.ones(size, np.int32)
-    context[:count] = positions + 1
-    return wide, draw, padded.astype(np.int32), context, temperature
+    wide[2, count:] = scratch * rows.block_tokens
+    np.add(wide[0], 1, out=wide[3])
+    np.add(wide[1], 1, out=context, casting="unsafe")
+    temperature[:count] = rows.sampling["temperature"][slots]
+    temperature[count:] = 0.0
+    if temperature.any():
+        draw[0, :count] = rows.sampling["seed"][slots]
+        draw[1, :count] = positions + 1 - rows.num_prompt[slots]
 
 
 def sampling_batch(slots: Ints, context: Ints, rows: Rows, put: Put) -> SamplingBatch | None:

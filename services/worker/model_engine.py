@@ -92,7 +92,7 @@ class ModelEngine:
         source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
         compiles = device.type != "cpu" or level >= levels.INDUCTOR
         kept = open_cache(config, source.config, device) if compiles else None
-        with explained("the model's weights", "model.dtype or a GPU with more memory"):
+        with explained("the model's weights", "choose a smaller model.dtype or another device"):
             architecture, model, bindings = load_model(source, config, device, stages, level)
         shape = _shape(config, model.spec)
         rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
@@ -114,7 +114,6 @@ class ModelEngine:
             ops_hash=bindings.digest,
         )
         self.figures = figures_of(stages.seconds, time.perf_counter() - started_s)
-        self._no_tokens = torch.zeros(shape.max_rows, dtype=torch.int32, device=device)
 
     def execute(self, plan: StepPlan) -> StepParts:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
@@ -148,7 +147,7 @@ class ModelEngine:
             torch.cuda.empty_cache()
 
     def _give_up(self, step: Step) -> None:
-        self._runner.rows.commit(step, self._no_tokens[: int(step.samples.sum())])
+        self._runner.rows.commit(step)
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

@@ -1,13 +1,14 @@
 """One step of the model: the calls of a step in order, nothing else. Called by the engine; owns no state itself.
 
-apply the plan, copy blocks, build the batch, run the model, sample, commit, start the copy to the host. No call waits
-for the device, so the next step may be started before this one's tokens are known. A decode step that a graph covers
-is one replay; rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
+apply the plan, copy blocks, build the batch, run the model, sample, store the tokens, commit. No call waits for the
+device, so the next step may be started before this one's tokens are known. A decode step that a graph covers is one
+replay; rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,20 +30,10 @@ STAGED_BYTES = 1 << 20  # a step of 16,384 tokens
 
 
 class StepTokens:
-    """The sampled tokens of one step, on their way to the host."""
+    """The sampled tokens of one step: int32 [S] in memory of the host, there when the device has passed `event`."""
 
-    def __init__(self, sampled: Tensor, stream: torch.cuda.Stream | None = None) -> None:
-        self._event: torch.cuda.Event | None = None
-        if stream is None:
-            self._tokens = sampled
-            return
-        self._tokens = torch.empty(sampled.shape, dtype=sampled.dtype, pin_memory=True)
-        stream.wait_stream(torch.cuda.current_stream(sampled.device))
-        with torch.cuda.stream(stream):
-            self._tokens.copy_(sampled, non_blocking=True)
-            sampled.record_stream(stream)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(stream)
+    def __init__(self, tokens: npt.NDArray[np.int32], event: torch.cuda.Event | None) -> None:
+        self._tokens, self._event = tokens, event
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -52,7 +43,32 @@ class StepTokens:
         """_i32 sampled tokens in the plan's order of rows; waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        return self._tokens.numpy().tobytes()
+        return self._tokens.tobytes()
+
+
+class Results:
+    """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        on_gpu = device.type != "cpu"
+        self.lines = torch.zeros(RING, max_rows + 1, dtype=torch.int32, pin_memory=on_gpu)
+        self.turn = 0
+        self._host = self.lines.numpy()
+        self._stream = torch.cuda.current_stream(device) if on_gpu else None
+        self._events = [torch.cuda.Event() for _ in range(RING)] if on_gpu else []  # type: ignore[no-untyped-call]
+
+    def next_turn(self) -> int:
+        self.turn = (self.turn + 1) % RING
+        return self.turn
+
+    def taken(self, count: int) -> StepTokens:
+        """This turn's tokens, when all that was launched so far is done."""
+        tokens = self._host[self.turn, :count]
+        if self._stream is None:
+            return StepTokens(tokens.copy(), None)
+        event = self._events[self.turn]
+        event.record(self._stream)
+        return StepTokens(tokens, event)
 
 
 class Runner:
@@ -60,14 +76,11 @@ class Runner:
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
         self.sampler = Sampler(bindings)
         self._draw, self._gather, self._store = bindings(draw), bindings(gather_tokens), bindings(store_tokens)
-        device = rows.tokens.device
+        device, max_rows = rows.tokens.device, len(rows.live)
         self._staging = staging(STAGED_BYTES, device)
+        self._results = Results(max_rows, device)
         self._graphs: Graphs | None = None
-        self._results: Tensor | None = None  # int32 [RING, rows], what graphs have drawn
-        self._query_starts = torch.arange(len(rows.live) + 1, dtype=torch.int32, device=device)
-        self._turn = 0
-        on_gpu = device.type != "cpu"
-        self._to_host = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._query_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
@@ -81,23 +94,23 @@ class Runner:
     @torch.inference_mode()
     def run(self, step: Step) -> StepTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
+        turn = self._results.next_turn()
         key = graphs.choose(step, self._graphs.sizes) if self._graphs is not None else None
         if key is not None:
-            sampled = self._replay(key, step)
+            self._replay(key, step, turn)
         elif len(step.slots):
-            sampled = self._run_eagerly(step)
-        else:
-            sampled = torch.empty(0, dtype=torch.int32, device=self.rows.tokens.device)
+            self._run_eagerly(step, turn)
         self._staging.done()
-        self.rows.commit(step, sampled)
-        return StepTokens(sampled, self._to_host)
+        self.rows.commit(step)
+        return self._results.taken(int(np.count_nonzero(step.samples)))
 
-    def _run_eagerly(self, step: Step) -> Tensor:
+    def _run_eagerly(self, step: Step, turn: int) -> None:
         rows, put = self.rows, self._staging.put
         batch = inputs.build(step, rows, put)
-        context = step.positions + step.counts
+        ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
-        sampling = inputs.sampling_batch(slots, context[step.samples], rows, put) if len(slots) else None
+        context = (step.positions + step.counts)[step.samples]
+        sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
         self._staging.send()
         ids = self._gather(
             rows.tokens,
@@ -109,34 +122,35 @@ class Runner:
             rows.block_tokens,
         )
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, batch.outputs)
-        if not len(slots):
-            return torch.empty(0, dtype=torch.int32, device=rows.tokens.device)
-        sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
-        self._store(rows.tokens, None, batch.sampled_places, sampled, None)
-        return sampled
+        if len(slots):
+            sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
+            self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
 
-    def _replay(self, key: GraphKey, step: Step) -> Tensor:
-        assert self._graphs is not None and self._results is not None
-        rows, staged_by = self.rows, self._staging
-        self._turn = (self._turn + 1) % RING
-        staged = staged_by.put_together((*self._columns(step, key.size), np.array([self._turn], np.int32)))
-        filtered = np.flatnonzero(~rows.is_plain[step.slots])
-        context = step.positions + 1
-        if len(filtered):
-            slots = step.slots[filtered]
-            sampling = inputs.sampling_batch(slots, context[filtered], rows, staged_by.put)
-            index, places = staged_by.put(filtered), staged_by.put(slots * rows.tokens.shape[1] + context[filtered])
-        staged_by.send()
+    def _replay(self, key: GraphKey, step: Step, turn: int) -> None:
+        assert self._graphs is not None
+        rows, put = self.rows, self._staging.put
+        columns, staged = self._columns(key.size)
+        inputs.write_decode(step, rows, columns, self._scratch)
+        columns[-1][0] = turn
+        others = np.flatnonzero(~rows.is_plain[step.slots])
+        if len(others):
+            slots, context = step.slots[others], step.positions[others] + 1
+            sampling = inputs.sampling_batch(slots, context, rows, put)
+            index, places = put(others), put(slots * rows.tokens.shape[1] + context)
+            ring = put(columns[-1].copy())
+        self._staging.send()
         logits = self._graphs.replay(key, staged)
-        sampled = self._results[self._turn, : len(step.slots)]
-        if len(filtered):
+        if len(others):
             redrawn = self.sampler(logits.index_select(0, index), sampling, rows.penalties)
-            self._store(rows.tokens, None, places, redrawn, None)
-            sampled.index_copy_(0, index, redrawn)
-        return sampled
+            self._store(rows.tokens, self._results.lines, places, redrawn, ring, index)
 
-    def _columns(self, step: Step, size: int) -> tuple[Array, ...]:
-        return tuple(inputs.decode_columns(step, self.rows, size, self.cache.num_blocks - 1))
+    @property
+    def _scratch(self) -> int:
+        """The KV block that padding writes."""
+        return self.cache.num_blocks - 1
+
+    def _columns(self, size: int) -> tuple[Sequence[Array], Tensor]:
+        return self._staging.columns(size, lambda: DecodeInputs.blank(size))
 
     def _decode(self, given: DecodeInputs) -> Tensor:
         """The whole decode step on the device, as it is captured. Returns the logits."""
@@ -147,22 +161,21 @@ class Runner:
         x = self.model(ids, self.rope.at(positions), slots, attention, self.cache, None)
         logits = self.model.logits(x)
         sampled = self._draw(logits, given.temperature, *given.draw.unbind(0))
-        self._store(rows.tokens, self._results, sampled_places, sampled, given.ring)
+        self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
         return logits
 
     @torch.inference_mode()
     def capture(self, limit: int, report: Callable[[int, int], None]) -> None:
         """Captures decode steps of up to `limit` rows; only the padding row and the last KV block are written."""
-        rows = self.rows
-        device, max_rows = rows.tokens.device, len(rows.live)
-        self._results = torch.zeros(RING, max_rows + 1, dtype=torch.int32, device=device)
-        captured = Graphs(device, min(limit, max_rows))
+        max_rows = len(self.rows.live)
+        captured = Graphs(self.rows.tokens.device, min(limit, max_rows))
         none = np.zeros(0, np.int64)
         nobody = Step(none, none, none, none.astype(np.bool_))
-        captured.capture(
-            graphs.sizes(max_rows, limit),
-            lambda size: (*self._columns(nobody, size), np.zeros(1, np.int32)),
-            self._decode,
-            report,
-        )
+
+        def padding(size: int) -> Sequence[Array]:
+            columns = DecodeInputs.blank(size)
+            inputs.write_decode(nobody, self.rows, columns, self._scratch)
+            return columns
+
+        captured.capture(graphs.sizes(max_rows, limit), padding, self._decode, report)
         self._graphs = captured

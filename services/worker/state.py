@@ -122,15 +122,17 @@ class Rows:
         self._check(plan.step, step)
         return step
 
-    def commit(self, step: Step, sampled: Tensor) -> None:
-        """Counts what the step has computed and drawn; `sampled` (int32 [S]) is in `tokens` already."""
+    def commit(self, step: Step) -> None:
+        """Counts what the step has computed, and what it has drawn, which is in `tokens` already."""
         self.computed[step.slots] += step.counts
         slots = step.slots[step.samples]
-        self.length[slots] += 1
         if self.penalties is not None and len(slots):
-            counts = self.penalties.in_output
-            flat = torch.from_numpy(slots * self.vocab_size).to(counts.device, non_blocking=True) + sampled
+            device, counts = self.tokens.device, self.penalties.in_output
+            places = torch.from_numpy(slots * self.tokens.shape[1] + self.length[slots]).to(device)
+            sampled = self.tokens.view(-1).index_select(0, places)
+            flat = torch.from_numpy(slots * self.vocab_size).to(device) + sampled
             counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
+        self.length[slots] += 1
 
     def _start(self, row: RowStart) -> None:
         slot = row.slot

@@ -72,7 +72,7 @@ class CalledGraphs(Graphs):
         for target, column in zip(given, columns, strict=True):
             target.copy_(torch.from_numpy(column))
         logits = decode(given)
-        return Captured(Call(), offsets(columns)[1], logits)  # type: ignore[arg-type]
+        return Captured(Call(), self._place[: offsets(columns)[1]], logits)  # type: ignore[arg-type]
 
 
 @pytest.fixture

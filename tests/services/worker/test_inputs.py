@@ -6,6 +6,7 @@ import torch
 from common.columns import pack_i32
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import inputs
+from services.worker.graphs import DecodeInputs
 from services.worker.inputs import ForwardBatch, SamplingBatch
 from services.worker.memory import Shape
 from services.worker.state import Rows, Step
@@ -127,12 +128,14 @@ def test_ends_are_barred_until_min_tokens() -> None:
 def test_decode_columns_are_padded_with_what_harms_nobody() -> None:
     samplings = [Sampling(8, seed=5, temperature=0.5), GREEDY]
     rows, step = prepare(samplings, [6, 3], [(1, 2, 1, 1), (0, 5, 1, 1)])
-    wide, draw, slots, context, temperature = inputs.decode_columns(step, rows, 4, scratch=99)
+    columns = tuple(column + 7 for column in DecodeInputs.blank(4))  # what an earlier step left
+    inputs.write_decode(step, rows, columns, scratch=99)
+    wide, draw, slots, context, temperature, _ = columns
     row_len, padding = rows.tokens.shape[1], rows.padding_row
     assert wide[0].tolist() == [row_len + 2, 5, padding * row_len, padding * row_len]
     assert wide[1].tolist() == [2, 5, 0, 0]
     assert wide[2].tolist() == [42, 5, 396, 396]
     assert wide[3].tolist() == [row_len + 3, 6, padding * row_len + 1, padding * row_len + 1]
-    assert draw.tolist() == [[0, 5, 0, 0], [1, 4, 0, 0]]
+    assert draw[:, :2].tolist() == [[0, 5], [1, 4]]
     assert slots.tolist() == [1, 0, padding, padding] and context.tolist() == [3, 6, 1, 1]
     assert temperature.tolist() == [0.0, 0.5, 0.0, 0.0]

@@ -18,8 +18,9 @@ def test_a_cpu_reads_the_arrays_themselves() -> None:
 def test_columns_lie_one_behind_the_other() -> None:
     starts, end = offsets(COLUMNS)
     assert starts == [0, 48, 80] and end == 96 and end % ALIGNMENT == 0
-    together = HostStaging().put_together(COLUMNS)
-    for start, column in zip(starts, COLUMNS, strict=True):
+    columns, together = HostStaging().columns("kind", lambda: COLUMNS)
+    for start, column, target in zip(starts, COLUMNS, columns, strict=True):
+        target[...] = column
         assert np.array_equal(view(together, start, column).numpy(), column)
 
 

@@ -38,7 +38,7 @@ def commit(rows: Rows, step: Any, tokens: list[int]) -> None:
     slots = step.slots[step.samples]
     sampled = torch.tensor(tokens, dtype=torch.int32)
     rows.tokens[slots, (step.positions + step.counts)[step.samples]] = sampled
-    rows.commit(step, sampled)
+    rows.commit(step)
 
 
 def test_a_row_lives_from_added_to_removed() -> None:

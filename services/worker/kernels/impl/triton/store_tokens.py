@@ -18,13 +18,15 @@ def store_tokens_kernel(  # type: ignore[no-untyped-def]
     places_ptr,
     sampled_ptr,
     ring_ptr,
+    columns_ptr,
     num_sampled,
     width,
     HAS_RESULTS: tl.constexpr,
+    HAS_COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """tokens[places] = sampled [S]; results[ring[0], :S] = sampled."""
+    """tokens[places] = sampled [S]; results[ring[0], columns] = sampled, without columns 0 .. S - 1."""
     release(PDL)
     wait(PDL)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -32,11 +34,19 @@ def store_tokens_kernel(  # type: ignore[no-untyped-def]
     sampled = tl.load(sampled_ptr + at, live, 0)
     tl.store(tokens_ptr + tl.load(places_ptr + at, live, 0), sampled, live)
     if HAS_RESULTS:
-        tl.store(results_ptr + tl.load(ring_ptr) * width + at, sampled, live)
+        column = at
+        if HAS_COLUMNS:
+            column = tl.load(columns_ptr + at, live, 0).to(tl.int32)
+        tl.store(results_ptr + tl.load(ring_ptr) * width + column, sampled, live)
 
 
 def store_tokens_triton(
-    tokens: Tensor, results: Tensor | None, places: Tensor, sampled: Tensor, ring: Tensor | None
+    tokens: Tensor,
+    results: Tensor | None,
+    places: Tensor,
+    sampled: Tensor,
+    ring: Tensor | None,
+    columns: Tensor | None,
 ) -> None:
     num_sampled = sampled.shape[0]
     if not num_sampled:
@@ -48,9 +58,11 @@ def store_tokens_triton(
         places,
         sampled,
         ring if has_results else tokens,
+        places if columns is None else columns,
         num_sampled,
         results.stride(0) if results is not None else 0,
         HAS_RESULTS=has_results,
+        HAS_COLUMNS=columns is not None,
         BLOCK=BLOCK,
         **options(tokens.device),
     )
@@ -67,9 +79,11 @@ AOT = (
             "places_ptr": "*i64:16",
             "sampled_ptr": "*i32:16",
             "ring_ptr": "*i32:16",
+            "columns_ptr": "*i64:16",
             "num_sampled": "i32",
             "width": "i32",
             "HAS_RESULTS": True,
+            "HAS_COLUMNS": True,
             "BLOCK": BLOCK,
             "PDL": False,
         },
