@@ -17,6 +17,7 @@ from services.worker.kernels.ops.add_linear import add_linear
 from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_linear import norm_linear
+from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.registry import Bindings
@@ -27,7 +28,7 @@ AUTOMATIC = -1
 OWN = "services.worker."
 
 # ops whose meanings a compiler fuses with each other; a matrix product alone gains nothing
-FUSIBLE = (rms_norm, norm_linear, add_linear, norm_gated_linear, silu_and_mul, gelu_and_mul)
+FUSIBLE = (rms_norm, norm_linear, add_linear, norm_gated_linear, norm_route, silu_and_mul, gelu_and_mul)
 
 Backend = str | Callable[..., Any]
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,16 @@ class CompileCache:
 
     def seal(self) -> None:
         """Everything that a start needs is there: what differs from it later is broken."""
-        manifest = {name: _digest(self.folder / name) for name in _files(self.folder)}
-        draft = self.folder / f"{MANIFEST}.{os.getpid()}.tmp"
-        draft.write_bytes(msgspec.json.encode(manifest))
-        draft.replace(self.folder / MANIFEST)
+        manifest = {}
+        try:
+            for name in _files(self.folder):
+                with suppress(FileNotFoundError):  # another worker's draft
+                    manifest[name] = _digest(self.folder / name)
+            draft = self.folder / f"{MANIFEST}.{os.getpid()}.tmp"
+            draft.write_bytes(msgspec.json.encode(manifest))
+            draft.replace(self.folder / MANIFEST)
+        except OSError as error:
+            log.warning("the kernel cache %s cannot be sealed: %s", self.folder, error.strerror)
 
 
 def broken(folder: Path) -> str | None:

@@ -144,7 +144,7 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
         return runner, budget.num_blocks
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     num_graphs = len(graphs.sizes(parts.shape.max_rows, limit))
-    with explained("the largest step", "scheduler.step_tokens or scheduler.max_rows"):
+    with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, num_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)
     # one block more than the scheduler knows: what pads a captured batch is written there
@@ -154,13 +154,13 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     runner = parts.runner(budget.num_blocks + 1)
     run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("memory", done, total))
     if num_graphs:
-        with explained("the graphs", "kv.gpu_memory_utilization or worker.max_graph_rows"):
+        with explained("the captured graphs", "lower kv.gpu_memory_utilization or worker.max_graph_rows"):
             runner.capture(limit, lambda done, total: stages("capture", done, total))
     return runner, budget.num_blocks
 
 
 @contextmanager
-def explained(what: str, lower: str) -> Iterator[None]:
+def explained(what: str, advice: str) -> Iterator[None]:
     """The lack of memory at start is the configuration's fault."""
     try:
         yield
@@ -168,7 +168,7 @@ def explained(what: str, lower: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         text = str(error).partition("\n")[0]
-        raise ConfigError(f"{what} does not fit the device: lower {lower} ({text})") from error
+        raise ConfigError(f"the device has not enough memory for {what}: {advice} ({text})") from error
 
 
 def figures_of(seconds: Mapping[str, float], total_s: float) -> dict[str, float]:

@@ -92,6 +92,8 @@ def untraceable(op: Op[Any]) -> Impl[Any]:
 
 IMPLS = {op.name: untraceable(op) for op in (embedding, norm_linear, norm_gated_linear, add_linear)}
 TORCH = bind(("torch",), Facts("cpu"))
+with interpreted():  # before other tests import the kernels as what a GPU would compile
+    TRITON = bind(("triton", "torch"), Facts("cpu"), opaque=True)
 OPAQUE = bind(("triton", "torch"), Facts("cpu"), finder=lambda provider: (IMPLS, ""), opaque=True)
 
 
@@ -141,13 +143,12 @@ def test_only_the_number_of_tokens_is_symbolic_and_numbers_are_constants() -> No
 def test_triton_kernels_are_opaque_too() -> None:
     """Interpreted; on a host with a GPU, which refuses CPU tensors, the meanings run."""
     with interpreted():
-        bindings = bind(("triton", "torch"), Facts("cpu"), opaque=True)
-        model = make_model(bindings, 3)
+        model = make_model(TRITON, 3)
         pieces = compile_pieces(TRACED, model)
         for num_tokens in (3, 1):
             torch.testing.assert_close(forward(model, pieces, num_tokens), forward(model, Pieces(), num_tokens))
     if not HAS_GPU:
-        assert bindings.provider(norm_linear) == bindings.provider(add_linear) == "triton"
+        assert TRITON.provider(norm_linear) == TRITON.provider(add_linear) == "triton"
 
 
 @pytest.mark.parametrize("level", [EAGER, TRACED])

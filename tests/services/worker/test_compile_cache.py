@@ -91,3 +91,15 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_start(tmp_path: Path)
     cache = CompileCache(tmp_path / "file", "k1")
     assert cache.folder.is_dir() and tmp_path not in cache.folder.parents
     cache.folder.rmdir()
+
+
+def test_a_full_disk_does_not_stop_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CompileCache(tmp_path, "k1")
+    fill(cache)
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    cache.seal()
+    assert broken(cache.folder) is None and not (cache.folder / MANIFEST).exists()

@@ -31,6 +31,7 @@ EXACT = Tolerance(0.0, 0.0, "integers")
         make_store_case(9, 2, True, True),
     ],
     tolerances={torch.float32: EXACT},
+    writes=("tokens", "results"),
 )
 def store_tokens(
     tokens: Tensor,
