@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -158,6 +159,11 @@ class Problem:
         blocks = self.rows.block_tables[row, : -(-context // PAGE)].long()
         return self.k[blocks].flatten(0, 1)[:context], self.v[blocks].flatten(0, 1)[:context]
 
+    def by_key_head(self, x: Tensor) -> Tensor:
+        """[n, H, D] as float32 [K, H / K, n, D]."""
+        share = self.heads.queries // self.heads.keys
+        return x.float().view(-1, self.heads.keys, share, self.heads.size).permute(1, 2, 0, 3)
+
     def error(self) -> float:
         """The largest relative error of a sampled token's heads, against float32."""
         worst, start = 0.0, 0
@@ -165,13 +171,12 @@ class Problem:
             if row % 16 == 0 or count > 1:
                 k, v = (part.float().transpose(0, 1) for part in self.contiguous(row))
                 token = torch.linspace(0, count - 1, min(count, SAMPLES), device=self.q.device).long()
-                q = self.q[start + token].float().unflatten(1, (self.heads.keys, -1)).permute(1, 2, 0, 3)
+                q = self.by_key_head(self.q[start + token])
                 scores = q @ k[:, None].transpose(2, 3) * self.spec.scale
                 position = context - count + token
                 hidden = torch.arange(context, device=self.q.device) > position[:, None]
                 wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v[:, None]
-                got = self.out[start + token].float().unflatten(1, (self.heads.keys, -1)).permute(1, 2, 0, 3)
-                difference = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+                difference = (self.by_key_head(self.out[start + token]) - wanted).norm(dim=-1) / wanted.norm(dim=-1)
                 worst = max(worst, float(difference.nan_to_num(math.inf).max()))
             start += count
         return worst
@@ -186,7 +191,7 @@ class Problem:
             torch.stack(parts).transpose(1, 2).repeat_interleave(share, 1).contiguous()
             for parts in zip(*pairs, strict=True)
         )
-        q = self.q.unflatten(0, (len(pairs), -1)).transpose(1, 2).contiguous()
+        q = self.q.view(len(pairs), -1, *self.q.shape[1:]).transpose(1, 2).contiguous()
 
         def attention(backend: SDPBackend) -> Callable[[], Tensor]:
             mask = None if q.shape[2] == k.shape[2] else causal_lower_right(q.shape[2], k.shape[2])
@@ -242,7 +247,7 @@ def tune(head_dim: int, device: torch.device, console: Console) -> tuple[list[di
     names = ", ".join(problem.load.name for problem in problems)
     console.print(f"{heads}: TFLOP/s at {names}", markup=False)
     for tile in tiles:
-        each = [problem.flops / seconds([lambda p=problem, t=tile: p.run(t, 1)]) * 1e-12 for problem in problems]
+        each = [problem.flops / seconds([partial(problem.run, tile, 1)]) * 1e-12 for problem in problems]
         for short in rates:
             some = [rate for rate, p in zip(each, problems, strict=True) if (p.rows.max_context <= SHORT) == short]
             rates[short][tile] = math.prod(some) ** (1 / len(some))
