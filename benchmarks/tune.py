@@ -6,6 +6,7 @@ Sections are the files tune_*.py. Needs torch, Triton and rich only.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -63,6 +64,7 @@ def main() -> None:
     name = torch.cuda.get_device_name(device)
     bandwidth = H200_READ if "H200" in name else read_bandwidth()
     start = time.monotonic()
+    gc.freeze()  # each capture of a graph collects garbage
     bench = Bench(device, start + options.budget, bandwidth, options.workers, frozenset(options.op))
     made = f"{name}, torch {torch.__version__}, python -m benchmarks.tune, {time.strftime('%Y-%m-%d')}"
     console = Console(width=160, highlight=False)

@@ -25,14 +25,15 @@ EPS = 1e-6
 ROTATED = 200 << 20  # bytes of weights between two uses of the same: more than three times the H200's L2
 MOST_LAUNCHES = 128
 SMALL = 48 << 20  # bytes of a weight whose first tiles are worth a request before the kernel ahead has ended
-VECTOR_WARPS_LOADS = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 2), (8, 2), (1, 4), (2, 4), (4, 4), (1, 8))
+VECTOR = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 2), (8, 2))  # warps, loads per weight row and thread
 MATRIX = (  # block_n, block_k, split, parts, warps, stages
-    (16, 128, 4, 1, 4, 4), (16, 256, 4, 1, 4, 3), (16, 256, 4, 1, 4, 5), (16, 512, 4, 1, 4, 3), (16, 512, 8, 1, 8, 4),
-    (32, 128, 4, 1, 4, 5), (32, 256, 4, 1, 4, 3), (32, 256, 4, 1, 4, 4), (32, 128, 2, 1, 4, 4),
+    (16, 256, 4, 1, 4, 5), (16, 512, 4, 1, 4, 3),
+    (32, 128, 4, 1, 4, 5), (32, 256, 4, 1, 4, 4),
     (64, 64, 1, 1, 4, 6), (64, 128, 1, 1, 4, 3), (64, 128, 1, 1, 4, 5), (64, 256, 1, 1, 4, 3),
-    (128, 64, 1, 1, 8, 5), (128, 128, 1, 1, 8, 3),
-    (32, 256, 4, 2, 4, 3), (64, 128, 1, 2, 4, 4), (64, 128, 1, 4, 4, 4), (64, 64, 1, 8, 4, 4),
-    (128, 64, 1, 4, 8, 5), (128, 64, 1, 8, 8, 4), (128, 128, 1, 4, 8, 3),
+    (128, 64, 1, 1, 4, 4), (128, 64, 1, 1, 8, 5), (128, 128, 1, 1, 8, 3),
+    (16, 256, 4, 2, 4, 3), (32, 256, 4, 2, 4, 3),
+    (64, 128, 1, 2, 4, 4), (64, 128, 1, 4, 4, 4), (64, 64, 1, 8, 4, 4), (64, 256, 1, 4, 4, 3),
+    (128, 64, 1, 4, 8, 5), (128, 128, 1, 4, 8, 3),
 )  # fmt: skip
 POWER = 1 / 64  # of the random weights
 
@@ -86,17 +87,21 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
         widest = 2 ** math.ceil(math.log2(job.inner))
         return [
             Plan("vector", block_n, 8 * device.lanes * warps * loads, warps=warps)
-            for warps, loads in VECTOR_WARPS_LOADS
+            for warps, loads in VECTOR
             for block_n in (1, 2, 4, 8, 16)
             if block_n * loads * tiles <= 16
-            and 96 <= job.outputs / block_n <= 40_000
+            and (96 if block_n == 1 else 200) <= job.outputs / block_n <= 20_000
+            and (block_n > 1 or job.outputs <= 1024)
             and 8 * device.lanes * warps * loads <= widest
-            and (loads <= 2 or 8 * device.lanes * warps * loads == widest)
         ]
     geometry = list(MATRIX)
     if job.inner <= 2048 and job.rows <= 16:
         whole = 2 ** math.ceil(math.log2(job.inner))
-        geometry += [(16, whole, 4, 1, 4, 1), (16, whole, 8, 1, 8, 1), (16, whole, 16, 1, 16, 1)]
+        geometry += [(16, whole, 4, 1, 4, 1), (16, whole, 8, 1, 8, 1)]
+    # a part of K in one tile, on its way before the kernel ahead has ended
+    for block_n, block_k, split in ((16, 256, 4), (16, 512, 4), (32, 256, 4), (64, 256, 1)):
+        if 2 <= (parts := math.ceil(job.inner / block_k)) <= 8:
+            geometry.append((block_n, block_k, split, parts, 4, 1))
     depth = 1 if job.bytes < SMALL else 0
     plans = (
         Plan("matrix", block_n, block_k, split, parts, warps, stages, (stages - 1) * depth)
@@ -110,10 +115,10 @@ def sensible(plan: Plan, job: Job, device: _dense.Device) -> bool:
     shared = (plan.block_n * (2 if job.gated else 1) + max(16, job.rows)) * plan.block_k * 2 * plan.stages
     if shared > device.shared or job.inner < plan.block_k * plan.parts * min(2, plan.stages):
         return False
-    if plan.block_n == 16:
-        return job.rows <= 16 or job.outputs <= 2048  # else x is read too often
+    if plan.block_n == 16 and job.rows > 16 and job.outputs > 2048:
+        return False  # x is read too often
     if plan.parts == 1:
-        return blocks >= 40 and (plan.block_n < 128 or job.rows > 16)
+        return blocks >= 40 or plan.block_n == 16
     fits = _dense.fits_workspace(plan, job.rows, job.outputs, job.gated)
     return fits and blocks * plan.parts >= 40 and blocks <= device.processors * 3 // 2
 

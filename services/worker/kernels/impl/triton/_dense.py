@@ -47,7 +47,7 @@ class Device(NamedTuple):
     processors: int = 132
     lanes: int = 32
     shared: int = 200 * 1024  # bytes that a program's tiles may take
-    rows: int = 4  # of the weight per program that multiplies one row
+    rows: int = 8  # of the weight per program that multiplies one row
 
 
 @cache
@@ -120,11 +120,13 @@ def rule(limit: int, out: int, inner: int, gated: bool, itemsize: int, device: D
     tiles = 2 if gated else 1
     outputs = out // tiles
     if limit == 1:
-        block_k = min(triton.next_power_of_2(inner), 4 * device.lanes * 16 // itemsize)
+        # all of K at once, where that is no more than one load per weight row and thread
+        widest, per_warp = triton.next_power_of_2(inner), device.lanes * 16 // itemsize
+        block_k, warps = (widest, max(1, widest // per_warp)) if widest <= 16 * per_warp else (4 * per_warp, 2)
         block_n = device.rows // tiles
-        while block_n > 1 and outputs < block_n * device.processors * 4:
+        while block_n > 1 and outputs < block_n * device.processors * 2:
             block_n //= 2
-        return Plan("vector", block_n, block_k)
+        return Plan("vector", block_n, block_k, warps=warps)
     block_m = max(16, limit)
     block_n = next((size for size in (64, 32) if outputs >= size * device.processors), 16)
     split = 1 if block_n == 64 else 4

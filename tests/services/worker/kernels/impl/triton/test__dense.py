@@ -32,8 +32,9 @@ def test_the_rule_fits_the_device() -> None:
                 tile = (2 * chosen.block_n + max(16, limit)) * chosen.block_k * 2
                 assert chosen.path == "matrix" and chosen.stages >= 1 and tile * chosen.stages <= shared
     # one row: all processors have work, wide loads
-    assert rule(1, 28672, 4096, False, 2, Device()) == Plan("vector", 4, 1024)
-    assert rule(1, 1024, 2048, False, 2, Device()) == Plan("vector", 1, 1024)
+    assert rule(1, 28672, 4096, False, 2, Device()) == Plan("vector", 8, 4096, warps=16)
+    assert rule(1, 1024, 2048, False, 2, Device()) == Plan("vector", 2, 2048, warps=8)
+    assert rule(1, 4096, 14336, False, 2, Device(lanes=64)) == Plan("vector", 8, 2048, warps=2)
 
 
 def test_the_nearest_measurement_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
