@@ -458,15 +458,18 @@ def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = Fa
     return AotCase(name, decode_kernel, signature, shape.num_warps, shape.num_stages)
 
 
+_NVIDIA, _AMD = default_shape(2, 2, 128, False), default_shape(2, 2, 128, True)
 AOT = (
-    _aot("qwen3-0.6b", (16, 8, 128), Shape(64, 4, 3, 2.0)),
-    _aot("qwen3-0.6b-256", (16, 8, 128), Shape(64, 4, 3, 2.0), num_rows=256),
-    _aot("llama-3.1-8b", (32, 8, 128), Shape(64, 4, 3, 2.0)),
-    _aot("qwen3-30b-a3b", (32, 4, 128), Shape(64, 4, 3, 2.0)),
-    _aot("join", (32, 8, 128), Shape(64, 4, 3, 2.0)),
-    _aot("head64", (12, 3, 64), Shape(64, 4, 2, 2.0)),
-    _aot("head96", (32, 8, 96), Shape(64, 4, 2, 2.0)),
-    _aot("head192", (16, 8, 192), Shape(32, 4, 2, 2.0)),
-    _aot("head256", (16, 8, 256), Shape(32, 4, 2, 2.0)),
-    _aot("extras", (32, 8, 128), Shape(64, 4, 2, 2.0), extras=True),
+    _aot("16x8x128", (16, 8, 128), _NVIDIA),
+    _aot("16x8x128_amd", (16, 8, 128), _AMD),
+    _aot("16x8x128_256rows", (16, 8, 128), _NVIDIA, num_rows=256),
+    _aot("32x8x128", (32, 8, 128), _NVIDIA),
+    _aot("32x4x128", (32, 4, 128), _NVIDIA),
+    _aot("32x4x128_amd", (32, 4, 128), _AMD),
+    _aot("join", (32, 8, 128), _AMD),
+    _aot("12x3x64_amd", (12, 3, 64), default_shape(2, 2, 64, True)),
+    _aot("32x8x96_amd", (32, 8, 96), default_shape(2, 2, 96, True)),
+    _aot("16x8x192_amd", (16, 8, 192), default_shape(2, 2, 192, True)),
+    _aot("16x8x256_amd", (16, 8, 256), default_shape(2, 2, 256, True)),
+    _aot("32x8x128_extras_amd", (32, 8, 128), default_shape(2, 1, 128, True), extras=True),
 )

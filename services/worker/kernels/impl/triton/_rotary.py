@@ -23,15 +23,14 @@ def rotate(low, high, cos_low, cos_high, sin_low, sin_high):  # type: ignore[no-
 
 
 @triton.jit
-def quantize(x, scale_ptr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x / scale within the range of the cache's 8-bit floats; LIMIT 0: x itself."""
+def stored(x, cache_ptr, scale_ptr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As the cache holds x. LIMIT: the largest of its 8-bit floats, which hold x / scale; 0: it has wider ones."""
     if LIMIT > 0:
         # rounded as torch does, so that equal inputs give equal caches
-        return tl.clamp(tl.div_rn(x.to(tl.float32), tl.load(scale_ptr).to(tl.float32)), -LIMIT, LIMIT)
-    else:
-        return x
+        x = tl.clamp(tl.div_rn(x.to(tl.float32), tl.load(scale_ptr).to(tl.float32)), -LIMIT, LIMIT)
+    return x.to(cache_ptr.dtype.element_ty)
 
 
 def limit_of(cache: torch.Tensor) -> float:
-    """The largest number of an 8-bit cache, for `quantize`; 0 for wider ones."""
+    """The largest number of an 8-bit cache, for `stored`; 0 for wider ones."""
     return torch.finfo(cache.dtype).max if cache.element_size() == 1 else 0.0

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._launch import AotCase, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import limit_of, quantize
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
+from services.worker.kernels.impl.triton._rotary import limit_of, stored
 from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.registry import Impl
 
@@ -39,8 +39,8 @@ def _kv_write(  # type: ignore[no-untyped-def]
     place = tl.load(slots_ptr + token).to(tl.int64) * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM + dims
     k = tl.load(k_ptr + token * k_stride_t + heads * k_stride_h + dims, mask=mask)
     v = tl.load(v_ptr + token * v_stride_t + heads * v_stride_h + dims, mask=mask)
-    tl.store(k_cache_ptr + place, quantize(k, k_scale_ptr, LIMIT).to(k_cache_ptr.dtype.element_ty), mask=mask)
-    tl.store(v_cache_ptr + place, quantize(v, v_scale_ptr, LIMIT).to(v_cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(k_cache_ptr + place, stored(k, k_cache_ptr, k_scale_ptr, LIMIT), mask=mask)
+    tl.store(v_cache_ptr + place, stored(v, v_cache_ptr, v_scale_ptr, LIMIT), mask=mask)
 
 
 def kv_write_tokens(
@@ -73,7 +73,7 @@ def kv_write_tokens(
 
 IMPL = Impl(kv_write, "triton", kv_write_tokens, needs_gpu)
 
-_SIGNATURE = {
+_SIGNATURE: dict[str, Constant] = {
     "k_ptr": "*bf16:16",
     "v_ptr": "*bf16:16",
     "k_cache_ptr": "*bf16:16",

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._launch import AotCase, needs_gpu, options, release, wait
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
 from services.worker.kernels.impl.triton._rotary import load_angles, rotate
 from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Impl
@@ -87,7 +87,7 @@ def rope_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 IMPL = Impl(rope, "triton", rope_heads, needs_gpu)
 
-_SIGNATURE = {
+_SIGNATURE: dict[str, Constant] = {
     "x_ptr": "*bf16:16",
     "cos_ptr": "*bf16:16",
     "sin_ptr": "*bf16:16",

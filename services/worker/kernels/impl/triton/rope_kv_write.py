@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import limit_of, load_angles, quantize, rotate
+from services.worker.kernels.impl.triton._rotary import limit_of, load_angles, rotate, stored
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Impl
@@ -75,12 +75,19 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
         rest_read = tl.load(qkv_ptr + rests, mask=rest_mask, other=0.0)
     slot = tl.load(slots_ptr + token).to(tl.int64) * NUM_KV_HEADS
     if first >= NUM_HEADS + NUM_KV_HEADS:
-        kind: tl.constexpr = v_cache_ptr.dtype.element_ty
         v_cache_ptr += (slot + first - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM
-        tl.store(v_cache_ptr + lows, quantize(low_read, v_scale_ptr, LIMIT).to(kind), mask=mask)
-        tl.store(v_cache_ptr + HALF + lows, quantize(high_read, v_scale_ptr, LIMIT).to(kind), mask=mask)
+        tl.store(v_cache_ptr + lows, stored(low_read, v_cache_ptr, v_scale_ptr, LIMIT), mask=mask)
+        tl.store(
+            v_cache_ptr + HALF + lows,
+            stored(high_read, v_cache_ptr, v_scale_ptr, LIMIT),
+            mask=mask,
+        )
         if REST_PADDED > 0:
-            tl.store(v_cache_ptr + rests, quantize(rest_read, v_scale_ptr, LIMIT).to(kind), mask=rest_mask)
+            tl.store(
+                v_cache_ptr + rests,
+                stored(rest_read, v_cache_ptr, v_scale_ptr, LIMIT),
+                mask=rest_mask,
+            )
     else:
         # all loads are under way before the first is needed
         cos_low, cos_high, sin_low, sin_high = load_angles(
@@ -105,12 +112,19 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
             if REST_PADDED > 0:
                 tl.store(q_ptr + rests, others.to(q_ptr.dtype.element_ty), mask=rest_mask)
         else:
-            kind: tl.constexpr = k_cache_ptr.dtype.element_ty
             k_cache_ptr += (slot + first - NUM_HEADS) * HEAD_DIM
-            tl.store(k_cache_ptr + lows, quantize(low, k_scale_ptr, LIMIT).to(kind), mask=mask)
-            tl.store(k_cache_ptr + HALF + lows, quantize(high, k_scale_ptr, LIMIT).to(kind), mask=mask)
+            tl.store(k_cache_ptr + lows, stored(low, k_cache_ptr, k_scale_ptr, LIMIT), mask=mask)
+            tl.store(
+                k_cache_ptr + HALF + lows,
+                stored(high, k_cache_ptr, k_scale_ptr, LIMIT),
+                mask=mask,
+            )
             if REST_PADDED > 0:
-                tl.store(k_cache_ptr + rests, quantize(others, k_scale_ptr, LIMIT).to(kind), mask=rest_mask)
+                tl.store(
+                    k_cache_ptr + rests,
+                    stored(others, k_cache_ptr, k_scale_ptr, LIMIT),
+                    mask=rest_mask,
+                )
 
 
 @cache
@@ -178,33 +192,35 @@ def rope_kv_write_heads(
 IMPL = Impl(rope_kv_write, "triton", rope_kv_write_heads, needs_gpu)
 
 
-def _aot(name: str, heads: tuple[int, int, int], normed: bool, is_decode: bool = True) -> AotCase:
+def _aot(name: str, heads: tuple[int, int, int], normed: bool, is_decode: bool = True, is_fp8: bool = False) -> AotCase:
     norm = "*bf16:16" if normed else None
+    cache, scale = ("*fp8e4nv:16", "*fp32:16") if is_fp8 else ("*bf16:16", None)
     signature: dict[str, Constant] = {
         "qkv_ptr": "*bf16:16",
         "cos_ptr": "*bf16:16",
         "sin_ptr": "*bf16:16",
-        "k_cache_ptr": "*bf16:16",
-        "v_cache_ptr": "*bf16:16",
+        "k_cache_ptr": cache,
+        "v_cache_ptr": cache,
         "slots_ptr": "*i64",
         "q_norm_ptr": norm,
         "k_norm_ptr": norm,
-        "k_scale_ptr": None,
-        "v_scale_ptr": None,
+        "k_scale_ptr": scale,
+        "v_scale_ptr": scale,
         "q_ptr": "*bf16:16",
         "eps": "fp32",
         "COS_STRIDE": 2 * heads[2],
         "SIN_STRIDE": 2 * heads[2],
         **_sizes(*heads, heads[2], is_decode),
-        "LIMIT": 0.0,
+        "LIMIT": 240.0 if is_fp8 else 0.0,
         "PDL": False,
     }
     return AotCase(name, _rope_kv_write, signature, num_warps=1)
 
 
 AOT = (
-    _aot("qwen3-0.6b", (16, 8, 128), True),
-    _aot("llama-3.1-8b", (32, 8, 128), False),
-    _aot("qwen3-30b-a3b", (32, 4, 128), True),
-    _aot("qwen3-0.6b-prefill", (16, 8, 128), True, is_decode=False),
+    _aot("16x8x128_normed", (16, 8, 128), True),
+    _aot("32x8x128", (32, 8, 128), False),
+    _aot("32x4x128_normed", (32, 4, 128), True),
+    _aot("32x8x128_fp8", (32, 8, 128), False, is_fp8=True),
+    _aot("16x8x128_normed_many", (16, 8, 128), True, is_decode=False),
 )
