@@ -3,7 +3,7 @@
 import faulthandler
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,13 @@ def interpreted() -> Iterator[None]:
 if not HAS_GPU and importlib.util.find_spec("triton") is not None:
     with interpreted():
         importlib.import_module("triton")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Whether a kernel is interpreted is decided when its module is imported, and tests are importing them now."""
+    with interpreted():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,11 @@
 """Without a GPU these tests run Triton's kernels under its interpreter, on CPU tensors.
 
-Whether a kernel is interpreted is decided when its module is imported, and tests/conftest.py has imported Triton itself
-for that. Elsewhere in the process, and in its children, nothing is: the variable is set only while tests of this folder
-are collected and run.
+tests/conftest.py has Triton and the kernels' modules imported for that. Elsewhere in the process, and in its children,
+nothing is interpreted: the variable is set only while tests are collected, and while those of this folder run.
 """
 
 import importlib.util
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,14 +19,6 @@ elif not HAS_GPU:
     from tests.services.worker.kernels.impl.triton.interpreter import correct
 
     correct()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    with interpreted():
-        return (yield)
 
 
 @pytest.fixture(autouse=True)
