@@ -39,6 +39,6 @@ def top_k_floor(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
     rank = torch.arange(max_k, device=logits.device)
     weight = weight.masked_fill_(rank >= top_k[:, None], 0.0)
     mass = weight.cumsum(-1)
-    # a token is needed while the mass before it is short of the target
-    needed = ((mass - weight) < top_p[:, None] * mass[:, -1:]) & (rank < top_k[:, None])
+    # a token is needed while the mass before it is short of the target; rounding may not end that where none is set
+    needed = ((mass - weight < top_p[:, None] * mass[:, -1:]) | (top_p[:, None] >= 1)) & (rank < top_k[:, None])
     return best.gather(1, needed.sum(-1, keepdim=True).sub_(1).clamp_(min=0)).squeeze(1)

@@ -46,6 +46,41 @@ def value_of(key):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _list_tiles(places_ptr, tile_tops, lo, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Writes the numbers of the tiles whose maximum is not below lo, and returns how many they are."""
+    live = tile_tops >= value_of(lo)
+    tl.debug_barrier()  # the last list has been read
+    tl.store(places_ptr + tl.cumsum(live.to(tl.int32)) - 1, tl.arange(0, TILES), mask=live)
+    count = tl.sum(live.to(tl.int32))
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def _gather(  # type: ignore[no-untyped-def]
+    row_ptr, places_ptr, tile_tops, lo, hi, few_ptr, V, TILE: tl.constexpr, TILES: tl.constexpr
+):
+    """Writes the logits of [lo, hi) one after the other, TILE of them at most, and returns how many there are."""
+    count = _list_tiles(places_ptr, tile_tops, lo, TILES)
+    lane = tl.arange(0, TILE)
+    found = 0
+    offset = tl.load(places_ptr) * TILE + lane
+    ahead = load_logits(row_ptr + offset, offset < V)
+    for i in range(count):
+        x = ahead
+        more = i + 1 < count
+        offset = tl.load(places_ptr + i + 1, mask=more, other=0) * TILE + lane
+        ahead = load_logits(row_ptr + offset, (offset < V) & more)
+        key = key_of(x)
+        inside = (key >= lo) & (key < hi) & (key > LOWEST)
+        rank = found + tl.cumsum(inside.to(tl.int32))
+        tl.store(few_ptr + rank - 1, x, mask=inside & (rank <= TILE))
+        found += tl.sum(inside.to(tl.int32))
+    tl.debug_barrier()
+    return found
+
+
+@triton.jit
 def _pass(  # type: ignore[no-untyped-def]
     row_ptr,
     places_ptr,
@@ -65,11 +100,7 @@ def _pass(  # type: ignore[no-untyped-def]
 
     pivots: int32 [PIVOTS, 1], above lo. A token weighs exp((logit - top) / temperature) if `weighed`, else 1.
     """
-    live = tile_tops >= value_of(lo)
-    tl.debug_barrier()  # the last pass has read its list
-    tl.store(places_ptr + tl.cumsum(live.to(tl.int32)) - 1, tl.arange(0, TILES), mask=live)
-    count = tl.sum(live.to(tl.int32))
-    tl.debug_barrier()
+    count = _list_tiles(places_ptr, tile_tops, lo, TILES)
     lane = tl.arange(0, TILE)[None, :]
     reached = tl.zeros([PIVOTS, TILE], tl.float32)
     low = tl.full([1, TILE], NO_KEY, tl.int32)
@@ -133,6 +164,7 @@ def find_floor(  # type: ignore[no-untyped-def]
     stats_ptr,
     sums_ptr,
     places_ptr,
+    few_ptr,
     out_ptr,
     V,
     num_chunks,
@@ -143,7 +175,8 @@ def find_floor(  # type: ignore[no-untyped-def]
     PIVOTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program s: the floor of row s; -inf where nothing is asked. places: int32 [S, TILES], for lists of tiles.
+    """Program s: the floor of row s; -inf where nothing is asked. places: int32 [S, TILES], for lists of tiles;
+    few: float32 [S, TILE], for the logits in [lo, hi) once they fit: then they stay in registers.
 
     logits [S, V] with a row stride; stats and sums float32 [S, CHUNKS]; out float32 [S]. A parameter without a
     pointer is asked of no row.
@@ -153,6 +186,7 @@ def find_floor(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     places_ptr += row * TILES
+    few_ptr += row * TILE
     temperature = tl.load(temperature_ptr + row)
     top_k = tl.load(top_k_ptr + row).to(tl.int64) if top_k_ptr is not None else tl.full((), 0, tl.int64)
     top_p = tl.load(top_p_ptr + row) if top_p_ptr is not None else tl.full((), 1.0, tl.float32)
@@ -183,30 +217,57 @@ def find_floor(  # type: ignore[no-untyped-def]
             ranking, measuring = ranked, ranked & False
             lo, hi, step = bound, end, 0
             target, above = top_p.to(tl.float64) * total, tl.full((), 0.0, tl.float64)
+            # what lies at or above lo, at most; a guess where the rank begins: the chunks prove little more than it
+            below = total
             if ranked:
                 lo, target = _proved(maxima, top_k), top_k.to(tl.float64)
+                below = tl.where(lo > LOWEST, top_k * 4, V).to(tl.float64)
+            few = tl.full([1, TILE], float("-inf"), tl.float32)
+            fits, base = ranked & False, tl.full((), 0.0, tl.float64)
             searching = (hi > lo + 1) | ranking
             while searching:
                 if measuring | (hi <= lo + 1):
                     pivots = tl.full([PIVOTS, 1], 0, tl.int32) + (lo + 1)
                 else:
                     pivots = _choose_pivots(lo, hi, top, spread, step, PIVOTS)
-                reached, low, high = _pass(
-                    row_ptr, places_ptr, tile_tops, top, scale, lo, hi, pivots, (not ranking), V, TILE, TILES, PIVOTS
-                )  # fmt: skip
+                if (not fits) & (not measuring) & (hi > lo + 1):
+                    # the rank's tokens are needed with all above them, their mass comes next; else only [lo, hi)
+                    lightest = tl.where(ranking, 1.0, weights(value_of(lo), top, scale)).to(tl.float64)
+                    if below - tl.where(ranking, 0.0, above) <= lightest * TILE:
+                        until = tl.where(ranking, NO_KEY, hi)
+                        found = _gather(row_ptr, places_ptr, tile_tops, lo, until, few_ptr, V, TILE, TILES)
+                        fits = found <= TILE
+                        if fits:
+                            base = tl.where(ranking, 0.0, above)
+                            lane = tl.arange(0, TILE)[None, :]
+                            few = tl.load(few_ptr + lane, mask=lane < found, other=float("-inf"))
+                        else:
+                            below = tl.full((), 1e30, tl.float64)
+                if fits:
+                    key = key_of(few)
+                    weight = tl.where(ranking, 1.0, weights(few, top, scale))
+                    reached = base + tl.sum(tl.where(key >= pivots, weight, 0.0).to(tl.float64), 1)
+                    low = tl.min(tl.where((key >= lo) & (key > LOWEST), key, NO_KEY))
+                    high = tl.max(tl.where(key < hi, key, LOWEST))
+                else:
+                    reached, low, high = _pass(
+                        row_ptr, places_ptr, tile_tops, top, scale, lo, hi, pivots, not ranking, V, TILE, TILES, PIVOTS
+                    )
                 step += 1
                 if measuring:
                     # of equals at the rank's border only as many as are left
                     left = top_k.to(tl.float64) - above
                     mass = tl.max(reached) + left * weights(value_of(lo), top, scale).to(tl.float64)
                     target = top_p.to(tl.float64) * mass
+                    above, below = tl.full((), 0.0, tl.float64), mass
                     measuring = ranked & False
                 else:
-                    key = tl.reshape(pivots, [PIVOTS])
+                    at = tl.reshape(pivots, [PIVOTS])
                     enough = reached >= target
                     above = tl.maximum(above, tl.max(tl.where(enough, 0.0, reached)))
-                    hi = tl.minimum(tl.min(tl.where(enough, hi, key)), high + 1)
-                    lo = tl.maximum(lo, tl.max(tl.where(enough & (key < hi), key, lo)))
+                    below = tl.minimum(below, tl.min(tl.where(enough, reached, below)))
+                    hi = tl.minimum(tl.min(tl.where(enough, hi, at)), high + 1)
+                    lo = tl.maximum(lo, tl.max(tl.where(enough & (at < hi), at, lo)))
                     if lo > LOWEST:
                         lo = tl.maximum(lo, tl.minimum(low, hi - 1))
                 searching = measuring | (hi > lo + 1)
@@ -222,6 +283,7 @@ def find_floor(  # type: ignore[no-untyped-def]
                             # fewer finite logits than the rank: it bars none of them
                             lo = bound
                             target = top_p.to(tl.float64) * total
+                            above, below = tl.full((), 0.0, tl.float64), total
             floor = tl.maximum(floor, value_of(lo))
     tl.store(out_ptr + row, floor)
 
@@ -242,9 +304,11 @@ def floors(
     tile = max(TILE, CHUNK)
     tiles = max(LEAST_TILES, triton.next_power_of_2(-(-vocab_size // tile)))
     places = torch.empty((num_rows, tiles), dtype=torch.int32, device=device)
+    few = torch.empty((num_rows, tile), dtype=torch.float32, device=device)
     find_floor[(num_rows,)](
-        logits, logits.stride(0) if num_rows > 1 else vocab_size, temperature, top_k, top_p, min_p, stats, sums, places,
-        out, vocab_size, -(-vocab_size // CHUNK), CHUNK, chunks, tile, tiles, PIVOTS, num_warps=WARPS, **launch,
+        logits, logits.stride(0) if num_rows > 1 else vocab_size, temperature, top_k, top_p, min_p, stats, sums,
+        places, few, out, vocab_size, -(-vocab_size // CHUNK), CHUNK, chunks, tile, tiles, PIVOTS,
+        num_warps=WARPS, **launch,
     )  # fmt: skip
     return out
 
@@ -261,6 +325,7 @@ def aot_cases(name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool) -
         "stats_ptr": "*fp32",
         "sums_ptr": "*fp32",
         "places_ptr": "*i32",
+        "few_ptr": "*fp32",
         "out_ptr": "*fp32",
         "V": "i32:16",
         "num_chunks": "i32",

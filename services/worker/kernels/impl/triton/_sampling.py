@@ -23,7 +23,7 @@ LEAST_CHUNKS = 256  # so that the vocabularies of today share a compiled kernel
 # read one number at a time: parts of larger uploads may be anywhere, and no place of theirs may cost a new compile
 SINGLES = (
     *("temperature_ptr", "floor_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seeds_ptr", "positions_ptr"),
-    *("stats_ptr", "sums_ptr", "places_ptr", "out_ptr", "counter_ptr"),
+    *("stats_ptr", "sums_ptr", "places_ptr", "few_ptr", "out_ptr", "counter_ptr"),
     *("index_ptr", "slots_ptr", "presence_ptr", "frequency_ptr", "repetition_ptr"),
 )
 
