@@ -98,22 +98,22 @@ def down_tokens(  # type: ignore[no-untyped-def]
     hidden_ptrs = tl.broadcast_to(
         hidden_ptr + (token * TOP_K + k_in)[:, None, None] * INNER + column[None, None, :], ptrs.shape
     )
-    real = k < TOP_K
-    PAD_K: tl.constexpr = TOP_K != TOP_K_PAD
-    w = _load_tile(ptrs, 0, real[:, None, None] & (column < INNER)[None, None, :], PAD_K or CHUNK > INNER)
+    real = (k < TOP_K)[:, None, None]
+    MASKED: tl.constexpr = TOP_K != TOP_K_PAD or INNER % CHUNK != 0
+    w = _load_tile(ptrs, 0, real & (column < INNER)[None, None, :], MASKED)
     wait(PDL)
     release(PDL)
-    scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=real, other=0.0)[:, None, None]
+    scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=k < TOP_K, other=0.0)[:, None, None]
     total = tl.zeros([BLOCK_N, CHUNK], tl.float32)
-    for begin in tl.static_range(0, INNER, CHUNK):
-        inside = real[:, None, None] & (begin + column < INNER)[None, None, :]
-        h = _load_tile(hidden_ptrs, begin, inside, PAD_K or begin + CHUNK > INNER)
+    for begin in tl.range(CHUNK, INNER, CHUNK, num_stages=1):
+        h = _load_tile(hidden_ptrs, begin - CHUNK, real, TOP_K != TOP_K_PAD)
+        following = _load_tile(ptrs, begin, real & (begin + column < INNER)[None, None, :], MASKED)
         # the experts lie within a thread: their sum crosses none
-        part = tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
-        if begin + CHUNK < INNER:
-            inside = real[:, None, None] & (begin + CHUNK + column < INNER)[None, None, :]
-            w = _load_tile(ptrs, begin + CHUNK, inside, PAD_K or begin + 2 * CHUNK > INNER)
-        total += part
+        total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
+        w = following
+    LAST: tl.constexpr = (INNER - 1) // CHUNK * CHUNK
+    h = _load_tile(hidden_ptrs, LAST, real & (LAST + column < INNER)[None, None, :], MASKED)
+    total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
     sums = tl.sum(total, axis=1)
     out_ptrs = residual_ptr + token * HIDDEN + row
     inside = row < HIDDEN

@@ -199,41 +199,57 @@ ARGUMENTS: dict[str, Constant] = {
 }
 
 
-def _aot(name: str, kernel: Any, warps: int, constants: dict[str, Constant], targets: tuple[str, ...] = ()) -> AotCase:
+def _aot(
+    name: str,
+    kernel: Any,
+    warps: int,
+    constants: dict[str, Constant],
+    targets: tuple[str, ...] = (),
+    hot: bool = True,
+) -> AotCase:
     arguments = {key: value for key, value in (ARGUMENTS | constants).items() if key in kernel.arg_names}
-    return AotCase(f"{name}_{kernel.__name__}", kernel, arguments | {"PDL": False}, warps, targets=targets)
+    return AotCase(f"{name}_{kernel.__name__}", kernel, arguments | {"PDL": False}, warps, hot=hot, targets=targets)
 
 
-def _aot_cases(name: str, shape: Experts) -> Iterator[AotCase]:
-    sizes: dict[str, Constant] = {
+def _sizes(shape: Experts) -> dict[str, Constant]:
+    return {
         "TOP_K": shape.top_k,
         "TOP_K_PAD": shape.top_k,
         "HIDDEN": shape.hidden,
         "INNER": shape.inner,
         "EXPERTS_PAD": shape.num_experts,
     }
+
+
+def _aot_few(name: str, shape: Experts) -> Iterator[AotCase]:
     few = default_few(shape)
-    yield _aot(name, gate_pairs, few.up_warps, sizes | {"BLOCK_I": few.up_rows, "CHUNK": few.up_chunk})
-    yield _aot(name, down_tokens, few.down_warps, sizes | {"BLOCK_N": few.down_rows, "CHUNK": few.down_chunk})
-    yield _aot(name, combine_pairs, 4, sizes | {"BLOCK_N": 1024})
-    for block_m in (16, 128):
-        case = f"{name}_m{block_m}"
-        yield _aot(case, sort_pairs, 8, sizes | {"BLOCK_M": block_m, "CHUNK": 4096})
-        for targets, plan in ((("sm_90",), nvidia_grouped(block_m)), (("gfx942", "gfx950"), amd_grouped(block_m))):
-            for kernel, tile in ((gate_blocks, plan.up), (down_blocks, plan.down)):
-                tiling: dict[str, Constant] = {
-                    "BLOCK_M": block_m,
-                    "BLOCK_I": tile.rows,
-                    "BLOCK_N": tile.rows,
-                    "BLOCK_K": tile.block_k,
-                    "GROUP_M": tile.group_m,
-                    "STAGES": tile.stages,
-                }
-                yield _aot(case, kernel, tile.warps, sizes | tiling, targets)
+    yield _aot(name, gate_pairs, few.up_warps, _sizes(shape) | {"BLOCK_I": few.up_rows, "CHUNK": few.up_chunk})
+    yield _aot(name, down_tokens, few.down_warps, _sizes(shape) | {"BLOCK_N": few.down_rows, "CHUNK": few.down_chunk})
 
 
+def _aot_grouped(name: str, shape: Experts, block_m: int) -> Iterator[AotCase]:
+    """Blocks of 128 are for prompts only."""
+    for targets, plan in ((("sm_90",), nvidia_grouped(block_m)), (("gfx942", "gfx950"), amd_grouped(block_m))):
+        for kernel, tile in ((gate_blocks, plan.up), (down_blocks, plan.down)):
+            tiling: dict[str, Constant] = {
+                "BLOCK_M": block_m,
+                "BLOCK_I": tile.rows,
+                "BLOCK_N": tile.rows,
+                "BLOCK_K": tile.block_k,
+                "GROUP_M": tile.group_m,
+                "STAGES": tile.stages,
+            }
+            yield _aot(f"{name}_m{block_m}", kernel, tile.warps, _sizes(shape) | tiling, targets, hot=block_m < 128)
+
+
+QWEN3_30B, MIXTRAL = Experts(128, 8, 2048, 768), Experts(8, 2, 4096, 14336)
 AOT: tuple[AotCase, ...] = (
-    *_aot_cases("qwen3_30b_a3b", Experts(128, 8, 2048, 768)),
-    *_aot_cases("mixtral_8x7b", Experts(8, 2, 4096, 14336)),
+    *_aot_few("qwen3_30b_a3b", QWEN3_30B),
+    *_aot_few("mixtral_8x7b", MIXTRAL),
+    _aot("qwen3_30b_a3b", sort_pairs, 8, _sizes(QWEN3_30B) | {"BLOCK_M": 16, "CHUNK": 4096}),
+    _aot("qwen3_30b_a3b", combine_pairs, 4, _sizes(QWEN3_30B) | {"BLOCK_N": 1024}),
+    *_aot_grouped("qwen3_30b_a3b", QWEN3_30B, 16),
+    *_aot_grouped("qwen3_30b_a3b", QWEN3_30B, 128),
+    *_aot_grouped("mixtral_8x7b", MIXTRAL, 128),
 )
 IMPL = Impl(moe_gated, "triton", run, needs_gpu)

@@ -109,6 +109,5 @@ def _aot(name: str, num_experts: int, top_k: int, block: int) -> AotCase:
 AOT: tuple[AotCase, ...] = (
     _aot("qwen3_30b_a3b", 128, 8, 1),
     _aot("qwen3_30b_a3b_many", 128, 8, 8),
-    _aot("mixtral_8x7b", 8, 2, 1),
 )
 IMPL = Impl(moe_route, "triton", run, refuses)

@@ -6,6 +6,7 @@ takes BLOCK_T tokens through the whole router by matrix products.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -216,7 +217,7 @@ def run(
     return normed, weights, experts
 
 
-def _aot_cases(name: str, hidden: int, num_experts: int, top_k: int) -> tuple[AotCase, ...]:
+def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, block: int = 0) -> AotCase:
     arguments: dict[str, Constant] = {
         "x_ptr": "*bf16:16",
         "norm_ptr": "*bf16:16",
@@ -233,6 +234,7 @@ def _aot_cases(name: str, hidden: int, num_experts: int, top_k: int) -> tuple[Ao
         "EXPERTS": num_experts,
         "EXPERTS_PAD": num_experts,
         "ROWS": ROWS,
+        "BLOCK_T": block,
         "TOP_K": top_k,
         "TOP_K_PAD": top_k,
         "RENORMALIZE": True,
@@ -241,13 +243,13 @@ def _aot_cases(name: str, hidden: int, num_experts: int, top_k: int) -> tuple[Ao
         "PDL": False,
     }
 
-    def case(label: str, kernel: triton.JITFunction, **changes: int) -> AotCase:
-        values = arguments | changes
-        return AotCase(f"{name}_{label}", kernel, {key: values[key] for key in kernel.arg_names})
-
-    few = case("few", route_few)
-    return few, *(case(f"t{block}", route_many, BLOCK_T=block, EXPERTS_PAD=max(16, num_experts)) for block in (16, 64))
+    return AotCase(name, kernel, {key: arguments[key] for key in kernel.arg_names}, hot=block < 64)
 
 
-AOT: tuple[AotCase, ...] = (*_aot_cases("qwen3_30b_a3b", 2048, 128, 8), *_aot_cases("mixtral_8x7b", 4096, 8, 2))
+AOT: tuple[AotCase, ...] = (
+    _aot("qwen3_30b_a3b_few", route_few, 2048, 128, 8),
+    _aot("mixtral_8x7b_few", route_few, 4096, 8, 2),
+    _aot("qwen3_30b_a3b_t16", route_many, 2048, 128, 8, 16),
+    _aot("qwen3_30b_a3b_t64", route_many, 2048, 128, 8, 64),
+)
 IMPL = Impl(norm_route, "triton", run, needs_gpu)
