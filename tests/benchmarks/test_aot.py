@@ -1,0 +1,57 @@
+"""What an ahead-of-time case becomes for each target; compiling itself is tested beside the kernels."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from benchmarks.aot import Report, make_source, read_table, table_text
+
+
+def kernel(x_ptr, y_ptr, bias_ptr, num_rows, MODE: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
+    pass
+
+
+class Case(NamedTuple):
+    name: str
+    kernel: Any
+    signature: dict[str, Any]
+
+
+SIGNATURE = {"x_ptr": "*fp8e4nv:16", "y_ptr": "*bf16", "bias_ptr": None, "num_rows": "i32", "MODE": "i32", "PDL": False}
+CASE = Case("case", JITFunction(kernel), SIGNATURE)
+
+
+def test_types_constants_and_hints() -> None:
+    source = make_source(CASE, "sm_90")
+    assert source.signature == {
+        "x_ptr": "*fp8e4nv",
+        "y_ptr": "*bf16",
+        "bias_ptr": "constexpr",
+        "num_rows": "i32",
+        "MODE": "constexpr",
+        "PDL": "constexpr",
+    }
+    assert source.constants == {(2,): None, (4,): "i32", (5,): True}
+    assert source.attrs == {(0,): [["tt.divisibility", 16]]}
+
+
+def test_what_depends_on_the_target() -> None:
+    for target, form in (("gfx942", "*fp8e4b8"), ("gfx950", "*fp8e4nv")):
+        source = make_source(CASE, target)
+        assert source.signature["x_ptr"] == form and source.constants[(5,)] is False
+
+
+def test_a_signature_that_does_not_fit_the_kernel() -> None:
+    changed = {key: value for key, value in SIGNATURE.items() if key != "num_rows"}
+    with pytest.raises(ValueError, match="differ in num_rows"):
+        make_source(CASE._replace(signature=changed), "sm_90")
+
+
+def test_the_table_is_read_as_written() -> None:
+    reports = [Report("a/b", "gfx942", True, 128, 0, 0, 1024, 3, 1000), Report("a/b", "sm_90", True, 64, 8, 8, 0, 0, 9)]
+    text = table_text(reports)
+    assert read_table(text) == (triton.__version__, reports)
+    assert text.count("\n") == 4
