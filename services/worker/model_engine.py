@@ -7,6 +7,7 @@ the device's memory runs in pieces (shortage.py); every other device error ends 
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,7 @@ from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import memory
+from services.worker.graphs import RING
 from services.worker.kernels.registry import BindError, Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.rope import RopeTable
@@ -26,7 +28,8 @@ from services.worker.models import spec as models
 from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
-from services.worker.shortage import Retry, StepParts, attempt, is_out_of_memory
+from services.worker.runner import StepTokens
+from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
 from services.worker.startup import Parts, Stages, arch_of, explained, figures_of, open_cache, start
 from services.worker.state import Step
@@ -113,18 +116,31 @@ class ModelEngine:
             dtype=str(model.final_norm.weight.dtype).removeprefix("torch."),
             ops_hash=bindings.digest,
         )
+        self._recent: deque[Outcome] = deque(maxlen=RING)
         self.figures = figures_of(stages.seconds, time.perf_counter() - started_s)
 
-    def execute(self, plan: StepPlan) -> StepParts:
+    def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
-        runner = self._runner
-        step = runner.rows.apply(plan)
+        step = self._runner.rows.apply(plan)
         if plan.copy_source:
             self._copy(np.frombuffer(plan.copy_source, np.int32), np.frombuffer(plan.copy_target, np.int32))
-        tokens = attempt(step, runner.run)
+        tokens = attempt(step, self._run)
         if tokens is not None:
-            return StepParts([tokens])
-        return Retry(runner.run, self._free, self._give_up)(step)
+            outcome = Outcome(tokens)
+        else:
+            for earlier in self._recent:
+                earlier.tokens()  # many pieces would come round to the place where these lie
+            outcome = Retry(self._run, self._free, self._runner.rows.commit)(step)
+        self._recent.append(outcome)
+        return outcome
+
+    def _run(self, step: Step) -> StepTokens:
+        try:
+            return self._runner.run(step)
+        except RuntimeError as error:
+            if (self._runner.rows.computed[step.slots] != step.positions).any():
+                raise AssertionError("too late to run this step again") from error
+            raise
 
     def reset(self) -> None:
         self._runner.rows.reset()
@@ -143,11 +159,10 @@ class ModelEngine:
             cache.copy_blocks([read], [written])
 
     def _free(self) -> None:
-        if self._runner.rows.tokens.device.type != "cpu":
+        device = self._runner.rows.tokens.device
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)  # what failed halfway still reads its inputs
             torch.cuda.empty_cache()
-
-    def _give_up(self, step: Step) -> None:
-        self._runner.rows.commit(step)
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

@@ -5,7 +5,7 @@ succeeded. What not even the smallest pieces can run is given up, row by row.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -28,32 +28,22 @@ class Tokens(Protocol):
     def tokens(self) -> bytes: ...
 
 
-class Undrawn(NamedTuple):
-    """Stands for the tokens of rows that were given up."""
+class Outcome:
+    """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
 
-    num_tokens: int
-
-    def ready(self) -> bool:
-        return True
-
-    def tokens(self) -> bytes:
-        return bytes(4 * self.num_tokens)
-
-
-class StepParts:
-    """A step's tokens from its pieces, in the plan's order; `failed`: _i32 places of rows that were given up."""
-
-    def __init__(self, parts: Sequence[Tokens], failed: bytes = b"") -> None:
-        self._parts = parts
+    def __init__(self, pending: Tokens | bytes, failed: bytes = b"") -> None:
+        self._pending = pending
         self.failed = failed
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
-        return all(part.ready() for part in self._parts)
+        return isinstance(self._pending, bytes) or self._pending.ready()
 
     def tokens(self) -> bytes:
-        """_i32; waits for the device."""
-        return b"".join(part.tokens() for part in self._parts)
+        """_i32; waits for the device. Kept, since the place that the device wrote them to serves later steps too."""
+        if not isinstance(self._pending, bytes):
+            self._pending = self._pending.tokens()
+        return self._pending
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -90,23 +80,23 @@ class Piece(NamedTuple):
 class Retry:
     """One step's way through a shortage.
 
-    `run` may raise for lack of memory; `free` returns unused memory to the device; `give_up` counts a step as computed,
-    with tokens that mean nothing.
+    `run` may raise for lack of memory; `free` waits for the device and returns unused memory to it; `give_up` counts a
+    step as computed, with tokens that mean nothing. Each piece's tokens are waited for.
     """
 
     def __init__(
         self, run: Callable[[Step], Tokens], free: Callable[[], None], give_up: Callable[[Step], None]
     ) -> None:
         self._run, self._free, self._give_up = run, free, give_up
-        self._parts: list[Tokens] = []
+        self._parts: list[bytes] = []
         self._failed: set[int] = set()
 
-    def __call__(self, step: Step) -> StepParts:
+    def __call__(self, step: Step) -> Outcome:
         """`step` has just failed. Raises what `run` raises for other reasons than memory."""
         self._divide(Piece(step, np.arange(len(step.slots))))
         rows, pieces, failed = len(step.slots), len(self._parts), sorted(self._failed)
         log.warning("no memory for a step of %d rows: ran in %d pieces, %d rows failed", rows, pieces, len(failed))
-        return StepParts(self._parts, pack_i32(failed))
+        return Outcome(b"".join(self._parts), pack_i32(failed))
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -116,7 +106,7 @@ class Retry:
             for half in halves:
                 self._attempt(half)
         elif (tokens := attempt(piece.step, self._run)) is not None:
-            self._parts.append(tokens)
+            self._parts.append(tokens.tokens())
         else:
             self._drop(piece)
 
@@ -128,12 +118,12 @@ class Retry:
         if tokens is None:
             self._divide(piece)
         else:
-            self._parts.append(tokens)
+            self._parts.append(tokens.tokens())
 
     def _drop(self, piece: Piece) -> None:
         self._give_up(piece.step)
         self._failed.update(piece.places.tolist())
-        self._parts.append(Undrawn(int(piece.step.samples.sum())))
+        self._parts.append(bytes(4 * int(piece.step.samples.sum())))
 
 
 def attempt(step: Step, run: Callable[[Step], Tokens]) -> Tokens | None:

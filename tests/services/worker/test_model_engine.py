@@ -199,3 +199,29 @@ def test_blocks_are_copied_singly_when_there_is_no_memory_for_all(
     monkeypatch.setattr(engine._runner.cache, "copy_blocks", copy_blocks)
     engine.execute(StepPlan(1, copy_source=pack_i32([3, 4]), copy_target=pack_i32([7, 8])))
     assert torch.equal(storage[:, :, [7, 8]], sources)
+
+
+def test_tokens_that_nobody_has_read_are_read_before_a_step_in_many_pieces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they lie where the device writes those of every so many-th run."""
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    unread = engine.execute(starts(PROMPTS[0]))
+    assert not isinstance(unread._pending, bytes)
+    limit_memory(engine, monkeypatch, lambda step: bool(step.counts.sum() <= 20))
+    assert engine.execute(starts(*PROMPTS[1:])).failed == b""
+    assert isinstance(unread._pending, bytes)
+
+
+def test_a_step_that_was_counted_is_not_run_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    rows = engine._runner.rows
+    commit = type(rows).commit
+
+    def fails(step: Step) -> None:
+        commit(rows, step)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rows, "commit", fails)
+    with pytest.raises(AssertionError, match="too late to run this step again"):
+        engine.execute(starts(PROMPTS[0]))

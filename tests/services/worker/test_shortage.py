@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.columns import pack_i32, unpack_i32
-from services.worker.shortage import SMALLEST, Piece, Retry, StepParts, Undrawn, attempt, is_out_of_memory
+from services.worker.shortage import SMALLEST, Outcome, Piece, Retry, attempt, is_out_of_memory
 from services.worker.state import Step
 
 
@@ -50,7 +50,7 @@ class Device:
     def free(self) -> None:
         self.freed += 1
 
-    def retry(self, step: Step) -> StepParts:
+    def retry(self, step: Step) -> Outcome:
         return Retry(self.run, self.free, self.give_up)(step)
 
 
@@ -125,7 +125,7 @@ def test_halves_have_about_half_the_tokens_and_cut_only_single_rows() -> None:
     ],
 )
 def test_only_the_lack_of_memory_can_be_healed(error: RuntimeError, expected: bool) -> None:
-    def run(step: Step) -> Undrawn:
+    def run(step: Step) -> Sampled:
         raise error
 
     assert is_out_of_memory(error) is expected
@@ -134,3 +134,11 @@ def test_only_the_lack_of_memory_can_be_healed(error: RuntimeError, expected: bo
     else:
         with pytest.raises(RuntimeError, match=r"illegal|unspecified"):
             attempt(make_step((0, 0, 1, True)), run)
+
+
+def test_tokens_are_read_once_from_where_the_device_wrote_them() -> None:
+    pending = Sampled(pack_i32([5]))
+    outcome = Outcome(pending)
+    assert outcome.ready() and outcome.tokens() == pack_i32([5])
+    pending.column = pack_i32([6])
+    assert outcome.tokens() == pack_i32([5]) and outcome.failed == b""
