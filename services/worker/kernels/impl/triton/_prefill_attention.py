@@ -71,11 +71,10 @@ def _attend(  # type: ignore[no-untyped-def]
     table_ptr,  # int32 [M]: the row's blocks
     k_ptr,
     v_ptr,  # at the KV head
-    stride_block,
-    stride_slot,
     factor,  # from a product to its logit, base 2
     cap_factor,  # from a product to twice the argument of tanh, base 2
     window,
+    SLOT: tl.constexpr,  # elements of a token's keys
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -98,8 +97,7 @@ def _attend(  # type: ignore[no-untyped-def]
             slot = in_block % PAGE
         else:
             slot = (start + in_block) % PAGE
-        # a block's number has no sign, which saves instructions of the wide product
-        place = pages.to(tl.uint32).to(tl.int64) * stride_block + slot * stride_slot
+        place = (pages * PAGE + slot).to(tl.int64) * SLOT
         pages = tl.load(table_ptr + _among(start + BLOCK_N + in_block, least, last, WINDOW) // PAGE)
         key = start + in_block
         k_ptrs = (k_ptr + place)[:, None] + d[None, :]
@@ -136,7 +134,6 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 RUNTIME_ONLY = ["first_row", "first_token", "num_rows", "num_tokens", "num_splits", "window", "stride_table"]
-STRIDES = ["stride_qt", "stride_qh", "stride_ot", "stride_oh", "stride_block", "stride_slot", "stride_head"]
 SMALL_POINTERS = [
     "starts_ptr",
     "contexts_ptr",
@@ -173,11 +170,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     stride_table,
     stride_qt,
     stride_qh,
-    stride_ot,
-    stride_oh,
-    stride_block,
-    stride_slot,
-    stride_head,
+    NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -255,22 +248,22 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         high = tl.minimum(high, low + share)
     lead = tl.maximum(low, lead)
     last = context - 1
-    k_ptr += kv_head * stride_head
-    v_ptr += kv_head * stride_head
+    k_ptr += kv_head * HEAD_DIM
+    v_ptr += kv_head * HEAD_DIM
     if WINDOW:
         acc, denominator, peak = _attend(
             acc, denominator, peak, q, position, low, tl.minimum(lead, high), least, last, table_ptr, k_ptr, v_ptr,
-            stride_block, stride_slot, factor, cap_factor, window,
+            factor, cap_factor, window, NUM_KV_HEADS * HEAD_DIM,
             HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
         )  # fmt: skip
     acc, denominator, peak = _attend(
         acc, denominator, peak, q, position, lead, tl.minimum(full, high), least, last, table_ptr, k_ptr, v_ptr,
-        stride_block, stride_slot, factor, cap_factor, window,
+        factor, cap_factor, window, NUM_KV_HEADS * HEAD_DIM,
         HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, False, WINDOW, SOFTCAP,
     )  # fmt: skip
     acc, denominator, peak = _attend(
         acc, denominator, peak, q, position, tl.maximum(lead, full), high, least, last, table_ptr, k_ptr, v_ptr,
-        stride_block, stride_slot, factor, cap_factor, window,
+        factor, cap_factor, window, NUM_KV_HEADS * HEAD_DIM,
         HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
     )  # fmt: skip
 
@@ -282,17 +275,19 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     mask = own[:, None] & (d < HEAD_DIM)[None, :]
     step_token = (row_start + token).to(tl.int64)
     if SPLIT:
-        num_heads = tl.num_programs(0) * GROUP
-        part = (split.to(tl.int64) * num_tokens + step_token - first_token) * num_heads + head
+        part = (split.to(tl.int64) * num_tokens + step_token - first_token) * (NUM_KV_HEADS * GROUP) + head
         tl.store(parts_ptr + part, peak, mask=own)
-        tl.store(parts_ptr + num_splits.to(tl.int64) * num_tokens * num_heads + part, denominator, mask=own)
+        tl.store(
+            parts_ptr + num_splits.to(tl.int64) * num_tokens * (NUM_KV_HEADS * GROUP) + part, denominator, mask=own
+        )
         tl.store(out_ptr + (part * HEAD_DIM)[:, None] + d[None, :], acc, mask=mask)
     else:
         inverse = 1.0 / denominator
         if v_scale_ptr is not None:
             inverse *= tl.load(v_scale_ptr)
         out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + (step_token * stride_ot + head * stride_oh)[:, None] + d[None, :], out, mask=mask)
+        place = (step_token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+        tl.store(out_ptr + place[:, None] + d[None, :], out, mask=mask)
 
 
 JOIN_RUNTIME_ONLY = ["first_token", "num_tokens", "num_splits"]
@@ -307,9 +302,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
     first_token,
     num_tokens,
     num_splits,
-    num_heads,
-    stride_ot,
-    stride_oh,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -321,10 +314,10 @@ def join_kernel(  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
-    own = head < num_heads
+    own = head < NUM_HEADS
     mask = own[:, None] & (d < HEAD_DIM)[None, :]
-    stride_split = num_tokens.to(tl.int64) * num_heads
-    part = token * num_heads + head
+    stride_split = num_tokens.to(tl.int64) * NUM_HEADS
+    part = token * NUM_HEADS + head
     peak = tl.full([BLOCK_H], HIDDEN, tl.float32)
     denominator = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
@@ -343,7 +336,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
     if v_scale_ptr is not None:
         inverse *= tl.load(v_scale_ptr)
     out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
-    place = (first_token + token) * stride_ot + head * stride_oh
+    place = ((first_token + token) * NUM_HEADS + head) * HEAD_DIM
     tl.store(out_ptr + place[:, None] + d[None, :], out, mask=mask)
 
 
@@ -359,7 +352,7 @@ def prefill(
 ) -> None:
     """Writes out[first_token:] for the rows from `first_row` on, whose tokens begin at `first_token`.
 
-    q, out: [T, H, D], last dimension dense; k_cache, v_cache: [blocks, B, K, D], last dimension dense, strides alike.
+    q: [T, H, D], last dimension dense; out: [T, H, D] and k_cache, v_cache: [blocks, B, K, D], contiguous.
     """
     if q.shape[0] == first_token:
         return
@@ -383,7 +376,7 @@ def launch(
     num_splits: int,
 ) -> None:
     """As `prefill`, with the choices made."""
-    assert k_cache.stride() == v_cache.stride() and k_cache.stride(3) == q.stride(2) == out.stride(2) == 1
+    assert k_cache.is_contiguous() and v_cache.is_contiguous() and out.is_contiguous() and q.stride(2) == 1
     num_tokens, num_heads, head_dim = q.shape[0] - first_token, q.shape[1], q.shape[2]
     num_kv_heads = k_cache.shape[2]
     group = num_heads // num_kv_heads
@@ -403,17 +396,15 @@ def launch(
         rows.query_starts, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
         factor, cap_factor, spec.window,
         first_row, first_token, rows.query_starts.shape[0] - 1 - first_row, num_tokens, num_splits,
-        rows.block_tables.stride(0), q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        k_cache.stride(0), k_cache.stride(1), k_cache.stride(2),
-        group, head_dim, block_d, tile.block_m, tile.block_n, rows.block_tokens,
+        rows.block_tables.stride(0), q.stride(0), q.stride(1),
+        num_kv_heads, group, head_dim, block_d, tile.block_m, tile.block_n, rows.block_tokens,
         spec.window > 0, spec.softcap > 0, num_splits > 1,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **_limits(tile.max_registers), **options(q.device),
     )  # fmt: skip
     if num_splits > 1:
         block_h = min(8, triton.next_power_of_2(num_heads))
         join_kernel[num_tokens, triton.cdiv(num_heads, block_h)](
-            target, parts, out, v_scale, first_token, num_tokens, num_splits, num_heads, out.stride(0), out.stride(1),
-            head_dim, block_d, block_h,
+            target, parts, out, v_scale, first_token, num_tokens, num_splits, num_heads, head_dim, block_d, block_h,
             num_warps=4, **options(q.device),
         )  # fmt: skip
 
@@ -479,7 +470,7 @@ def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, 
     tile = default_tile(2, head_dim, small_lds=amd)
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
     signature: dict[str, Constant] = dict.fromkeys(RUNTIME_ONLY, "i32")
-    signature |= dict.fromkeys(STRIDES, "i32:16")
+    signature |= {"stride_qt": "i32:16", "stride_qh": "i32:16", "NUM_KV_HEADS": 8}
     signature |= dict.fromkeys(("starts_ptr", "contexts_ptr", "tables_ptr", "table_rows_ptr"), "*i32")
     signature |= {"q_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv, "out_ptr": "*fp32:16" if split else "*bf16:16"}
     signature |= {"parts_ptr": "*fp32:16" if split else None, "sinks_ptr": "*fp32" if extras else None}
@@ -493,9 +484,9 @@ def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, 
 
 def _aot_join(name: str, head_dim: int) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(JOIN_RUNTIME_ONLY, "i32")
-    signature |= dict.fromkeys(("num_heads", "stride_ot", "stride_oh"), "i32:16")
     signature |= {"sums_ptr": "*fp32:16", "parts_ptr": "*fp32:16", "out_ptr": "*bf16:16", "v_scale_ptr": None}
-    signature |= {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_H": 8, "PDL": False}
+    signature |= {"NUM_HEADS": 32, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_H": 8}
+    signature["PDL"] = False
     return AotCase(name, join_kernel, signature, hot=False)
 
 
