@@ -196,7 +196,6 @@ def norms_and_gates(model: ModelShape, tokens: int) -> Iterator[Work]:
         lambda: (random(t, m.hidden), random(m.hidden), EPS),
         4 * t * m.hidden,
         torch_best=lambda x, weight, eps: functional.rms_norm(x, weight.shape, weight, eps),
-        per_step=m.layers if m.experts else 0,
     )
     yield Work(
         "add_rms_norm",
@@ -248,6 +247,22 @@ def experts(model: ModelShape, tokens: int) -> Iterator[Work]:
         grouped,
         per_step=m.layers,
     )
+
+    def routed(x: Tensor, norm: Tensor, eps: float, router: Tensor, k: int, renormalize: bool) -> tuple[Tensor, ...]:
+        normed = functional.rms_norm(x, norm.shape, norm, eps)
+        return normed, *functional.linear(normed, router).float().softmax(-1).topk(k, -1)
+
+    yield Work(
+        "norm_route",
+        "",
+        m,
+        t,
+        lambda: (random(t, m.hidden), random(m.hidden), EPS, matrix(m.experts, m.hidden), m.top_k, True),
+        dense_bytes(t, m.hidden, m.experts, m.hidden) + 8 * t * m.top_k,
+        2 * t * m.hidden * m.experts,
+        routed,
+        per_step=m.layers,
+    )
     yield Work(
         "moe_route",
         "",
@@ -256,17 +271,6 @@ def experts(model: ModelShape, tokens: int) -> Iterator[Work]:
         lambda: (random(t, m.experts), m.top_k, True),
         2 * t * m.experts + 8 * t * m.top_k,
         torch_best=lambda logits, k, renormalize: logits.float().softmax(-1).topk(k, -1),
-        per_step=m.layers,
-    )
-    yield Work(
-        "linear",
-        "router",
-        m,
-        t,
-        lambda: (random(t, m.hidden), matrix(m.experts, m.hidden), None),
-        dense_bytes(t, m.hidden, m.experts, m.experts),
-        2 * t * m.hidden * m.experts,
-        per_step=m.layers,
     )
 
 
