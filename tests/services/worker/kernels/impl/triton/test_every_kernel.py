@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import services.worker.kernels.impl.triton as package
+from benchmarks.aot import TARGETS
 from services.worker.kernels.registry import Impl, all_ops
 
 FILES = sorted(path for path in Path(package.__path__[0]).glob("*.py") if path.stem != "__init__")
@@ -44,8 +45,13 @@ def launched() -> set[tuple[str, str]]:
 def test_an_implementation_is_of_the_op_that_its_file_names(name: str) -> None:
     module = importlib.import_module(f"{package.__name__}.{name}")
     assert isinstance(module.IMPL, Impl) and module.IMPL.op is all_ops()[name] and module.IMPL.provider == "triton"
-    assert module.AOT, "no specialization is compiled ahead of time"
-    assert len({case.name for case in module.AOT}) == len(module.AOT)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_cases_of_a_file_have_their_own_names(name: str) -> None:
+    cases = getattr(importlib.import_module(f"{package.__name__}.{name}"), "AOT", ())
+    names = sorted((case.name, target) for case in cases for target in case.targets or TARGETS)
+    assert sorted(set(names)) == names
 
 
 @pytest.mark.parametrize("name", OPS)
