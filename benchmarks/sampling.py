@@ -1,6 +1,6 @@
 """From logits to tokens on a GPU: each sampling op against its bytes' floor and against torch's way.
 
-    python -m benchmarks.sampling [--only draw] [--rows 1,64] [--vocab 151936] [--json OUT]
+    python -m benchmarks.sampling [--only draw] [--rows 1,64] [--vocab 151936] [--set PICK_WARPS=1] [--json OUT]
 
 First every op is held against its meaning. Then each is timed inside a replayed graph on logits that lie where the head
 leaves them: in the cache as far as they fit. `peaked` logits are like a trained model's (few tokens have the mass),
@@ -22,7 +22,17 @@ from torch import Tensor
 from benchmarks.gate import check
 from benchmarks.peers import BANDWIDTH
 from benchmarks.tuning import seconds
-from services.worker.kernels.impl.triton import argmax, draw, keep_floor, penalize, sample, top_k_floor, top_p_floor
+from services.worker.kernels.impl.triton import (
+    _floors,
+    _sampling,
+    argmax,
+    draw,
+    keep_floor,
+    penalize,
+    sample,
+    top_k_floor,
+    top_p_floor,
+)
 from services.worker.kernels.impl.triton._sampling import tokens
 
 VOCABS = (151936, 128256)  # Qwen3, Llama 3
@@ -215,6 +225,15 @@ def show(console: Console, figures: list[Figure], vocab: int, rows: list[int]) -
     console.print(table)
 
 
+def change(name: str, value: str) -> None:
+    """Another launch geometry, for trials; what turns out best belongs into the kernels' files."""
+    owners = [module for module in (_sampling, _floors) if isinstance(getattr(module, name, None), int)]
+    if not owners:
+        raise SystemExit(f"no launch geometry has {name}")
+    for owner in owners:
+        setattr(owner, name, int(value))
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -225,7 +244,11 @@ def main() -> None:
     parser.add_argument("--rows", type=numbers, default=list(ROWS))
     parser.add_argument("--vocab", type=numbers, default=list(VOCABS))
     parser.add_argument("--json", help="all figures as a list of objects")
+    parser.add_argument("--set", action="append", default=[], help="another launch geometry: NAME=NUMBER, see below")
+    parser.epilog = "CHUNK, PER_PROGRAM, MANY_ROWS, PICK_WARPS of all; TILE, PIVOTS, WARPS of the floors"
     options = parser.parse_args()
+    for setting in options.set:
+        change(*setting.split("="))
     device = torch.device("cuda", torch.cuda.current_device())
     console = Console(width=140, highlight=False)
     impls: list[Any] = [module.IMPL for module in MODULES]

@@ -18,6 +18,7 @@ from services.worker.kernels.impl.triton._launch import AotCase, Constant, optio
 CHUNK = 1024
 MANY_ROWS = 32  # from here on a program takes several chunks: there are programs enough
 PER_PROGRAM = 4
+PICK_WARPS = 4
 LEAST_CHUNKS = 256  # so that the vocabularies of today share a compiled kernel
 
 # read one number at a time: parts of larger uploads may be anywhere, and no place of theirs may cost a new compile
@@ -279,7 +280,7 @@ def tokens(
     if not fused:
         pick[(num_rows,)](
             logits, stride, temperature, floor, seeds, positions, maxima, sums, out, vocab_size, num_chunks,
-            greedy, floor is not None, CHUNK, chunks, num_warps=4, **launch,
+            greedy, floor is not None, CHUNK, chunks, num_warps=PICK_WARPS, **launch,
         )  # fmt: skip
     return out
 
@@ -308,7 +309,7 @@ def aot_cases(name: str, dtype: str, *, greedy: bool, floor: bool, hot: bool) ->
     return (
         AotCase(f"{name}_stats", chunk_stats, {**stats, "PER": 1}, hot=hot),
         AotCase(f"{name}_stats_many", chunk_stats, {**stats, "PER": PER_PROGRAM}, hot=hot),
-        AotCase(f"{name}_pick", pick, shared, hot=hot),
+        AotCase(f"{name}_pick", pick, shared, num_warps=PICK_WARPS, hot=hot),
         AotCase(f"{name}_fused", chunk_stats, {**stats, "counter_ptr": "*i32", "FUSED": True, "PER": 1}, hot=hot),
     )
 
