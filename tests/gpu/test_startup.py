@@ -20,7 +20,7 @@ from common import config
 from services.worker.model_engine import ModelEngine
 stages = []
 engine = ModelEngine(config.load(None, sys.argv[1:]), lambda progress: stages.append(progress.stage))
-print(json.dumps([list(dict.fromkeys(stages)), engine.figures]))
+print(json.dumps([list(dict.fromkeys(stages)), engine.figures()]))
 """
 
 

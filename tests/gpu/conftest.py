@@ -1,0 +1,163 @@
+"""Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common import config as configuration
+from common.columns import pack_i32, unpack_i32
+from common.protocol import RowStart, Sampling, StepPlan
+
+GREEDY = Sampling(max_tokens=1000, temperature=0.0, ignore_eos=True)
+SIZES = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.06,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+# name: (transformers config class, changes)
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": (
+        "LlamaConfig",
+        {"intermediate_size": 1536, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3},
+    ),
+    "qwen3": (
+        "Qwen3Config",
+        {"intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "moe_intermediate_size": 256,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+        },
+    ),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "tests/gpu" in str(item.path):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+class Small:
+    """One checkpoint."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        import transformers
+
+        kind, changes = SMALL[name]
+        torch.manual_seed(1)
+        config = getattr(transformers, kind)(**SIZES | changes)
+        self.folder = folder
+        self.reference = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        for parameter_name, parameter in self.reference.named_parameters():
+            if "norm" in parameter_name:
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            # both precisions hold the same numbers
+            parameter.data = parameter.data.to(torch.bfloat16).float()
+        self.reference.save_pretrained(folder)
+        self.reference.cuda()
+
+    @torch.inference_mode()
+    def logits(self, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Of all positions of sequences of one length, float32 [sequences, length, V]."""
+        model = self.reference if dtype == torch.float32 else self.reference.to(dtype)
+        parts = [model(torch.tensor(part).cuda()).logits.float() for part in batches(sequences)]
+        self.reference.float()
+        return torch.cat(parts)
+
+    def engine(self, *settings: str) -> "Driver":
+        from services.worker.model_engine import ModelEngine
+
+        base = ["worker.device=cuda", 'worker.kernels=["triton","torch"]', "kv.blocks=6000", "scheduler.max_rows=256"]
+        config = configuration.load(None, [f"model.source={self.folder}", *base, *settings])
+        return Driver(ModelEngine(config, lambda stage: None))
+
+
+def batches(sequences: Sequence[Sequence[int]], size: int = 32) -> Iterator[Sequence[Sequence[int]]]:
+    for begin in range(0, len(sequences), size):
+        yield sequences[begin : begin + size]
+
+
+class Driver:
+    """A scheduler of a few lines."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self._steps = count()
+
+    def execute(self, work: Sequence[tuple[int, int, int, bool]], **changes: Any) -> Any:
+        """work: (slot, position, count, samples) per row; returns the engine's pending result."""
+        plan = StepPlan(
+            next(self._steps),
+            slots=pack_i32(row[0] for row in work),
+            positions=pack_i32(row[1] for row in work),
+            counts=pack_i32(row[2] for row in work),
+            samples=bytes(row[3] for row in work),
+            **changes,
+        )
+        return self.engine.execute(plan)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+        sampling: Sequence[Sampling] | None = None,
+        chunk: int = 2048,
+    ) -> list[list[int]]:
+        """All prompts at once: prompts in chunks of one row each, then decode steps of all; two plans in flight."""
+        size, first, added = self.engine.facts.block_tokens, 0, []
+        for slot, prompt in enumerate(prompts):
+            needed = -(-(len(prompt) + num_tokens) // size)
+            blocks = pack_i32(range(first, first + needed))
+            given = sampling[slot] if sampling else GREEDY
+            added.append(RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, blocks, given))
+            first += needed
+        outputs: list[list[int]] = [[] for _ in prompts]
+        in_flight: deque[tuple[list[int], Any]] = deque()
+
+        def run(work: list[tuple[int, int, int, bool]], **changes: Any) -> None:
+            in_flight.append(([slot for slot, _, _, samples in work if samples], self.execute(work, **changes)))
+            while len(in_flight) > (2 if work else 0):
+                slots, pending = in_flight.popleft()
+                for slot, token in zip(slots, unpack_i32(pending.tokens()), strict=True):
+                    outputs[slot].append(token)
+
+        run([], added=added)
+        for slot, prompt in enumerate(prompts):
+            for begin in range(0, len(prompt), chunk):
+                length = min(chunk, len(prompt) - begin)
+                run([(slot, begin, length, begin + length == len(prompt))])
+        for turn in range(num_tokens - 1):
+            run([(slot, len(prompt) + turn, 1, True) for slot, prompt in enumerate(prompts)])
+        run([], removed=pack_i32(range(len(prompts))))
+        return outputs
+
+
+@pytest.fixture(scope="session")
+def make_small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Small]:
+    made: dict[str, Small] = {}
+
+    def make(name: str) -> Small:
+        if name not in made:
+            made[name] = Small(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return make

@@ -1,0 +1,104 @@
+"""The engine's tokens on the GPU against transformers: every way of running a step says the same."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from common.protocol import Sampling
+from tests.gpu.conftest import SMALL
+
+LEVELS = {"eager": ("worker.compile_level=0",), "graphs": ("worker.compile_level=3",)}
+
+
+def make_prompts(number: int, longest: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest + 1, (number,), generator=generator).tolist()
+    return [torch.randint(3, 4096, (length,), generator=generator).tolist() for length in lengths]
+
+
+def agreement(small: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> tuple[float, int, int]:
+    """Share of clear positions whose token is the fp32 reference's best, given the same tokens before; their number,
+    and the number of all. Clear: the reference's margin exceeds what bf16 may move, twice the 99.9 % error of
+    transformers' own bf16 run."""
+    longest = max(len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True))
+    padded = [
+        [*prompt, *output, *[0] * (longest - len(prompt) - len(output))]
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+    exact, rounded = small.logits(padded), small.logits(padded, torch.bfloat16)
+    place = torch.arange(longest)
+    own = torch.stack(
+        [(place >= len(p) - 1) & (place < len(p) + len(o) - 1) for p, o in zip(prompts, outputs, strict=True)]
+    ).cuda()
+    wanted = torch.tensor(padded).cuda().roll(-1, 1)[own]
+    exact, rounded = exact[own], rounded[own]
+    assert bool(torch.isfinite(exact).all())
+    errors = (exact - rounded).abs().flatten()[:: max(1, exact.numel() // 4_000_000)]
+    bound = 2 * float(errors.quantile(0.999))
+    best = exact.topk(2)
+    clear = best.values[:, 0] - best.values[:, 1] > bound
+    right = best.indices[:, 0] == wanted
+    wrong = (clear & ~right).nonzero().flatten().tolist()
+    if wrong:
+        rows = torch.arange(len(padded)).cuda()[:, None].expand_as(own)[own]
+        print("wrong", [(int(rows[i]), i, float(best.values[i, 0] - best.values[i, 1]) / bound) for i in wrong[:12]])
+    return float(right[clear].float().mean()), int(clear.sum()), len(right)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("level", LEVELS)
+def test_256_rows_against_fp32(make_small: Callable[[str], Any], name: str, level: str) -> None:
+    small, prompts = make_small(name), make_prompts(256, 120)
+    outputs = small.engine(*LEVELS[level]).generate(prompts, 41)
+    share, clear, positions = agreement(small, prompts, outputs)
+    print(f"{name} {level} batch 256: {share:.4%} of {clear} clear of {positions} positions")
+    assert positions >= 10_000 and clear > positions // 4 and share >= 0.99
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_row_against_fp32(make_small: Callable[[str], Any], level: str) -> None:
+    small, prompts = make_small("qwen3"), make_prompts(10, 120, seed=1)
+    driver = small.engine(*LEVELS[level])
+    outputs = [driver.generate([prompt], 1000)[0] for prompt in prompts]
+    share, clear, positions = agreement(small, prompts, outputs)
+    print(f"qwen3 {level} batch 1: {share:.4%} of {clear} clear of {positions} positions")
+    assert positions >= 10_000 and clear > positions // 4 and share >= 0.99
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_float32_is_exact(make_small: Callable[[str], Any], name: str) -> None:
+    """Greedy tokens of fp32 equal transformers' in any chunking, replayed or not."""
+    small, prompts = make_small(name), make_prompts(12, 300, seed=2)
+    for settings, chunk in ((("worker.compile_level=0",), 2048), (("worker.compile_level=3",), 64)):
+        outputs = small.engine("model.dtype=float32", *settings).generate(prompts, 30, chunk=chunk)
+        share, clear, positions = agreement(small, prompts, outputs)
+        assert share == 1.0 and clear > positions // 4
+
+
+def test_replayed_rows_draw_what_eager_rows_draw(make_small: Callable[[str], Any]) -> None:
+    small, prompts = make_small("qwen3"), make_prompts(24, 60, seed=3)
+    kinds = [
+        Sampling(999, temperature=0.0),
+        Sampling(999, seed=1, temperature=0.8),
+        Sampling(999, seed=2, temperature=1.2, top_p=0.9),
+        Sampling(999, seed=3, top_k=20, min_p=0.01),
+        Sampling(999, seed=4, temperature=0.7, frequency_penalty=0.5, presence_penalty=0.2),
+        Sampling(999, temperature=0.0, repetition_penalty=1.3, logit_bias=((5, 3.0),), min_tokens=5),
+    ]
+    sampling = [kinds[i % len(kinds)] for i in range(24)]
+    eager, replayed = (
+        small.engine("model.dtype=float32", *settings).generate(prompts, 40, sampling) for settings in LEVELS.values()
+    )
+    same = sum(left == right for left, right in zip(eager, replayed, strict=True))
+    assert same >= 23, f"{same} of 24 rows"
+
+
+def test_the_same_request_alone_and_in_a_crowd(make_small: Callable[[str], Any]) -> None:
+    small, prompts = make_small("llama"), make_prompts(33, 80, seed=4)
+    sampling = [Sampling(999, seed=i, temperature=0.9) for i in range(33)]
+    driver = small.engine("model.dtype=float32")
+    crowd = driver.generate(prompts, 30, sampling)
+    alone = [driver.generate([prompts[i]], 30, [sampling[i]])[0] for i in range(0, 33, 8)]
+    assert sum(crowd[i] == alone[j] for j, i in enumerate(range(0, 33, 8))) >= 4
