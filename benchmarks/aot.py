@@ -195,6 +195,17 @@ def read_table(text: str) -> tuple[str, list[Report]]:
     return content["triton"], [Report(**row) for row in content["kernels"]]
 
 
+def merge(reports: Sequence[Report], text: str, only: str) -> list[Report]:
+    """The table of `text` with new rows for the files that `only` selects."""
+    version, kept = read_table(text)
+    if version != triton.__version__:
+        raise SystemExit(
+            f"the table is Triton {version}'s, this is {triton.__version__}: renew all of it, or install that"
+        )
+    rest = [report for report in kept if only not in report.kernel.split("/")[0]]
+    return sorted([*rest, *reports], key=lambda report: (report.kernel, report.target))
+
+
 def violations(reports: Sequence[Report]) -> Iterator[str]:
     """What no change may bring: spills in a decode step's kernel, and blocks that do not fit."""
     for report in reports:

@@ -6,7 +6,7 @@ three models, next to its floor on this device and to torch's best way, and adds
 
 `python -m benchmarks.kernels --compile-only gfx942,gfx950,sm_90 [--json OUT]` compiles ahead of time and prints
 registers, spills, LDS, matrix instructions and size of every kernel. The table in the repository is renewed by naming
-it: services/worker/kernels/impl/triton/resources.json.
+it: services/worker/kernels/impl/triton/resources.json. With `--only WORD` the other files' rows stay.
 """
 
 import argparse
@@ -58,7 +58,9 @@ def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str 
         table.add_row(report.kernel, report.target, *figures, f"{report.binary_bytes:,}")
     console.print(table)
     if json_path is not None and not failures:
-        Path(json_path).write_text(aot.table_text(reports))
+        path = Path(json_path)
+        merged = aot.merge(reports, path.read_text(), only) if only and path.exists() else reports
+        path.write_text(aot.table_text(merged))
     found = [*failures, *aot.violations(reports)]
     for text in found:
         console.print(text, style="bold red", markup=False)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from benchmarks.aot import Report, make_source, read_table, table_text
+from benchmarks.aot import Report, make_source, merge, read_table, table_text
 
 
 def kernel(x_ptr, y_ptr, bias_ptr, num_rows, MODE: tl.constexpr, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -55,3 +55,11 @@ def test_the_table_is_read_as_written() -> None:
     text = table_text(reports)
     assert read_table(text) == (triton.__version__, reports)
     assert text.count("\n") == 4
+
+
+def test_only_the_files_compiled_anew_change() -> None:
+    old = [Report(name, "sm_90", True, 64, 0, 0, 0, 0, 9) for name in ("add/one", "add/two", "rope/add")]
+    new = [old[0]._replace(registers=32)]
+    assert merge(new, table_text(old), "add") == [new[0], old[2]]
+    with pytest.raises(SystemExit, match="renew all of it"):
+        merge(new, table_text(old).replace(triton.__version__, "3.0.0"), "add")
