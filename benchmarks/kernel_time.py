@@ -18,7 +18,7 @@ from benchmarks.shapes import ModelShape
 from services.worker.kernels.registry import Impl, all_ops, find_impls
 
 MOST_SETS = 32
-MEASURE_S = 0.006  # of each of the ROUNDS
+MEASURE_S = 0.004  # of each of the ROUNDS
 ROUNDS = 3
 PROCESSES = 8  # each has its own context on the GPU
 

@@ -10,6 +10,7 @@ it: services/worker/kernels/impl/triton/resources.json. With `--only WORD` the o
 """
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -169,6 +170,7 @@ def on_gpu(options: argparse.Namespace) -> int:
             if work.op in ours and options.only in work.op
         ]
         bar = progress.add_task("measuring", total=len(todo))
+        gc.freeze()  # each capture collects garbage, and all that lives here stays
         rows = []
         for work in todo:
             rows.append(measure(work, ours[work.op].run, limit, options.compile and work.op in COMPILED))
