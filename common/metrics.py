@@ -39,6 +39,7 @@ METRICS = {
     "startup_capture_seconds": Metric("gauge", "Part of startup_seconds: capturing graphs"),
     "kernels_compiled": Metric("gauge", "Kernels and graphs that the worker compiled at its start"),
     "kernels_found": Metric("gauge", "Kernels and graphs that the worker found compiled at its start"),
+    "kernels_late": Metric("counter", "Kernels and graphs compiled after the start, while requests waited"),
     "worker_faults": Metric("counter", "Results that no worker may send; the worker is then replaced"),
     "failed_steps": Metric("counter", "Steps that the worker could not run"),
     "out_of_memory": Metric("counter", "Requests ended because the device had no memory for their part of a step"),

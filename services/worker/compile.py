@@ -7,6 +7,7 @@ graphs for any number of layers and tokens, and three more for a single token.
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from services.worker.layers.decoder import Decoder, Pieces
 EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
 AUTOMATIC = -1
 OWN = "services.worker."
+TRITON_BUILDS = "services.worker.kernels.impl.triton._builds"
 
 # ops whose meanings a compiler fuses with each other; a matrix product alone gains nothing
 FUSIBLE = (rms_norm, norm_linear, add_linear, norm_gated_linear, norm_route, silu_and_mul, gelu_and_mul)
@@ -94,20 +96,18 @@ class Builds(NamedTuple):
 
 
 def builds() -> Builds:
-    """Reads the counters of inductor, and of Triton where it is installed."""
-    counters = torch._dynamo.utils.counters["inductor"]
-    compiled = counters["fxgraph_cache_miss"] + counters["fxgraph_cache_bypass"]
-    found = counters["fxgraph_cache_hit"]
-    if importlib.util.find_spec("triton") is not None:
-        from services.worker.kernels.impl.triton import _builds
-
-        compiled, found = compiled + _builds.COUNTS["compiled"], found + _builds.COUNTS["found"]
+    """Reads the counters of inductor and of Triton, as far as these are in use; imports nothing."""
+    compiled = found = 0
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        counters = dynamo.counters["inductor"]
+        compiled = counters["fxgraph_cache_miss"] + counters["fxgraph_cache_bypass"]
+        found = counters["fxgraph_cache_hit"]
+    if triton := sys.modules.get(TRITON_BUILDS):
+        compiled, found = compiled + triton.COUNTS["compiled"], found + triton.COUNTS["found"]
     return Builds(compiled, found)
 
 
 def count_builds() -> None:
-    """From now on Triton's kernels are counted. Inductor always counts."""
+    """From now on Triton's kernels are counted, where it is installed. Inductor always counts."""
     if importlib.util.find_spec("triton") is not None:
-        from services.worker.kernels.impl.triton import _builds
-
-        _builds.watch()
+        importlib.import_module(TRITON_BUILDS).watch()

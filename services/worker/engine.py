@@ -27,10 +27,13 @@ class Pending(Protocol):
 class Engine(Protocol):
     facts: ModelFacts
     max_rows: int
-    figures: dict[str, float]  # of the start-up, by the names of common/metrics.py
 
     def execute(self, plan: StepPlan) -> Pending:
         """Applies the plan's differences and starts its step."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """By the names of common/metrics.py; called by another thread at any time."""
         ...
 
     def reset(self) -> None:

@@ -31,7 +31,7 @@ from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.startup import Parts, Stages, arch_of, explained, figures_of, open_cache, start
+from services.worker.startup import Figures, Parts, Stages, arch_of, explained, open_cache, start
 from services.worker.state import Step
 
 log = logging.getLogger("worker")
@@ -117,7 +117,7 @@ class ModelEngine:
             ops_hash=bindings.digest,
         )
         self._recent: deque[Outcome] = deque(maxlen=RING)
-        self.figures = figures_of(stages.seconds, time.perf_counter() - started_s)
+        self._figures = Figures(stages.seconds, time.perf_counter() - started_s)
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
@@ -141,6 +141,9 @@ class ModelEngine:
             if (self._runner.rows.computed[step.slots] != step.positions).any():
                 raise AssertionError("too late to run this step again") from error
             raise
+
+    def figures(self) -> dict[str, float]:
+        return self._figures()
 
     def reset(self) -> None:
         self._runner.rows.reset()

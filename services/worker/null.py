@@ -48,7 +48,6 @@ class NullEngine:
             num_blocks=config.kv.blocks or DEFAULT_BLOCKS,
         )
         self.max_rows = config.scheduler.max_rows
-        self.figures: dict[str, float] = {}
         self._step_s = config.worker.step_us / 1e6
         self._salt = np.zeros(self.max_rows, np.int32)
 
@@ -63,6 +62,9 @@ class NullEngine:
         if self._step_s:
             time.sleep(max(0.0, end_s - time.perf_counter()))
         return Done(sampled)
+
+    def figures(self) -> dict[str, float]:
+        return {}
 
     def reset(self) -> None:
         self._salt[:] = 0

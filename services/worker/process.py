@@ -38,11 +38,13 @@ class WorkerProcess:
         self._make_engine = make_engine
         self._announced = False  # whether the present scheduler has our WorkerReady
         self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
-        self._startup: dict[str, float] = {}  # figures of it, once it is over
+        self._engine: Engine | None = None  # None while it starts
         self._stopping = False
 
     def metrics(self) -> dict[str, float]:
-        return {"steps": float(self.steps), "step_seconds": self.step_s} | self._startup
+        return {"steps": float(self.steps), "step_seconds": self.step_s} | (
+            self._engine.figures() if self._engine else {}
+        )
 
     def run(self) -> None:
         """Until SIGTERM. Raises what the engine raises: the process then ends with a non-zero status."""
@@ -50,7 +52,7 @@ class WorkerProcess:
             signal.signal(number, self._on_signal)
         self.beacon.start()
         engine = self._make_engine(self.process.config, self._report)
-        self._startup = engine.figures
+        self._engine = engine
         self.beacon.stage = None
         self.beacon.state = "ready"
         while not self._stopping:

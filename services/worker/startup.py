@@ -171,16 +171,24 @@ def explained(what: str, advice: str) -> Iterator[None]:
         raise ConfigError(f"the device has not enough memory for {what}: {advice} ({text})") from error
 
 
-def figures_of(seconds: Mapping[str, float], total_s: float) -> dict[str, float]:
-    """Start-up as metrics, and as a line of the log."""
-    built = levels.builds()
-    stages = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items())
-    log.info("ready after %.1f s (%s); kernels: %d compiled, %d found", total_s, stages, built.compiled, built.found)
-    return {
-        "startup_seconds": total_s,
-        **{
-            f"startup_{stage}_seconds": seconds.get(stage, 0.0) for stage in ("weights", "compile", "memory", "capture")
-        },
-        "kernels_compiled": float(built.compiled),
-        "kernels_found": float(built.found),
-    }
+class Figures:
+    """A start-up as a line of the log and as metrics, with what was compiled in spite of it."""
+
+    def __init__(self, seconds: Mapping[str, float], total_s: float) -> None:
+        self._built = built = levels.builds()
+        stages = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items())
+        log.info(
+            "ready after %.1f s (%s); kernels: %d compiled, %d found", total_s, stages, built.compiled, built.found
+        )
+        self._fixed = {
+            "startup_seconds": total_s,
+            **{
+                f"startup_{stage}_seconds": seconds.get(stage, 0.0)
+                for stage in ("weights", "compile", "memory", "capture")
+            },
+            "kernels_compiled": float(built.compiled),
+            "kernels_found": float(built.found),
+        }
+
+    def __call__(self) -> dict[str, float]:
+        return self._fixed | {"kernels_late": float(levels.builds().compiled - self._built.compiled)}

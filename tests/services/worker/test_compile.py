@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,3 +208,9 @@ def test_level_3_compiles_only_what_it_can_fuse() -> None:
 def test_counting_can_be_switched_on_anywhere() -> None:
     count_builds()
     assert builds() >= (0, 0)
+
+
+def test_counting_does_not_load_a_compiler() -> None:
+    """Which would take seconds of every start at level 0."""
+    code = "import sys; from services.worker import compile as c; c.builds(); print('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -10,12 +10,13 @@ import torch
 from common import config as configuration
 from common import env
 from common.errors import ConfigError
+from common.metrics import checked
 from common.protocol import Progress
 from services.worker import compile as levels
-from services.worker import memory, startup, warmup
+from services.worker import memory, warmup
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers.rope import RopeTable
-from services.worker.startup import Parts, Stages, explained, figures_of, measure, open_cache, run_all, start
+from services.worker.startup import Figures, Parts, Stages, arch_of, explained, measure, open_cache, run_all, start
 
 
 def make_parts(tiny: Any, max_rows: int = 5, max_len: int = 60) -> Parts:
@@ -132,10 +133,16 @@ def test_the_cache_folder_follows_the_setting(tmp_path: Path, monkeypatch: pytes
     assert open_cache(config, {"hidden_size": 8}, torch.device("cpu")).folder == kept.folder
 
 
-def test_figures_have_listed_names() -> None:
-    from common.metrics import checked
+def test_figures_have_listed_names_and_tell_what_was_compiled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "builds", lambda: levels.Builds(5, 7))
+    figures = Figures({"weights": 2.0, "kernels": 0.5}, 9.0)
+    first = checked(figures())
+    assert (first["startup_seconds"], first["startup_weights_seconds"]) == (9.0, 2.0)
+    assert first["startup_capture_seconds"] == first["kernels_late"] == 0.0
+    assert (first["kernels_compiled"], first["kernels_found"]) == (5, 7)
+    monkeypatch.setattr(levels, "builds", lambda: levels.Builds(6, 9))
+    assert figures() == first | {"kernels_late": 1.0}
 
-    figures = checked(figures_of({"weights": 2.0, "kernels": 0.5}, 9.0))
-    assert (figures["startup_seconds"], figures["startup_weights_seconds"]) == (9.0, 2.0)
-    assert figures["startup_capture_seconds"] == 0.0
-    assert startup.arch_of(torch.device("cpu")) == ""
+
+def test_a_cpu_has_no_architecture() -> None:
+    assert arch_of(torch.device("cpu")) == ""
