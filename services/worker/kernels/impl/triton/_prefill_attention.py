@@ -4,10 +4,11 @@ One program serves BLOCK_M query rows of one KV head: BLOCK_M // GROUP tokens ti
 head, so that keys and values are read once per group. Softmax is online, in float32 and base 2. Key blocks that every
 query of the program sees go through a loop without masks. Where programs are too few for the device and the context is
 long, the context is split over programs and a second kernel joins the parts.
-The grid depends on host numbers only; a program finds its row in `query_starts`.
+The grid depends on host numbers only; a program finds its row in `query_starts`. The first call of a kind compiles all
+that calls of its kind may need.
 """
 
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,9 @@ LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
 MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
 HIDDEN = tl.constexpr(-1.0e30)  # finite, so that a row without a key so far gives no NaN; later keys wipe it out
+
+
+_COMPILED: set[tuple[object, ...]] = set()  # kinds of calls that `prefill` has compiled all variants for
 
 
 class Tile(NamedTuple):
@@ -357,7 +361,18 @@ def prefill(
     if q.shape[0] == first_token:
         return
     group = q.shape[1] // k_cache.shape[2]
-    tile = choose_tile(q.device, q.dtype, k_cache.dtype, q.shape[2], group, rows.max_context <= SHORT)
+    tiles = [choose_tile(q.device, q.dtype, k_cache.dtype, q.shape[2], group, short) for short in (False, True)]
+    tile = tiles[rows.max_context <= SHORT]
+    kind = (
+        *(q.device, q.dtype, k_cache.dtype, q.shape[1:], q.stride(), k_cache.shape[1:], rows.table_rows is None),
+        *(spec.window > 0, spec.softcap > 0, spec.sinks is None),
+    )
+    if kind not in _COMPILED:
+        # whichever of them a later step needs, it does not wait for a compiler
+        for each in tiles:
+            for splits in (1, 2):
+                launch(q, out, k_cache, v_cache, rows, spec, first_row, first_token, each, splits, compile_only=True)
+        _COMPILED.add(kind)
     programs = count_blocks(q, rows, first_row, first_token, tile.block_m // group) * k_cache.shape[2]
     span = min(rows.max_context, spec.window + tile.block_m) if spec.window else rows.max_context
     launch(q, out, k_cache, v_cache, rows, spec, first_row, first_token, tile, choose_splits(programs, span, q.device))
@@ -374,6 +389,7 @@ def launch(
     first_token: int,
     tile: Tile,
     num_splits: int,
+    compile_only: bool = False,
 ) -> None:
     """As `prefill`, with the choices made."""
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and out.is_contiguous() and q.stride(2) == 1
@@ -388,10 +404,13 @@ def launch(
     k_scale, v_scale = spec.kv_scale or (None, None)
     target, parts = out, None
     if num_splits > 1:
-        target = torch.empty((num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32, device=q.device)
-        parts = torch.empty((2, num_splits, num_tokens, num_heads), dtype=torch.float32, device=q.device)
+        size = (0 if compile_only else num_splits, num_tokens, num_heads, head_dim)
+        target = torch.empty(size, dtype=torch.float32, device=q.device)
+        parts = torch.empty((2, *size[:3]), dtype=torch.float32, device=q.device)
     blocks = count_blocks(q, rows, first_row, first_token, tile.block_m // group)
-    prefill_kernel[num_kv_heads, blocks, num_splits](
+    grid = (num_kv_heads, blocks, num_splits)
+    run = partial(prefill_kernel.warmup, grid=grid) if compile_only else prefill_kernel[grid]
+    run(
         q, k_cache, v_cache, target, parts,
         rows.query_starts, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
         factor, cap_factor, spec.window,
@@ -403,7 +422,9 @@ def launch(
     )  # fmt: skip
     if num_splits > 1:
         block_h = min(8, triton.next_power_of_2(num_heads))
-        join_kernel[num_tokens, triton.cdiv(num_heads, block_h)](
+        join_grid = (num_tokens, triton.cdiv(num_heads, block_h))
+        join = partial(join_kernel.warmup, grid=join_grid) if compile_only else join_kernel[join_grid]
+        join(
             target, parts, out, v_scale, first_token, num_tokens, num_splits, num_heads, head_dim, block_d, block_h,
             num_warps=4, **options(q.device),
         )  # fmt: skip

@@ -156,5 +156,22 @@ def test_tiles_hold_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     choose_tile.cache_clear()
 
 
+def test_first_call_compiles_what_later_ones_may_need(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    compiled: list[tuple[bool, bool]] = []
+
+    def note(*arguments: Any, compile_only: bool = False) -> None:
+        compiled.append((compile_only, arguments[-1] > 1))
+
+    monkeypatch.setattr(_prefill_attention, "launch", note)
+    monkeypatch.setattr(_prefill_attention, "_COMPILED", set())
+    q, k_cache, v_cache, rows, spec = make_attention_case("", [3], [9], (2, 1, 64)).make(torch.float16)
+    q, k_cache, v_cache = q.to(device), k_cache.to(device), v_cache.to(device)
+    run(q, k_cache, v_cache, rows, spec)
+    assert compiled == [(True, False), (True, True), (True, False), (True, True), (False, False)]
+    run(q[:1], k_cache, v_cache, rows, spec)
+    run(q, k_cache, v_cache, rows, spec._replace(window=7))
+    assert compiled[5] == (False, False) and len(compiled) == 11
+
+
 def test_compiled_ahead_for_every_head_size() -> None:
     assert {case.signature.get("HEAD_DIM") for case in AOT} >= {64, 128, 192, 256}
