@@ -1,8 +1,7 @@
 """From a step's rows to the frozen batch that the model and the sampler take. Pure; called by the runner.
 
-Shapes: R rows, T tokens of all rows, S rows that sample, D of them that draw (the others are greedy), M blocks of the
-longest row. All index arithmetic is on the host with numpy: a plan decides it, no device value does. `put` takes a
-host array and gives the tensor that it will be.
+Shapes: R rows, T tokens of all rows, S rows that sample, M blocks of the longest row. All index arithmetic is on the
+host with numpy: a plan decides it, no device value does. `put` takes a host array and gives the tensor that it will be.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,34 +19,23 @@ Put = Callable[[npt.NDArray[np.generic]], Tensor]
 
 
 @dataclass(frozen=True)
-class TopK:
-    """Rows (of D) with a top_k."""
+class Limits:
+    """Which tokens a row may draw."""
 
-    index: Tensor  # int64
-    top_k: Tensor  # int64
-    top_p: Tensor  # float32
+    top_k: Tensor  # int64 [S], 0: no limit
+    top_p: Tensor  # float32 [S], 1: no limit
+    min_p: Tensor  # float32 [S], 0: no limit
     max_k: int
 
 
 @dataclass(frozen=True)
-class TopP:
-    """Rows (of D) with a top_p and no top_k."""
-
-    index: Tensor  # int64
-    top_p: Tensor  # float32
-
-
-@dataclass(frozen=True)
 class Draw:
-    """Rows that draw a random token."""
+    """How each row draws its token."""
 
-    index: Tensor | None  # int64 [D], of S; None: all
-    temperature: Tensor  # float32 [D]
-    seeds: Tensor  # int64 [D]
-    positions: Tensor  # int64 [D], output index
-    min_p: Tensor | None  # float32 [D]
-    top_k: TopK | None
-    top_p: TopP | None
+    temperature: Tensor  # float32 [S], 0: greedy
+    seeds: Tensor  # int64 [S]
+    positions: Tensor  # int64 [S], output index
+    limits: Limits | None  # None: no row has one
 
 
 @dataclass(frozen=True)
@@ -162,9 +150,8 @@ def write_decode(step: Step, rows: Rows, columns: Sequence[npt.NDArray[Any]], sc
 def sampling_batch(slots: Ints, context: Ints, rows: Rows, put: Put) -> SamplingBatch | None:
     """How to draw for rows that sample. context: each row's tokens before the one that is sampled."""
     columns = rows.sampling[slots]
-    drawing = np.flatnonzero(columns["temperature"] > 0)
     output_index = context - rows.num_prompt[slots]
-    draw = _draw(columns, drawing, output_index, put) if len(drawing) else None
+    draw = _draw(columns, output_index, put) if columns["temperature"].any() else None
     edits = _edits(slots, output_index, rows, put) if rows.edits else None
     penalties = _penalties(columns, slots, put) if rows.penalties is not None else None
     if draw is None and edits is None and penalties is None:
@@ -172,25 +159,18 @@ def sampling_batch(slots: Ints, context: Ints, rows: Rows, put: Put) -> Sampling
     return SamplingBatch(draw, penalties, edits)
 
 
-def _draw(columns: npt.NDArray[np.void], drawing: Ints, output_index: Ints, put: Put) -> Draw:
-    whole = len(drawing) == len(columns)
-    columns, output_index = columns[drawing], output_index[drawing]
+def _draw(columns: npt.NDArray[np.void], output_index: Ints, put: Put) -> Draw:
     top_k, top_p, min_p = columns["top_k"], columns["top_p"], columns["min_p"]
-    by_rank, by_mass = np.flatnonzero(top_k), np.flatnonzero((top_k == 0) & (top_p < 1))
+    limited = (columns["temperature"] > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))
 
     def column(values: npt.NDArray[np.generic]) -> Tensor:
         return put(np.ascontiguousarray(values))
 
     return Draw(
-        index=None if whole else column(drawing),
         temperature=column(columns["temperature"]),
         seeds=column(columns["seed"]),
         positions=column(output_index),
-        min_p=column(min_p) if bool(min_p.any()) else None,
-        top_k=TopK(column(by_rank), column(top_k[by_rank]), column(top_p[by_rank]), int(top_k.max()))
-        if len(by_rank)
-        else None,
-        top_p=TopP(column(by_mass), column(top_p[by_mass])) if len(by_mass) else None,
+        limits=Limits(column(top_k), column(top_p), column(min_p), int(top_k.max())) if limited.any() else None,
     )
 
 

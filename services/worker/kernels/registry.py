@@ -22,6 +22,7 @@ from services.worker.kernels.traceable import traceable
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROVIDERS = ("aiter", "triton", "numba", "torch")
+CPU_ONLY = ("numba",)  # dear to import
 
 
 class BindError(Exception):
@@ -182,11 +183,15 @@ def bind(
             raise BindError(f"unknown kernel provider {name!r}; known: {', '.join(PROVIDERS)}")
     if unknown := sorted(set(choices) - set(ops)):
         raise BindError(f"unknown op {unknown[0]!r}; known: {', '.join(ops)}")
-    impls = {name: finder(name) for name in dict.fromkeys([*priority, *choices.values()]) if name != "torch"}
+    impls: dict[str, tuple[dict[str, Impl[Any]], str]] = {}
 
     def refusal(item: Op[Any], provider: str) -> str | None:
         if provider == "torch":
             return None
+        if provider in CPU_ONLY and facts.device != "cpu":
+            return "for CPUs"
+        if provider not in impls:
+            impls[provider] = finder(provider)
         found, reason = impls[provider]
         if item.name not in found:
             return reason or f"{provider} does not implement it"

@@ -98,21 +98,22 @@ def test_only_rows_that_need_it_are_in_each_part() -> None:
     sampling = sampling_of(samplings, [7, 5, 3, 3, 6], work)
     assert sampling is not None and sampling.edits is None
     draw, penalties = sampling.draw, sampling.penalties
-    assert draw is not None and draw.index is not None and draw.top_k is not None and draw.top_p is not None
-    assert draw.index.tolist() == [1, 2, 3] and draw.seeds.tolist() == [13, 12, 11]
-    assert draw.positions.tolist() == [1, 1, 5], "tokens beyond the prompt"
-    assert draw.temperature.tolist() == pytest.approx([0.7, 1.0, 1.0])
-    assert draw.top_k.index.tolist() == [1] and draw.top_k.top_k.tolist() == [5] and draw.top_k.max_k == 5
-    assert draw.top_k.top_p.tolist() == [0.5]
-    assert draw.top_p.index.tolist() == [0] and draw.top_p.top_p.tolist() == pytest.approx([0.9])
-    assert draw.min_p is None
+    assert draw is not None and draw.limits is not None
+    assert draw.seeds.tolist()[1:] == [13, 12, 11]
+    assert draw.positions.tolist() == [4, 1, 1, 5], "tokens beyond the prompt"
+    assert draw.temperature.tolist() == pytest.approx([0.0, 0.7, 1.0, 1.0])
+    assert draw.limits.top_k.tolist() == [0, 0, 5, 0] and draw.limits.max_k == 5
+    assert draw.limits.top_p.tolist() == pytest.approx([1.0, 0.9, 0.5, 1.0])
+    assert draw.limits.min_p.tolist() == [0.0] * 4
     assert penalties is not None
     assert penalties.index.tolist() == [0] and penalties.slots.tolist() == [4] and penalties.presence.tolist() == [1.0]
 
 
-def test_all_rows_drawing_need_no_index() -> None:
+def test_limits_only_where_a_row_that_draws_has_one() -> None:
     sampling: Any = sampling_of([Sampling(8, min_p=0.2)], [4], [(0, 3, 1, 1)])
-    assert sampling.draw.index is None and sampling.draw.min_p.tolist() == pytest.approx([0.2])
+    assert sampling.draw.limits.min_p.tolist() == pytest.approx([0.2])
+    sampling = sampling_of([Sampling(8), Sampling(8, temperature=0.0, top_p=0.5)], [4, 4], [(0, 3, 1, 1), (1, 3, 1, 1)])
+    assert sampling.draw.limits is None
 
 
 def test_ends_are_barred_until_min_tokens() -> None:
