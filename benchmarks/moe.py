@@ -263,7 +263,7 @@ def main() -> int:
         todo = []
         for name in names:
             shape = MODELS[name]
-            plans = [_moe_plan.choose(shape, size, device) for size in sizes]
+            plans = [_moe_plan.choose(shape, size, device, DTYPE) for size in sizes]
             if not options.no_tune:
                 plans = [*candidates(shape, sizes), *plans]
             todo += [pool.submit(warm, shape, [plan]) for plan in dict.fromkeys(plans)]
@@ -280,7 +280,7 @@ def main() -> int:
         for size in sizes:
             layers = make_layers(shape, size, weights)
             gate(shape, layers[0])
-            plan, up_us, down_us = _moe_plan.choose(shape, size, device), 0.0, 0.0
+            plan, up_us, down_us = _moe_plan.choose(shape, size, device, DTYPE), 0.0, 0.0
             if not options.no_tune:
                 plan, up_us, down_us = tune(shape, layers)
             us = per_call_us(partial(run_plan, plan), list(layers))

@@ -9,6 +9,9 @@ import triton.language as tl
 
 from services.worker.kernels.impl.triton._launch import release, wait
 
+FIRST = tl.constexpr("evict_first")  # weights: read once, the L1 cache is for what rows of them share
+LAST = tl.constexpr("evict_last")
+
 
 @triton.jit
 def gate_pairs(  # type: ignore[no-untyped-def]
@@ -41,8 +44,8 @@ def gate_pairs(  # type: ignore[no-untyped-def]
     up = tl.zeros([BLOCK_I, CHUNK], tl.float32)
     for begin in tl.static_range(0, HIDDEN, CHUNK):
         if begin + CHUNK <= HIDDEN:
-            g = tl.load(gate_ptrs + begin)
-            u = tl.load(gate_ptrs + (begin + INNER * HIDDEN))
+            g = tl.load(gate_ptrs + begin, eviction_policy="evict_first")
+            u = tl.load(gate_ptrs + (begin + INNER * HIDDEN), eviction_policy="evict_first")
             x = tl.load(x_ptrs + begin)
         else:
             inside = begin + column < HIDDEN
@@ -58,11 +61,11 @@ def gate_pairs(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_tile(ptrs, offset, inside, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_tile(ptrs, offset, inside, MASKED: tl.constexpr, POLICY: tl.constexpr):  # type: ignore[no-untyped-def]
     if MASKED:
-        return tl.load(ptrs + offset, mask=inside, other=0.0)
+        return tl.load(ptrs + offset, mask=inside, other=0.0, eviction_policy=POLICY)
     else:
-        return tl.load(ptrs + offset)
+        return tl.load(ptrs + offset, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -100,19 +103,19 @@ def down_tokens(  # type: ignore[no-untyped-def]
     )
     real = (k < TOP_K)[:, None, None]
     MASKED: tl.constexpr = TOP_K != TOP_K_PAD or INNER % CHUNK != 0
-    w = _load_tile(ptrs, 0, real & (column < INNER)[None, None, :], MASKED)
+    w = _load_tile(ptrs, 0, real & (column < INNER)[None, None, :], MASKED, FIRST)
     wait(PDL)
     release(PDL)
     scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=k < TOP_K, other=0.0)[:, None, None]
     total = tl.zeros([BLOCK_N, CHUNK], tl.float32)
     for begin in tl.range(CHUNK, INNER, CHUNK, num_stages=1):
-        h = _load_tile(hidden_ptrs, begin - CHUNK, real, TOP_K != TOP_K_PAD)
-        following = _load_tile(ptrs, begin, real & (begin + column < INNER)[None, None, :], MASKED)
+        h = _load_tile(hidden_ptrs, begin - CHUNK, real, TOP_K != TOP_K_PAD, LAST)
+        following = _load_tile(ptrs, begin, real & (begin + column < INNER)[None, None, :], MASKED, FIRST)
         # the experts lie within a thread: their sum crosses none
         total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
         w = following
-    LAST: tl.constexpr = (INNER - 1) // CHUNK * CHUNK
-    h = _load_tile(hidden_ptrs, LAST, real & (LAST + column < INNER)[None, None, :], MASKED)
+    END: tl.constexpr = (INNER - 1) // CHUNK * CHUNK
+    h = _load_tile(hidden_ptrs, END, real & (END + column < INNER)[None, None, :], MASKED, LAST)
     total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
     sums = tl.sum(total, axis=1)
     out_ptrs = residual_ptr + token * HIDDEN + row

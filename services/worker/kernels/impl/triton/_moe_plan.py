@@ -11,6 +11,7 @@ from services.worker.kernels.tuned import table
 
 FEW_TOKENS = 4  # without data: up to here pairs hardly share experts, and sorting costs more than it saves
 FEW_PAIRS = 64
+TUNED_BYTES = 2  # tables and large tiles are for elements of 16 bits
 MAX_FEW_TILE = 2**15  # elements of a weight tile in registers
 
 
@@ -57,15 +58,17 @@ class _Rows(NamedTuple):
     plans: tuple[Few | Grouped, ...]
 
 
-def choose(shape: Experts, num_tokens: int, device: torch.device) -> Few | Grouped:
+def choose(shape: Experts, num_tokens: int, device: torch.device, dtype: torch.dtype) -> Few | Grouped:
     """The plan for `num_tokens`: the row of the tuned table with the next larger number, else by rule."""
     rows = _tuned(shape, device)
-    if rows.tokens:
+    if rows.tokens and dtype.itemsize <= TUNED_BYTES:
         return rows.plans[min(bisect_left(rows.tokens, num_tokens), len(rows.plans) - 1)]
     pairs = num_tokens * shape.top_k
     if num_tokens <= FEW_TOKENS and pairs <= FEW_PAIRS:
         return default_few(shape)
     block_m = min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, shape.num_experts))))
+    if dtype.itemsize > TUNED_BYTES:
+        return wide_grouped(block_m)
     return default_grouped(block_m, device)
 
 
@@ -106,3 +109,9 @@ def nvidia_grouped(block_m: int) -> Grouped:
 def amd_grouped(block_m: int) -> Grouped:
     """gfx942 has 64 KiB of LDS."""
     return Grouped(block_m, Tile(64, 64, 8, 4, 2), Tile(64 if block_m <= 32 else 128, 64, 8, 4, 2))
+
+
+@cache
+def wide_grouped(block_m: int) -> Grouped:
+    """For fp32, which serves comparison: small tiles fit everywhere."""
+    return Grouped(min(block_m, 32), Tile(64, 32, 8, 4, 2), Tile(64, 32, 8, 4, 2))

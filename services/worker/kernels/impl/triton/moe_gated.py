@@ -35,7 +35,7 @@ def run(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tens
     num_tokens, top_k = experts.shape
     if num_tokens == 0:
         return
-    plan = choose(Experts(num_experts, top_k, hidden, inner), num_tokens, x.device)
+    plan = choose(Experts(num_experts, top_k, hidden, inner), num_tokens, x.device, x.dtype)
     if isinstance(plan, Few):
         run_few(plan, x, weights, experts, gate_up, down, residual)
     else:
