@@ -4,12 +4,15 @@
 the dispatch of a custom op costs more host time than the launch of a kernel. State: torch's table of ops, which grows.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+ARGUMENTS = (Tensor, Tensor | None, int, float, bool, str)
 NAMESPACE = "valence"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -19,10 +22,10 @@ _names: Counter[str] = Counter()
 
 def schema_of(run: Callable[..., Any], writes: tuple[str, ...]) -> str | None:
     """The custom op's arguments and results; None for a function whose arguments a custom op cannot have."""
-    try:
-        return torch.library.infer_schema(run, mutates_args=writes)
-    except ValueError:
+    parameters = inspect.signature(run).parameters.values()
+    if not all(parameter.annotation in ARGUMENTS for parameter in parameters):
         return None
+    return torch.library.infer_schema(run, mutates_args=writes)
 
 
 def traceable(
