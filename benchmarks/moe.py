@@ -233,6 +233,17 @@ def row_of(figure: Figure) -> dict[str, Any]:
     return row | {"us": round(figure.us, 2), "floor_us": round(figure.floor_us, 2)}
 
 
+def keep(device: torch.device, made: str, rows: list[dict[str, Any]], folder: Path) -> Path:
+    """Writes the table; rows of models and numbers of tokens that were not measured stay as they are."""
+
+    def key(row: tuned.Row) -> tuple[int, ...]:
+        return (*(row[name] for name in Experts._fields), row["tokens"])
+
+    arch = tuned.arch(device)
+    merged = {key(row): dict(row) for row in (*tuned.read("moe_gated", arch, folder), *rows)}
+    return tuned.write("moe_gated", arch, made, [merged[place] for place in sorted(merged)], folder)
+
+
 def show(console: Console, figures: list[Figure]) -> None:
     table = Table(title="moe_gated, microseconds per call")
     for name in ("model", "tokens", "time", "floor", "% of floor", "", "first", "second", "route", "mlp", "plan"):
@@ -256,7 +267,9 @@ def main() -> int:
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     console, begun = Console(width=190, highlight=False), time.monotonic()
-    names = [name for name in MODELS if options.model in name]
+    names = [name for name in MODELS if options.model.lower() in name]
+    if not names:
+        parser.error(f"no model has {options.model!r} in its name; there are {', '.join(MODELS)}")
     sizes = [int(size) for size in options.tokens.split(",")]
     device = torch.device("cuda", torch.cuda.current_device())
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
@@ -303,7 +316,7 @@ def main() -> int:
     rows = [row_of(figure) for figure in figures]
     if not options.no_tune:
         made = f"{conditions}, python -m benchmarks.moe, {time.strftime('%Y-%m-%d')}"
-        console.print(str(tuned.write("moe_gated", tuned.arch(device), made, rows, options.out)))
+        console.print(str(keep(device, made, rows, options.out)))
     if options.json:
         content = {"conditions": conditions, "rows": [row | f._asdict() for row, f in zip(rows, figures, strict=True)]}
         Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
