@@ -31,6 +31,7 @@ from services.worker.kernels.impl.triton._prefill_attention import (
     choose_splits,
     choose_tile,
     count_blocks,
+    forget_choices,
     launch,
     prefill,
 )
@@ -141,7 +142,7 @@ class Problem:
 
     def splits(self, tile: Tile) -> int:
         block_q = tile.block_m // (self.heads.queries // self.heads.keys)
-        programs = count_blocks(self.q, self.rows, 0, 0, block_q) * self.heads.keys
+        programs = count_blocks(len(self.q), len(self.load.counts), block_q) * self.heads.keys
         return choose_splits(programs, self.rows.max_context, self.q.device)
 
     def run(self, tile: Tile | None = None, splits: int | None = None) -> None:
@@ -313,7 +314,7 @@ def main() -> int:
             path = tuned.write("prefill_attention", tuned.arch(device), made, entries)
             console.print(f"written: {path}, after {time.monotonic() - start_s:.0f} s", markup=False)
         tuned.read.cache_clear()
-        choose_tile.cache_clear()
+        forget_choices()
     small = [Problem(LOADS[0], heads, device) for heads in HEADS]
     warm([(problem, problem.tile, splits) for problem in small for splits in (1, 3)], console)
     results: list[Result] = []

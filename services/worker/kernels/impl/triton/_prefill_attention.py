@@ -360,22 +360,17 @@ def prefill(
     """
     if q.shape[0] == first_token:
         return
-    group = q.shape[1] // k_cache.shape[2]
-    tiles = [choose_tile(q.device, q.dtype, k_cache.dtype, q.shape[2], group, short) for short in (False, True)]
-    tile = tiles[rows.max_context <= SHORT]
-    kind = (
-        *(q.device, q.dtype, k_cache.dtype, q.shape[1:], q.stride(), k_cache.shape[1:], rows.table_rows is None),
-        *(spec.window > 0, spec.softcap > 0, spec.sinks is None),
-    )
+    sight = _sight(q, k_cache, rows, spec, first_row, first_token)
+    tiles, plan, kind = _choose(sight, q.dtype, k_cache.dtype, rows.max_context)
+    kind = (kind, rows.table_rows is None, spec.sinks is None)
     if kind not in _COMPILED:
+        assert k_cache.is_contiguous() and v_cache.is_contiguous() and out.is_contiguous() and q.stride(2) == 1
         # whichever of them a later step needs, it does not wait for a compiler
-        for each in tiles:
+        for tile in tiles:
             for splits in (1, 2):
-                launch(q, out, k_cache, v_cache, rows, spec, first_row, first_token, each, splits, compile_only=True)
+                _run(q, out, k_cache, v_cache, rows, spec, _plan(sight, tile, splits), compile_only=True)
         _COMPILED.add(kind)
-    programs = count_blocks(q, rows, first_row, first_token, tile.block_m // group) * k_cache.shape[2]
-    span = min(rows.max_context, spec.window + tile.block_m) if spec.window else rows.max_context
-    launch(q, out, k_cache, v_cache, rows, spec, first_row, first_token, tile, choose_splits(programs, span, q.device))
+    _run(q, out, k_cache, v_cache, rows, spec, plan)
 
 
 def launch(
@@ -389,50 +384,127 @@ def launch(
     first_token: int,
     tile: Tile,
     num_splits: int,
-    compile_only: bool = False,
 ) -> None:
     """As `prefill`, with the choices made."""
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and out.is_contiguous() and q.stride(2) == 1
-    num_tokens, num_heads, head_dim = q.shape[0] - first_token, q.shape[1], q.shape[2]
-    num_kv_heads = k_cache.shape[2]
-    group = num_heads // num_kv_heads
+    plan = _plan(_sight(q, k_cache, rows, spec, first_row, first_token), tile, num_splits)
+    _run(q, out, k_cache, v_cache, rows, spec, plan)
+
+
+class Sight(NamedTuple):
+    """What the host sees of a call; the same in all layers of a step, so that choices are made once."""
+
+    device: torch.device
+    q_shape: torch.Size
+    q_stride: tuple[int, ...]
+    k_shape: torch.Size
+    num_rows: int
+    table_stride: int
+    first_row: int
+    first_token: int
+    scale: float
+    window: int
+    softcap: float
+
+    @property
+    def group(self) -> int:
+        return self.q_shape[1] // self.k_shape[2]
+
+
+class Plan(NamedTuple):
+    """A call's launches, except for the tensors."""
+
+    grid: tuple[int, int, int]
+    numbers: tuple[int | float | bool, ...]  # after the tensors
+    options: dict[str, Any]
+    sums: tuple[int, ...]  # shape of the parts' sums; empty without parts
+    join_grid: tuple[int, int]
+    join_numbers: tuple[int, ...]
+
+
+def _sight(
+    q: Tensor, k_cache: Tensor, rows: AttentionRows, spec: AttentionSpec, first_row: int, first_token: int
+) -> Sight:
+    tables, starts = rows.block_tables, rows.query_starts
+    return Sight(
+        q.device, q.shape, q.stride(), k_cache.shape, starts.shape[0] - 1 - first_row, tables.stride(0),
+        first_row, first_token, spec.scale, spec.window, spec.softcap,
+    )  # fmt: skip
+
+
+@lru_cache(256)
+def _choose(
+    sight: Sight, dtype: torch.dtype, kv_dtype: torch.dtype, max_context: int
+) -> tuple[tuple[Tile, Tile], Plan, tuple[object, ...]]:
+    """Tiles for long and short contexts, this call's launches, and what kind of call it is."""
+    head_dim, group, num_kv_heads = sight.q_shape[2], sight.group, sight.k_shape[2]
+    long = choose_tile(sight.device, dtype, kv_dtype, head_dim, group, False)
+    short = choose_tile(sight.device, dtype, kv_dtype, head_dim, group, True)
+    tile = short if max_context <= SHORT else long
+    blocks = count_blocks(sight.q_shape[0] - sight.first_token, sight.num_rows, tile.block_m // group)
+    span = min(max_context, sight.window + tile.block_m) if sight.window else max_context
+    plan = _plan(sight, tile, choose_splits(blocks * num_kv_heads, span, sight.device))
+    shapes = (*sight.q_shape[1:], *sight.q_stride, *sight.k_shape[1:])
+    return (long, short), plan, (sight.device, dtype, kv_dtype, shapes, sight.window > 0, sight.softcap > 0)
+
+
+def _plan(sight: Sight, tile: Tile, num_splits: int) -> Plan:
+    num_tokens, num_heads, head_dim = sight.q_shape[0] - sight.first_token, sight.q_shape[1], sight.q_shape[2]
+    page, num_kv_heads, group = sight.k_shape[1], sight.k_shape[2], sight.group
     block_d = max(16, triton.next_power_of_2(head_dim))
-    if spec.softcap:
-        factor, cap_factor = spec.softcap * LOG2E, 2 * LOG2E * spec.scale / spec.softcap
+    if sight.softcap:
+        factor, cap_factor = sight.softcap * LOG2E, 2 * LOG2E * sight.scale / sight.softcap
     else:
-        factor, cap_factor = spec.scale * LOG2E, 0.0
+        factor, cap_factor = sight.scale * LOG2E, 0.0
+    numbers = (
+        factor, cap_factor, sight.window, sight.first_row, sight.first_token, sight.num_rows, num_tokens, num_splits,
+        sight.table_stride, sight.q_stride[0], sight.q_stride[1],
+        num_kv_heads, group, head_dim, block_d, tile.block_m, tile.block_n, page,
+        sight.window > 0, sight.softcap > 0, num_splits > 1,
+    )  # fmt: skip
+    own: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    if tile.max_registers and torch.version.hip is None:
+        own["maxnreg"] = tile.max_registers
+    block_h = min(8, triton.next_power_of_2(num_heads))
+    return Plan(
+        grid=(num_kv_heads, count_blocks(num_tokens, sight.num_rows, tile.block_m // group), num_splits),
+        numbers=numbers,
+        options={**own, **options(sight.device)},
+        sums=(num_splits, num_tokens, num_heads, head_dim) if num_splits > 1 else (),
+        join_grid=(num_tokens, triton.cdiv(num_heads, block_h)),
+        join_numbers=(sight.first_token, num_tokens, num_splits, num_heads, head_dim, block_d, block_h),
+    )
+
+
+def _run(
+    q: Tensor,
+    out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: AttentionRows,
+    spec: AttentionSpec,
+    plan: Plan,
+    compile_only: bool = False,
+) -> None:
     k_scale, v_scale = spec.kv_scale or (None, None)
     target, parts = out, None
-    if num_splits > 1:
-        size = (0 if compile_only else num_splits, num_tokens, num_heads, head_dim)
+    if plan.sums:
+        size = (0, *plan.sums[1:]) if compile_only else plan.sums
         target = torch.empty(size, dtype=torch.float32, device=q.device)
         parts = torch.empty((2, *size[:3]), dtype=torch.float32, device=q.device)
-    blocks = count_blocks(q, rows, first_row, first_token, tile.block_m // group)
-    grid = (num_kv_heads, blocks, num_splits)
-    run = partial(prefill_kernel.warmup, grid=grid) if compile_only else prefill_kernel[grid]
+    run = partial(prefill_kernel.warmup, grid=plan.grid) if compile_only else prefill_kernel[plan.grid]
     run(
         q, k_cache, v_cache, target, parts,
         rows.query_starts, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
-        factor, cap_factor, spec.window,
-        first_row, first_token, rows.query_starts.shape[0] - 1 - first_row, num_tokens, num_splits,
-        rows.block_tables.stride(0), q.stride(0), q.stride(1),
-        num_kv_heads, group, head_dim, block_d, tile.block_m, tile.block_n, rows.block_tokens,
-        spec.window > 0, spec.softcap > 0, num_splits > 1,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **_limits(tile.max_registers), **options(q.device),
+        *plan.numbers, **plan.options,
     )  # fmt: skip
-    if num_splits > 1:
-        block_h = min(8, triton.next_power_of_2(num_heads))
-        join_grid = (num_tokens, triton.cdiv(num_heads, block_h))
-        join = partial(join_kernel.warmup, grid=join_grid) if compile_only else join_kernel[join_grid]
-        join(
-            target, parts, out, v_scale, first_token, num_tokens, num_splits, num_heads, head_dim, block_d, block_h,
-            num_warps=4, **options(q.device),
-        )  # fmt: skip
+    if plan.sums:
+        join = partial(join_kernel.warmup, grid=plan.join_grid) if compile_only else join_kernel[plan.join_grid]
+        join(target, parts, out, v_scale, *plan.join_numbers, num_warps=4, **options(q.device))
 
 
-def count_blocks(q: Tensor, rows: AttentionRows, first_row: int, first_token: int, block_q: int) -> int:
+def count_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
     """An upper bound of the query blocks, however the tokens are spread over the rows."""
-    return (q.shape[0] - first_token - 1) // block_q + rows.query_starts.shape[0] - 1 - first_row
+    return (num_tokens - 1) // block_q + num_rows
 
 
 def choose_splits(programs: int, span: int, device: torch.device) -> int:
@@ -471,6 +543,12 @@ def choose_tile(
     return chosen._replace(block_m=max(chosen.block_m, triton.next_power_of_2(group)))
 
 
+def forget_choices() -> None:
+    """After the table has changed."""
+    choose_tile.cache_clear()
+    _choose.cache_clear()
+
+
 def default_tile(itemsize: int, head_dim: int, small_lds: bool) -> Tile:
     """`small_lds`: at most 64 KiB of shared memory (gfx942); there the queries stay in registers."""
     if itemsize > 2:
@@ -478,12 +556,6 @@ def default_tile(itemsize: int, head_dim: int, small_lds: bool) -> Tile:
     if head_dim > 128:
         return Tile(64, 32, 4, 1) if small_lds else Tile(128, 32, 8, 3)
     return Tile(128, 64, 4, 2) if small_lds else Tile(128, 64, 8, 3)
-
-
-@cache
-def _limits(max_registers: int) -> dict[str, Any]:
-    """Launch options that only one vendor's compiler knows."""
-    return {"maxnreg": max_registers} if max_registers and torch.version.hip is None else {}
 
 
 def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, split: bool = False) -> AotCase:
