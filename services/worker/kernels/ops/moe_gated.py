@@ -32,9 +32,9 @@ def make_moe_case(num_tokens: int, num_experts: int, top_k: int, hidden: int, in
 
 @op(
     cases=[
-        make_moe_case(1, 16, 8, 128, 48),
-        make_moe_case(3, 8, 2, 64, 160),
-        make_moe_case(2, 5, 3, 48, 80),
+        make_moe_case(1, 16, 8, 96, 32),
+        make_moe_case(3, 8, 2, 64, 40),
+        make_moe_case(2, 5, 3, 48, 20),
         make_moe_case(9, 8, 2, 128, 64),
         make_moe_case(20, 6, 2, 96, 72, used=2),
         make_moe_case(66, 2, 2, 64, 64),
