@@ -1,8 +1,9 @@
-"""Decode steps as captured graphs, one per batch size. Owner: the runner; made once at the end of start-up.
+"""Steps as captured graphs, one per layout of a step. Owner: the runner; made once at the end of start-up.
 
-`sizes` and `choose` are pure: they alone decide whether a step is replayed and with how many rows. A graph covers the
-whole step: token ids from the rows, the layers, logits, a greedy or temperature draw, the new ids back into the rows.
-It reads its inputs from one place that all graphs share, in the layout of its size.
+A layout has places for rows that decode, one token each, and behind them places for the tokens of chunks of prompts.
+`layouts` and `choose` are pure: they alone decide which are captured, and whether a step is replayed and in which. A
+graph covers the whole step: token ids from the rows, the layers, logits, a greedy or temperature draw, the new ids back
+into the rows. It reads its inputs from one place that all graphs share, in the form of its layout.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,75 +18,136 @@ from services.worker.staging import Array, aligned, offsets, view
 from services.worker.state import Rows, Step
 
 RING = 16  # steps whose sampled tokens may not have been taken yet; eight plans at most are in flight
+DECODE_BESIDE = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # rows that decode, in layouts with chunks
+CHUNK_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)  # beyond, the device takes longer than the host
+TOKENS_PER_CHUNK = 32  # a layout has a row for so many tokens of chunks, and one for what pads them
+LONG_CONTEXT = 16_384  # chunks behind more than this are not captured: their attention is laid out by its length
+USUAL_CONTEXT = 2048  # what the attention of captured chunks is laid out for; any length is right
 
 
 class GraphKey(NamedTuple):
-    """Which graph: `size` rows, padding included."""
+    """A layout: places for `decode` rows of one token and for `chunk` tokens of other rows."""
 
-    size: int
+    decode: int
+    chunk: int = 0
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of chunks; the last one holds what pads them."""
+        return self.chunk // TOKENS_PER_CHUNK + 1 if self.chunk else 0
+
+    @property
+    def rows(self) -> int:
+        return self.decode + self.chunk_rows
+
+    @property
+    def tokens(self) -> int:
+        return self.decode + self.chunk
 
 
-def sizes(max_rows: int, limit: int) -> tuple[int, ...]:
-    """Batch sizes to capture: close together where a padded row costs most. Ascending; none for a limit of 0."""
+def decode_sizes(max_rows: int, limit: int) -> tuple[int, ...]:
+    """Batch sizes of pure decode steps: close together where a padded row costs most. Ascending."""
     largest = min(max_rows, limit)
     steps = [1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)]
     wanted = [size for size in steps if size < largest]
     return (*wanted, largest) if largest > 0 else ()
 
 
-def choose(step: Step, captured: Sequence[int]) -> GraphKey | None:
-    """The graph for a step: its rows all have one token and sample, and fit. None: run it without one."""
-    rows = len(step.slots)
-    if not rows or not captured or rows > captured[-1]:
+def layouts(max_rows: int, limit: int, step_tokens: int, max_len: int) -> tuple[GraphKey, ...]:
+    """All that are captured, for at most `limit` rows that decode; none for a limit of 0."""
+    sizes = decode_sizes(max_rows, limit)
+    if not sizes:
+        return ()
+    beside = [size for size in DECODE_BESIDE if size < sizes[-1]] + [sizes[-1]]
+    most = min(step_tokens, max_len)
+    chunks = [tokens for tokens in CHUNK_TOKENS if tokens <= most]
+    mixed = (GraphKey(decode, chunk) for chunk in chunks for decode in beside if decode < step_tokens)
+    return (*(GraphKey(size) for size in sizes), *mixed)
+
+
+class Choice(NamedTuple):
+    """A layout, and which of the step's rows take its places: indices of rows that decode, and of the others."""
+
+    key: GraphKey
+    decode: Array
+    chunks: Array
+
+
+def choose(step: Step, captured: Sequence[GraphKey]) -> Choice | None:
+    """The smallest layout that holds a step; None: run it without a graph. `captured`: in the order of `layouts`."""
+    if not len(step.slots) or not captured:
         return None
-    if not bool(step.samples.all()) or int(step.counts.max()) > 1:
+    decodes = (step.counts == 1) & step.samples
+    decode, chunks = np.flatnonzero(decodes), np.flatnonzero(~decodes)
+    tokens = int(step.counts[chunks].sum())
+    if tokens and int((step.positions + step.counts)[chunks].max()) > LONG_CONTEXT:
         return None
-    return GraphKey(next(size for size in captured if size >= rows))
+    for key in captured:
+        fits = key.decode >= len(decode) and key.chunk >= tokens and (not tokens or key.chunk_rows > len(chunks))
+        if fits and bool(key.chunk) == bool(tokens):
+            return Choice(key, decode, chunks)
+    return None
 
 
-class DecodeInputs(NamedTuple):
-    """What a graph of B rows reads, views of the shared place; inputs.write_decode makes the values."""
+class StepColumns(NamedTuple):
+    """What the host writes for a graph. T tokens, R rows."""
 
-    wide: Tensor  # int64 [4, B]: places, positions, KV slots, places of the sampled tokens
-    draw: Tensor  # int64 [2, B]: seeds, output indices
-    slots: Tensor  # int32 [B]
-    context_lens: Tensor  # int32 [B], this step's token included
-    temperature: Tensor  # float32 [B]
-    ring: Tensor  # int32 [1], line of the results
+    tokens: Array  # int64 [3, T]: places, positions, KV slots
+    draw: Array  # int64 [4, R]: places of the sampled tokens, seeds, output indices, tokens to sample from
+    token_rows: Array  # int32 [T], slots
+    slots: Array  # int32 [R]
+    context_lens: Array  # int32 [R], this step's tokens included
+    query_starts: Array  # int32 [R + 1]
+    temperature: Array  # float32 [R]
+    ring: Array  # int32 [1], line of the results
 
-    @staticmethod
-    def blank(size: int) -> tuple[Array, ...]:
+    @classmethod
+    def blank(cls, key: GraphKey) -> "StepColumns":
         """Zeros in the right dtypes and shapes."""
-        return (
-            np.zeros((4, size), np.int64),
-            np.zeros((2, size), np.int64),
-            np.zeros(size, np.int32),
-            np.zeros(size, np.int32),
-            np.zeros(size, np.float32),
+        return cls(
+            np.zeros((3, key.tokens), np.int64),
+            np.zeros((4, key.rows), np.int64),
+            np.zeros(key.tokens, np.int32),
+            np.zeros(key.rows, np.int32),
+            np.zeros(key.rows, np.int32),
+            np.zeros(key.rows + 1, np.int32),
+            np.zeros(key.rows, np.float32),
             np.zeros(1, np.int32),
         )
 
+
+class StepInputs(NamedTuple):
+    """The same on the device, views of the shared place."""
+
+    tokens: Tensor
+    draw: Tensor
+    token_rows: Tensor
+    slots: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    temperature: Tensor
+    ring: Tensor
+
     @classmethod
-    def at(cls, place: Tensor, size: int) -> "DecodeInputs":
-        columns = cls.blank(size)
+    def at(cls, place: Tensor, key: GraphKey) -> "StepInputs":
+        columns = StepColumns.blank(key)
         return cls(*(view(place, start, column) for start, column in zip(offsets(columns)[0], columns, strict=True)))
 
-    def attention_rows(self, rows: Rows, query_starts: Tensor) -> AttentionRows:
+    def attention_rows(self, rows: Rows, key: GraphKey) -> AttentionRows:
         assert rows.resident is not None
-        size = len(self.slots)
         return AttentionRows(
-            query_starts=query_starts[: size + 1],
+            query_starts=self.query_starts,
             context_lens=self.context_lens,
             block_tables=rows.resident,
             block_tokens=rows.block_tokens,
-            max_query=1,
-            max_context=rows.max_len,
-            num_decode=size,
+            max_query=max(key.chunk, 1),
+            max_context=min(rows.max_len, USUAL_CONTEXT) if key.chunk else rows.max_len,
+            num_decode=key.decode,
             table_rows=self.slots,
         )
 
 
-Decode = Callable[[DecodeInputs], Tensor]  # runs the whole step, returns its logits [B, V]
+Forward = Callable[[GraphKey, StepInputs], Tensor]  # runs the whole step, returns its logits [R, V]
 
 
 class _Place:
@@ -109,47 +171,46 @@ def alias(tensor: Tensor) -> Tensor:
 class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     place: Tensor  # uint8, the inputs
-    logits: Tensor  # [B, V], an alias, valid until the next replay
+    logits: Tensor  # [R, V], an alias, valid until the next replay
 
 
 class Graphs:
-    def __init__(self, device: torch.device, largest: int) -> None:
-        self._place = torch.zeros(aligned(offsets(DecodeInputs.blank(largest))[1]), dtype=torch.uint8, device=device)
-        self._captured: dict[int, Captured] = {}
+    def __init__(self, device: torch.device, wanted: Sequence[GraphKey]) -> None:
+        """`wanted` as `layouts` gives them."""
+        size = max(offsets(StepColumns.blank(key))[1] for key in wanted)
+        self._place = torch.zeros(aligned(size), dtype=torch.uint8, device=device)
+        self._wanted = wanted
+        self._captured: dict[GraphKey, Captured] = {}
         self._pool: Any = None  # of memory, shared by all graphs
-        self.sizes: tuple[int, ...] = ()
+        self.keys: tuple[GraphKey, ...] = ()
 
     def capture(
-        self,
-        wanted: Sequence[int],
-        columns: Callable[[int], Sequence[Array]],
-        decode: Decode,
-        report: Callable[[int, int], None],
+        self, columns: Callable[[GraphKey], StepColumns], forward: Forward, report: Callable[[int, int], None]
     ) -> None:
-        """Captures `decode` for every size, the largest first, so that the others fit into its memory.
+        """Captures `forward` for every layout, the largest first, so that the others fit into its memory.
 
-        `columns` gives inputs of a size that harm nothing. Each step runs once before, which compiles its kernels.
+        `columns` gives inputs that harm nothing. Each step runs once before, which compiles its kernels.
         """
-        for done, size in enumerate(sorted(wanted, reverse=True)):
-            report(done, len(wanted))
-            self._captured[size] = self._capture(size, columns(size), decode)
-        self.sizes = tuple(sorted(wanted))
+        for done, key in enumerate(sorted(self._wanted, key=lambda key: (key.rows, key.tokens), reverse=True)):
+            report(done, len(self._wanted))
+            self._captured[key] = self._capture(key, columns(key), forward)
+        self.keys = tuple(self._wanted)
 
-    def _capture(self, size: int, columns: Sequence[Array], decode: Decode) -> Captured:
-        inputs = DecodeInputs.at(self._place, size)
+    def _capture(self, key: GraphKey, columns: StepColumns, forward: Forward) -> Captured:
+        inputs = StepInputs.at(self._place, key)
         for target, column in zip(inputs, columns, strict=True):
             target.copy_(torch.from_numpy(column))
-        decode(inputs)
+        forward(key, inputs)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = decode(inputs)
+            logits = forward(key, inputs)
         self._pool = self._pool or graph.pool()
         return Captured(graph, self._place[: offsets(columns)[1]], alias(logits))
 
     def replay(self, key: GraphKey, staged: Tensor) -> Tensor:
         """staged: uint8, the inputs in their layout on the device. Returns the logits, valid until the next replay."""
-        captured = self._captured[key.size]
+        captured = self._captured[key]
         captured.place.copy_(staged, non_blocking=True)
         captured.graph.replay()
         return captured.logits

@@ -4,14 +4,14 @@ Shapes: R rows, T tokens of all rows, S rows that sample, M blocks of the longes
 host with numpy: a plan decides it, no device value does. `put` takes a host array and gives the tensor that it will be.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from services.worker.graphs import Choice, StepColumns
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.state import Ints, Rows, Step
 
@@ -123,28 +123,67 @@ def kv_slots(rows: Rows, slots: Ints, positions: Ints) -> Ints:
     return rows.tables[slots, block] * np.int64(rows.block_tokens) + offset
 
 
-def write_decode(step: Step, rows: Rows, columns: Sequence[npt.NDArray[Any]], scratch: int) -> None:
-    """Fills the columns of DecodeInputs (services/worker/graphs.py), in its order but for the last, the ring.
+def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scratch: int) -> Ints:
+    """Fills `columns` but for the ring. Returns the place among the graph's rows of each of the step's rows.
 
-    Every row has one token and samples. Padding reads and writes the padding row and the KV block `scratch`.
+    Places that the step leaves free read and write the padding row and the KV block `scratch`.
     """
-    wide, draw, padded, context, temperature, _ = columns
-    slots, positions, count = step.slots, step.positions, len(step.slots)
-    padded[:count] = slots
-    padded[count:] = rows.padding_row
-    wide[1, :count] = positions
-    wide[1, count:] = 0
-    np.multiply(padded, rows.tokens.shape[1], out=wide[0], dtype=np.int64)
-    wide[0] += wide[1]
-    wide[2, :count] = kv_slots(rows, slots, positions)
-    wide[2, count:] = scratch * rows.block_tokens
-    np.add(wide[0], 1, out=wide[3])
-    np.add(wide[1], 1, out=context, casting="unsafe")
-    temperature[:count] = rows.sampling["temperature"][slots]
-    temperature[count:] = 0.0
-    if temperature.any():
-        draw[0, :count] = rows.sampling["seed"][slots]
-        draw[1, :count] = positions + 1 - rows.num_prompt[slots]
+    key, row_len = choice.key, rows.tokens.shape[1]
+    place = np.empty(len(step.slots), np.int64)
+    place[choice.decode] = np.arange(len(choice.decode))
+    place[choice.chunks] = np.arange(key.decode, key.decode + len(choice.chunks))
+    _write_decode(step, rows, choice, columns)
+    if key.chunk:
+        _write_chunks(step, rows, choice, columns)
+    tokens, draw, token_rows = columns.tokens, columns.draw, columns.token_rows
+    live = token_rows != rows.padding_row
+    tokens[2] = tokens[1] % rows.block_tokens + scratch * rows.block_tokens
+    tokens[2, live] = kv_slots(rows, token_rows[live], tokens[1, live])
+    np.multiply(token_rows, row_len, out=tokens[0], dtype=np.int64)
+    tokens[0] += tokens[1]
+    sampled, where = step.slots[step.samples], place[step.samples]
+    draw[0] = rows.padding_row * row_len + 1
+    draw[0, where] = sampled * row_len + columns.context_lens[where]
+    columns.temperature[:] = 0.0
+    columns.temperature[where] = rows.sampling["temperature"][sampled]
+    if columns.temperature.any():
+        draw[1, where] = rows.sampling["seed"][sampled]
+        draw[2, where] = columns.context_lens[where] - rows.num_prompt[sampled]
+    return place
+
+
+def _write_decode(step: Step, rows: Rows, choice: Choice, columns: StepColumns) -> None:
+    size, count = choice.key.decode, len(choice.decode)
+    positions = step.positions[choice.decode]
+    columns.slots[:count] = step.slots[choice.decode]
+    columns.slots[count:] = rows.padding_row
+    columns.context_lens[:count] = positions + 1
+    columns.context_lens[count:] = 1
+    columns.query_starts[: size + 1] = np.arange(size + 1)
+    columns.tokens[1, :count] = positions
+    columns.tokens[1, count:size] = 0
+    columns.token_rows[:size] = columns.slots[:size]
+    columns.draw[3, :size] = columns.query_starts[:size]
+
+
+def _write_chunks(step: Step, rows: Rows, choice: Choice, columns: StepColumns) -> None:
+    """Chunks lie one behind the other; what is left is one chunk of the padding row."""
+    size, end, chunks = choice.key.decode, choice.key.tokens, choice.chunks
+    slots, positions, counts = step.slots[chunks], step.positions[chunks], step.counts[chunks]
+    bounds = size + np.concatenate(([0], np.cumsum(counts)))
+    last, used = size + len(chunks), int(bounds[-1])
+    columns.slots[size:last] = slots
+    columns.context_lens[size:last] = positions + counts
+    columns.context_lens[-1] = max(end - used, 1)
+    columns.query_starts[size : last + 1] = bounds
+    columns.query_starts[last + 1 :] = used
+    columns.query_starts[-1] = end
+    columns.draw[3, size:last] = bounds[1:] - 1
+    columns.draw[3, last:] = end - 1
+    columns.token_rows[size:used] = np.repeat(slots, counts)
+    columns.token_rows[used:] = rows.padding_row
+    columns.tokens[1, size:used] = np.arange(size, used) + np.repeat(positions - bounds[:-1], counts)
+    columns.tokens[1, used:] = np.arange(end - used)
 
 
 def sampling_batch(slots: Ints, context: Ints, rows: Rows, put: Put) -> SamplingBatch | None:

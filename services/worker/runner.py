@@ -1,8 +1,8 @@
 """One step of the model: the calls of a step in order, nothing else. Called by the engine; owns no state itself.
 
 apply the plan, copy blocks, build the batch, run the model, sample, store the tokens, commit. No call waits for the
-device, so the next step may be started before this one's tokens are known. A decode step that a graph covers is one
-replay; rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
+device, so the next step may be started before this one's tokens are known. A step that a graph covers is one replay;
+rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
-from services.worker.graphs import RING, DecodeInputs, GraphKey, Graphs
+from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
 from services.worker.kernels.ops.store_tokens import store_tokens
@@ -23,17 +23,19 @@ from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
 from services.worker.sampler import Sampler
-from services.worker.staging import Array, staging
+from services.worker.staging import staging
 from services.worker.state import Rows, Step
 
 STAGED_BYTES = 1 << 20  # a step of 16,384 tokens
 
 
 class StepTokens:
-    """The sampled tokens of one step: int32 [S] in memory of the host, there when the device has passed `event`."""
+    """The sampled tokens of one step: `places` [S] of int32 `line` in memory of the host, there after `event`."""
 
-    def __init__(self, tokens: npt.NDArray[np.int32], event: torch.cuda.Event | None) -> None:
-        self._tokens, self._event = tokens, event
+    def __init__(
+        self, line: npt.NDArray[np.int32], places: npt.NDArray[np.int64], event: torch.cuda.Event | None
+    ) -> None:
+        self._line, self._places, self._event = line, places, event
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -43,15 +45,15 @@ class StepTokens:
         """_i32 sampled tokens in the plan's order of rows; waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        return self._tokens.tobytes()
+        return self._line[self._places].tobytes()
 
 
 class Results:
     """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns."""
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
+    def __init__(self, width: int, device: torch.device) -> None:
         on_gpu = device.type != "cpu"
-        self.lines = torch.zeros(RING, max_rows + 1, dtype=torch.int32, pin_memory=on_gpu)
+        self.lines = torch.zeros(RING, width, dtype=torch.int32, pin_memory=on_gpu)
         self.turn = 0
         self._host = self.lines.numpy()
         self._stream = torch.cuda.current_stream(device) if on_gpu else None
@@ -61,14 +63,14 @@ class Results:
         self.turn = (self.turn + 1) % RING
         return self.turn
 
-    def taken(self, count: int) -> StepTokens:
-        """This turn's tokens, when all that was launched so far is done."""
-        tokens = self._host[self.turn, :count]
+    def taken(self, places: npt.NDArray[np.int64]) -> StepTokens:
+        """This turn's tokens at `places`, when all that was launched so far is done."""
+        line = self._host[self.turn]
         if self._stream is None:
-            return StepTokens(tokens.copy(), None)
+            return StepTokens(line.copy(), places, None)
         event = self._events[self.turn]
         event.record(self._stream)
-        return StepTokens(tokens, event)
+        return StepTokens(line, places, event)
 
 
 class Runner:
@@ -78,9 +80,9 @@ class Runner:
         self._draw, self._gather, self._store = bindings(draw), bindings(gather_tokens), bindings(store_tokens)
         device, max_rows = rows.tokens.device, len(rows.live)
         self._staging = staging(STAGED_BYTES, device)
-        self._results = Results(max_rows, device)
+        # a graph may have rows for chunks beside as many that decode
+        self._results = Results(max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows, device)
         self._graphs: Graphs | None = None
-        self._query_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
@@ -95,14 +97,16 @@ class Runner:
     def run(self, step: Step) -> StepTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
         turn = self._results.next_turn()
-        key = graphs.choose(step, self._graphs.sizes) if self._graphs is not None else None
-        if key is not None:
-            self._replay(key, step, turn)
-        elif len(step.slots):
-            self._run_eagerly(step, turn)
+        choice = graphs.choose(step, self._graphs.keys) if self._graphs is not None else None
+        if choice is not None:
+            places = self._replay(choice, step, turn)[step.samples]
+        else:
+            places = np.arange(np.count_nonzero(step.samples))
+            if len(step.slots):
+                self._run_eagerly(step, turn)
         self._staging.done()
         self.rows.commit(step)
-        return self._results.taken(int(np.count_nonzero(step.samples)))
+        return self._results.taken(places)
 
     def _run_eagerly(self, step: Step, turn: int) -> None:
         rows, put = self.rows, self._staging.put
@@ -126,56 +130,56 @@ class Runner:
             sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
 
-    def _replay(self, key: GraphKey, step: Step, turn: int) -> None:
+    def _replay(self, choice: Choice, step: Step, turn: int) -> npt.NDArray[np.int64]:
+        """Returns the place among the graph's rows of each of the step's rows."""
         assert self._graphs is not None
-        rows, put = self.rows, self._staging.put
-        columns, staged = self._columns(key.size)
-        inputs.write_decode(step, rows, columns, self._scratch)
-        columns[-1][0] = turn
-        others = np.flatnonzero(~rows.is_plain[step.slots])
+        rows, put, key = self.rows, self._staging.put, choice.key
+        arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key))
+        columns = StepColumns(*arrays)
+        places = inputs.write_step(step, rows, choice, columns, self._scratch)
+        columns.ring[0] = turn
+        others = np.flatnonzero(step.samples & ~rows.is_plain[step.slots])
         if len(others):
-            slots, context = step.slots[others], step.positions[others] + 1
+            slots, context = step.slots[others], (step.positions + step.counts)[others]
             sampling = inputs.sampling_batch(slots, context, rows, put)
-            index, places = put(others), put(slots * rows.tokens.shape[1] + context)
-            ring = put(columns[-1].copy())
+            index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
+            ring = put(columns.ring.copy())
         self._staging.send()
         logits = self._graphs.replay(key, staged)
         if len(others):
             redrawn = self.sampler(logits.index_select(0, index), sampling, rows.penalties)
-            self._store(rows.tokens, self._results.lines, places, redrawn, ring, index)
+            self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
+        return places
 
     @property
     def _scratch(self) -> int:
         """The KV block that padding writes."""
         return self.cache.num_blocks - 1
 
-    def _columns(self, size: int) -> tuple[Sequence[Array], Tensor]:
-        return self._staging.columns(size, lambda: DecodeInputs.blank(size))
-
-    def _decode(self, given: DecodeInputs) -> Tensor:
-        """The whole decode step on the device, as it is captured. Returns the logits."""
+    def _forward(self, key: GraphKey, given: StepInputs) -> Tensor:
+        """The whole step on the device, as it is captured. Returns the logits."""
         rows = self.rows
-        places, positions, slots, sampled_places = given.wide.unbind(0)
-        ids = self._gather(rows.tokens, rows.resident, places, given.slots, positions, slots, rows.block_tokens)
-        attention = given.attention_rows(rows, self._query_starts)
-        x = self.model(ids, self.rope.at(positions), slots, attention, self.cache, None)
+        places, positions, kv_slots = given.tokens.unbind(0)
+        sampled_places, seeds, output_index, outputs = given.draw.unbind(0)
+        ids = self._gather(rows.tokens, rows.resident, places, given.token_rows, positions, kv_slots, rows.block_tokens)
+        attention = given.attention_rows(rows, key)
+        x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, outputs if key.chunk else None)
         logits = self.model.logits(x)
-        sampled = self._draw(logits, given.temperature, *given.draw.unbind(0))
+        sampled = self._draw(logits, given.temperature, seeds, output_index)
         self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
         return logits
 
     @torch.inference_mode()
-    def capture(self, limit: int, report: Callable[[int, int], None]) -> None:
-        """Captures decode steps of up to `limit` rows; only the padding row and the last KV block are written."""
-        max_rows = len(self.rows.live)
-        captured = Graphs(self.rows.tokens.device, min(limit, max_rows))
+    def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:
+        """Captures steps of the layouts `wanted`; only the padding row and the last KV block are written."""
+        captured = Graphs(self.rows.tokens.device, wanted)
         none = np.zeros(0, np.int64)
         nobody = Step(none, none, none, none.astype(np.bool_))
 
-        def padding(size: int) -> Sequence[Array]:
-            columns = DecodeInputs.blank(size)
-            inputs.write_decode(nobody, self.rows, columns, self._scratch)
+        def padding(key: GraphKey) -> StepColumns:
+            columns = StepColumns.blank(key)
+            inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
-        captured.capture(graphs.sizes(max_rows, limit), padding, self._decode, report)
+        captured.capture(padding, self._forward, report)
         self._graphs = captured

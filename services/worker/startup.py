@@ -9,7 +9,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ def run_all(runner: Runner, plans: Iterable[StepPlan], stage: Callable[[int, int
         runner.rows.reset()
 
 
-def measure(parts: Parts, sizes: warmup.Sizes, num_graphs: int, stages: Stages) -> memory.Readings:
+def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], stages: Stages) -> memory.Readings:
     """Runs the largest steps with a small cache. Whatever these kinds of steps need is compiled by then."""
     meter = memory.Meter(parts.device)
     weights = meter.restart()
@@ -106,18 +106,18 @@ def measure(parts: Parts, sizes: warmup.Sizes, num_graphs: int, stages: Stages) 
     meter.restart()
     run_all(probe, warmup.largest_steps(sizes), lambda done, total: stages("memory", done, total))
     peak = meter.peak()
-    graphs = 0
-    if num_graphs:
+    captured = 0
+    if keys:
         # graphs share the tensors of the largest one
         held = meter.restart()
-        run_all(probe, [warmup.decode_step(sizes, sizes.num_rows)], lambda done, total: stages("memory"))
-        graphs = meter.peak() - held + num_graphs * memory.GRAPH_BYTES
+        run_all(probe, warmup.captured_steps(sizes, keys), lambda done, total: stages("memory"))
+        captured = meter.peak() - held + len(keys) * memory.GRAPH_BYTES
     total, others = meter.total_and_others()
     activations = peak - weights - (sizes.num_blocks + 1) * parts.block_bytes
     del probe
     gc.collect()  # its buffers must be gone before the cache takes the rest
     meter.restart()
-    return memory.Readings(total, others, weights, activations, graphs)
+    return memory.Readings(total, others, weights, activations, captured)
 
 
 def open_cache(config: Config, model: Mapping[str, Any], device: torch.device) -> CompileCache:
@@ -144,9 +144,9 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
         return runner, budget.num_blocks
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
-    num_graphs = len(graphs.sizes(parts.shape.max_rows, limit))
+    wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
-        readings = measure(parts, sizes, num_graphs, stages)
+        readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)
     # one block more than the scheduler knows: what pads a captured batch is written there
     budget = memory.choose_blocks(parts.block_bytes, parts.shape, limits, spare=1)
@@ -154,9 +154,9 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     log.info("%s", budget.text)
     runner = parts.runner(budget.num_blocks + 1)
     run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("memory", done, total))
-    if num_graphs:
+    if wanted_graphs:
         with explained("the captured graphs", "lower kv.gpu_memory_utilization or worker.max_graph_rows"):
-            runner.capture(limit, lambda done, total: stages("capture", done, total))
+            runner.capture(wanted_graphs, lambda done, total: stages("capture", done, total))
     return runner, budget.num_blocks
 
 

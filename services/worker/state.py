@@ -72,12 +72,11 @@ class Rows:
 
     def __init__(self, shape: memory.Shape, vocab_size: int, eos_ids: tuple[int, ...], device: torch.device) -> None:
         max_rows, max_len, block_tokens = shape
-        self.max_len, self.block_tokens, self.vocab_size = max_len, block_tokens, vocab_size
+        self.block_tokens, self.vocab_size = block_tokens, vocab_size
         self.eos_ids = eos_ids
         # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
         # One row more than there are slots: what pads a batch reads and writes there.
         self.tokens = memory.zeros((max_rows + 1, max_len + 1), torch.int32, device)
-        self.padding_row = max_rows
         width = -(-max_len // block_tokens)
         self.resident = None if device.type == "cpu" else memory.zeros((max_rows + 1, width), torch.int32, device)
         self.live = np.zeros(max_rows, np.bool_)
@@ -90,6 +89,14 @@ class Rows:
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
         self.penalties: PenaltyCounts | None = None
+
+    @property
+    def max_len(self) -> int:
+        return self.tokens.shape[1] - 1
+
+    @property
+    def padding_row(self) -> int:
+        return len(self.live)
 
     def reset(self) -> None:
         """Forgets all rows."""

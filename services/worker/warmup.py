@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.columns import pack_i32
 from common.protocol import RowStart, Sampling, StepPlan
+from services.worker.graphs import GraphKey
 from services.worker.memory import Shape
 
 GREEDY = Sampling(max_tokens=2, temperature=0.0)
@@ -86,6 +87,16 @@ def decode_step(sizes: Sizes, num_rows: int, sampling: Sampling = GREEDY) -> Ste
     """`num_rows` rows with one token each."""
     position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
     return make_plan(sizes, [Work(position, 1, True, sampling)] * num_rows)
+
+
+def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]:
+    """Steps as large as the largest of the layouts that are captured."""
+    yield decode_step(sizes, max(key.decode for key in keys))
+    chunk = min(max(key.chunk for key in keys), sizes.longest)
+    if chunk > 1:
+        beside = min(max(key.decode for key in keys), sizes.num_rows - 1)
+        position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
+        yield make_plan(sizes, [*[Work(position, 1, True, GREEDY)] * beside, Work(0, chunk, True, GREEDY)])
 
 
 def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:

@@ -9,11 +9,9 @@ import torch
 
 from common.protocol import Sampling
 from services.worker import graphs
-from services.worker.graphs import Captured, DecodeInputs, GraphKey, Graphs, choose, sizes
+from services.worker.graphs import Captured, GraphKey, Graphs, StepColumns, StepInputs, choose, decode_sizes, layouts
 from services.worker.staging import offsets
 from services.worker.state import Step
-
-ON_GPU = torch.cuda.is_available()
 
 
 def make_step(counts: Sequence[int], samples: Sequence[bool] | None = None) -> Step:
@@ -22,56 +20,72 @@ def make_step(counts: Sequence[int], samples: Sequence[bool] | None = None) -> S
 
 
 def test_sizes_are_close_where_padding_is_dear() -> None:
-    assert sizes(256, 0) == ()
-    assert sizes(1, 512) == (1,) and sizes(3, 512) == (1, 2, 3) and sizes(8, 512) == (1, 2, 4, 8)
-    assert sizes(512, 512)[-3:] == (480, 496, 512) and len(sizes(512, 512)) == 51
-    assert sizes(1000, 20) == (1, 2, 4, 8, 16, 20)
+    assert decode_sizes(256, 0) == ()
+    assert decode_sizes(1, 512) == (1,) and decode_sizes(3, 512) == (1, 2, 3) and decode_sizes(8, 512) == (1, 2, 4, 8)
+    assert decode_sizes(512, 512)[-3:] == (480, 496, 512) and len(decode_sizes(512, 512)) == 51
+    assert decode_sizes(1000, 20) == (1, 2, 4, 8, 16, 20)
+
+
+def test_layouts_keep_to_what_a_step_can_be() -> None:
+    assert layouts(256, 0, 2048, 4096) == ()
+    keys = layouts(64, 512, 300, 4096)
+    assert {key.chunk for key in keys} == {0, 128, 256}
+    assert max(key.decode for key in keys) == 64 and GraphKey(0, 256) in keys
+    assert {key.chunk for key in layouts(64, 512, 2048, 200)} == {0, 128}, "padding is one row of the padding"
+    assert all(key.chunk_rows > 1 for key in keys if key.chunk)
 
 
 @pytest.mark.parametrize("rows", range(1, 513, 7))
 def test_padding_is_bounded(rows: int) -> None:
-    key = choose(make_step([1] * rows), sizes(512, 512))
-    assert key is not None and rows <= key.size <= max(rows + 15, 2)
+    choice = choose(make_step([1] * rows), layouts(512, 512, 2048, 4096))
+    assert choice is not None and rows <= choice.key.decode <= max(rows + 15, 2) and choice.key.chunk == 0
 
 
-def test_only_steps_of_sampled_single_tokens_are_replayed() -> None:
-    captured = sizes(8, 8)
-    assert choose(make_step([1] * 5), captured) == GraphKey(8)
+def test_which_steps_are_replayed() -> None:
+    captured = layouts(8, 8, 256, 4096)
+    choice = choose(make_step([1] * 5), captured)
+    assert choice is not None and choice.key == GraphKey(8)
     assert choose(make_step([1] * 9), captured) is None
     assert choose(make_step([]), captured) is None
     assert choose(make_step([1]), ()) is None
-    assert choose(make_step([1, 2]), captured) is None
-    assert choose(make_step([1, 1], [True, False]), captured) is None
+    mixed = choose(make_step([1, 100, 1, 30, 1], [True, False, True, True, False]), captured)
+    assert mixed is not None and mixed.key == GraphKey(8, 256), "100 + 30 + 1 tokens beside two rows that decode"
+    assert mixed.decode.tolist() == [0, 2] and mixed.chunks.tolist() == [1, 3, 4]
+    assert choose(make_step([257]), captured) is None
+    assert choose(make_step([2] * 4 + [1] * 4), captured) is not None
+    wide = choose(make_step([2] * 5), captured)
+    assert wide is not None and wide.key == GraphKey(0, 256), "128 tokens have four rows, and one for padding"
+    long = make_step([64])._replace(positions=np.array([graphs.LONG_CONTEXT]))
+    assert choose(long, captured) is None
 
 
-def test_inputs_lie_where_they_are_staged() -> None:
-    size = 5
-    columns = DecodeInputs.blank(size)
+@pytest.mark.parametrize("key", [GraphKey(5), GraphKey(3, 128), GraphKey(0, 256)])
+def test_inputs_lie_where_they_are_staged(key: GraphKey) -> None:
     generator = np.random.default_rng(0)
-    columns = tuple((generator.random(c.shape) * 100).astype(c.dtype) for c in columns)
+    columns = StepColumns(*((generator.random(c.shape) * 100).astype(c.dtype) for c in StepColumns.blank(key)))
     starts, end = offsets(columns)
     place = torch.zeros(end, dtype=torch.uint8)
     for start, column in zip(starts, columns, strict=True):
         place[start : start + column.nbytes] = torch.from_numpy(column.reshape(-1).view(np.uint8))
-    for tensor, column in zip(DecodeInputs.at(place, size), columns, strict=True):
+    for tensor, column in zip(StepInputs.at(place, key), columns, strict=True):
         assert tensor.shape == column.shape and np.array_equal(tensor.numpy(), column)
 
 
 class CalledGraphs(Graphs):
     """Calls the step where a device would replay it."""
 
-    def _capture(self, size: int, columns: Sequence[Any], decode: graphs.Decode) -> Captured:
-        self.calls: list[int] = []
-        given = DecodeInputs.at(self._place, size)
+    def _capture(self, key: GraphKey, columns: StepColumns, forward: graphs.Forward) -> Captured:
+        self.calls: list[GraphKey] = []
+        given = StepInputs.at(self._place, key)
 
         class Call:
             def replay(_) -> None:
-                self.calls.append(size)
-                logits.copy_(decode(given))
+                self.calls.append(key)
+                logits.copy_(forward(key, given))
 
         for target, column in zip(given, columns, strict=True):
             target.copy_(torch.from_numpy(column))
-        logits = decode(given)
+        logits = forward(key, given)
         return Captured(Call(), self._place[: offsets(columns)[1]], logits)  # type: ignore[arg-type]
 
 
@@ -79,8 +93,8 @@ class CalledGraphs(Graphs):
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[CalledGraphs]:
     made: list[CalledGraphs] = []
 
-    def make(device: torch.device, largest: int) -> CalledGraphs:
-        made.append(CalledGraphs(device, largest))
+    def make(device: torch.device, wanted: Sequence[GraphKey]) -> CalledGraphs:
+        made.append(CalledGraphs(device, wanted))
         return made[-1]
 
     monkeypatch.setattr("services.worker.runner.Graphs", make)
@@ -96,15 +110,41 @@ SAMPLINGS = [
 ]
 
 
-def test_replayed_steps_give_the_same_tokens(make_tiny: Callable[[str], Any], captured: list[CalledGraphs]) -> None:
+@pytest.mark.parametrize("chunk", [200, 7])
+def test_replayed_steps_give_the_same_tokens(
+    make_tiny: Callable[[str], Any], captured: list[CalledGraphs], chunk: int
+) -> None:
+    """Prompts in chunks beside rows that decode, in every manner of sampling; capture writes nothing but padding."""
     tiny = make_tiny("qwen3")
-    prompts = [[7, 9, 11, 13, 2 + i] * (1 + i) for i in range(5)]
+    prompts = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(5)]
     wanted = tiny.driver().generate(prompts, 14, sampling=SAMPLINGS)
     driver = tiny.driver(65)
     driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
     reports: list[tuple[int, int]] = []
-    driver.runner.capture(8, lambda done, total: reports.append((done, total)))
+    keys = layouts(8, 8, 136, 200)
+    driver.runner.capture(keys, lambda done, total: reports.append((done, total)))
     assert driver.runner.cache.storage[:, :, :-1].count_nonzero() == 0, "only the last block is written"
-    assert reports == [(0, 4), (1, 4), (2, 4), (3, 4)]
-    assert driver.generate(prompts, 14, sampling=SAMPLINGS) == wanted
-    assert captured[0].calls == [8] * 13
+    assert reports == [(done, len(keys)) for done in range(len(keys))]
+    assert driver.generate(prompts, 14, chunk, sampling=SAMPLINGS) == wanted
+    calls = captured[0].calls
+    assert GraphKey(8) in calls and (chunk == 200 or GraphKey(8, 128) in calls)
+
+
+def test_rows_in_any_order(make_tiny: Callable[[str], Any], captured: list[CalledGraphs]) -> None:
+    """A plan may name rows that decode behind chunks; results come in its order."""
+    tiny = make_tiny("qwen3")
+    prompts = [[5, 6, 7], [8] * 20, [9, 4] * 6]
+    wanted = tiny.driver().generate(prompts, 3)
+    driver = tiny.driver(65)
+    driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
+    driver.runner.capture(layouts(8, 8, 136, 200), lambda done, total: None)
+    added = [driver.start(slot, prompt, range(8 * slot, 8 * slot + 8)) for slot, prompt in enumerate(prompts)]
+    first = driver.step([(0, 0, 3, True), (2, 0, 12, True)], added=added)
+    second = driver.step([(1, 0, 11, False), (2, 12, 1, True), (0, 3, 1, True)])
+    third = driver.step([(2, 13, 1, True), (1, 11, 9, True), (0, 4, 1, True)])
+    assert [[first[0], second[1], third[2]], [third[1]], [first[1], second[0], third[0]]] == [
+        wanted[0],
+        wanted[1][:1],
+        wanted[2],
+    ]
+    assert {key.chunk for key in captured[0].calls} == {128}

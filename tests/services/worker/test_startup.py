@@ -14,6 +14,7 @@ from common.metrics import checked
 from common.protocol import Progress
 from services.worker import compile as levels
 from services.worker import memory, warmup
+from services.worker.graphs import GraphKey
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers.rope import RopeTable
 from services.worker.startup import Figures, Parts, Stages, arch_of, explained, measure, open_cache, run_all, start
@@ -76,7 +77,8 @@ def test_measuring_takes_the_small_cache_off_and_bounds_graphs(parts: Parts, mon
     seen: list[Progress] = []
     stages = Stages(seen.append)
     sizes = warmup.Sizes(parts.shape, 24, 0)
-    readings = measure(parts, sizes, 3, stages)
+    keys = (GraphKey(1), GraphKey(4), GraphKey(4, 16))
+    readings = measure(parts, sizes, keys, stages)
     cache = (sizes.num_blocks + 1) * parts.block_bytes
     assert readings == memory.Readings(
         total=2**30,
@@ -86,7 +88,7 @@ def test_measuring_takes_the_small_cache_off_and_bounds_graphs(parts: Parts, mon
         graphs=8_000_000 + 3 * memory.GRAPH_BYTES,
     )
     assert list(dict.fromkeys(progress.stage for progress in seen)) == ["compile", "memory"]
-    assert measure(parts, sizes, 0, stages).graphs == 0
+    assert measure(parts, sizes, (), stages).graphs == 0
 
 
 def test_a_cpu_gets_a_share_of_free_memory(parts: Parts) -> None:
