@@ -5,6 +5,7 @@ from torch import Tensor
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec, paged_attention
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Bindings
+from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.linear import Linear
 from services.worker.models.spec import DecoderSpec
 
@@ -14,14 +15,14 @@ class Attention:
         self, spec: DecoderSpec, qkv: Linear, out: Linear, head_norm: HeadNorm | None, bindings: Bindings
     ) -> None:
         self.project, self.out, self.head_norm = qkv, out, head_norm
-        self._spec = AttentionSpec(spec.head_dim**-0.5)
+        self._spec = AttentionSpec(spec.head_dim**-0.5)  # with the scale of the cache that was used last
         self._rope_kv_write, self._paged_attention = bindings(rope_kv_write), bindings(paged_attention)
 
     def attend(
         self,
         qkv: Tensor,
         rotation: tuple[Tensor, Tensor],
-        cache: tuple[Tensor, Tensor],
+        cache: LayerKv,
         slots: Tensor,
         rows: AttentionRows,
     ) -> Tensor:
@@ -29,6 +30,8 @@ class Attention:
 
         Writes the new keys and values to their slots, then reads every row's context. Returns [T, H * D].
         """
-        keys, values = cache
-        q = self._rope_kv_write(qkv, *rotation, keys, values, slots, self.head_norm, self._spec.kv_scale)
+        keys, values, scale = cache
+        if scale is not self._spec.kv_scale:
+            self._spec = self._spec._replace(kv_scale=scale)
+        q = self._rope_kv_write(qkv, *rotation, keys, values, slots, self.head_norm, scale)
         return self._paged_attention(q, keys, values, rows, self._spec).view(len(q), -1)

@@ -1,11 +1,33 @@
 """The paged KV cache of all layers of one kind. Owner: the runner's step; kernels write it, `copy_blocks` too."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from common.errors import ConfigError
+from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.models.spec import DecoderSpec
+
+FP8_SINCE = 89  # NVIDIA's compute capability
+
+
+def storage_dtype(wanted: str, activation: torch.dtype, arch: str) -> torch.dtype:
+    """What a cache holds under `kv.dtype` ("auto": activations, or "fp8"). `arch` as in Facts. Raises ConfigError."""
+    if wanted == "auto":
+        return activation
+    if arch.startswith("sm_") and int(arch.removeprefix("sm_")) < FP8_SINCE:
+        raise ConfigError(f'kv.dtype is "{wanted}", which GPUs older than sm_{FP8_SINCE} cannot do; this one is {arch}')
+    return torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
+
+
+class LayerKv(NamedTuple):
+    """One layer's part of the cache."""
+
+    keys: Tensor  # [num_blocks, block_tokens, KV heads, head size]
+    values: Tensor
+    scale: KvScale | None  # of 8-bit storage, and only of it
 
 
 class KvCache:
@@ -14,10 +36,18 @@ class KvCache:
     Zero at first: masked positions of a read block must hold finite numbers.
     """
 
-    def __init__(self, storage: Tensor) -> None:
-        """`storage` is all zeros, of the shape that `shape` gives."""
+    def __init__(self, storage: Tensor, scales: Sequence[KvScale] = ()) -> None:
+        """`storage` is all zeros, of the shape that `shape` gives; `scales`: each layer's, for 8-bit storage only.
+
+        Without them 8-bit storage holds values as they are.
+        """
         self.storage = storage
-        self.layers = [(layer[0], layer[1]) for layer in storage]
+        each: Sequence[KvScale | None] = scales or [None] * len(storage)
+        if storage.element_size() == 1 and not scales:
+            # two allocations: kernels are compiled for addresses that are multiples of 16
+            ones = KvScale(torch.ones(1, device=storage.device), torch.ones(1, device=storage.device))
+            each = [ones] * len(storage)
+        self.layers = [LayerKv(layer[0], layer[1], scale) for layer, scale in zip(storage, each, strict=True)]
 
     @staticmethod
     def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:

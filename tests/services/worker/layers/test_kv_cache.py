@@ -1,6 +1,9 @@
+import pytest
 import torch
 
-from services.worker.layers.kv_cache import KvCache
+from common.errors import ConfigError
+from services.worker.kernels.ops.kv_write import KvScale
+from services.worker.layers.kv_cache import KvCache, storage_dtype
 from services.worker.models.spec import DecoderSpec, RopeSpec
 
 SPEC = DecoderSpec(10, 8, 8, 3, 4, 2, 5, 1e-5, RopeSpec(1e4, 5), 64, False)
@@ -9,8 +12,8 @@ SPEC = DecoderSpec(10, 8, 8, 3, 4, 2, 5, 1e-5, RopeSpec(1e4, 5), 64, False)
 def test_layers_are_views_of_one_allocation() -> None:
     cache = KvCache(torch.zeros(KvCache.shape(SPEC, 6, 4)))
     assert len(cache.layers) == 3
-    keys, values = cache.layers[1]
-    assert keys.shape == values.shape == (6, 4, 2, 5) and keys.is_contiguous()
+    keys, values, scale = cache.layers[1]
+    assert scale is None and keys.shape == values.shape == (6, 4, 2, 5) and keys.is_contiguous()
     keys[2] = 1.0
     values[3] = 2.0
     assert cache.storage[1, 0, 2].eq(1).all() and cache.storage[1, 1, 3].eq(2).all()
@@ -30,3 +33,25 @@ def test_copies_8_bit_floats() -> None:
     cache.storage[:, :, 1] = 2.0
     cache.copy_blocks([1], [0])
     assert cache.storage.float().mean((0, 1, 3, 4, 5)).tolist() == [2.0, 2.0, 1.0]
+
+
+def test_8_bit_storage_has_a_scale_in_each_layer() -> None:
+    storage = torch.zeros(KvCache.shape(SPEC, 1, 4)).to(torch.float8_e4m3fn)
+    for layer in KvCache(storage).layers:
+        assert layer.scale is not None
+        for factor in layer.scale:
+            assert factor.dtype == torch.float32 and factor.tolist() == [1.0] and factor.data_ptr() % 16 == 0
+    scales = [KvScale(torch.tensor([0.5 + i]), torch.tensor([2.0])) for i in range(3)]
+    assert [layer.scale for layer in KvCache(storage, scales).layers] == scales
+    with pytest.raises(ValueError, match="zip"):
+        KvCache(storage, scales[:2])
+
+
+def test_the_stored_dtype_is_the_activations_or_the_8_bit_float_of_the_gpu() -> None:
+    for arch in ("", "sm_80", "gfx942"):
+        assert storage_dtype("auto", torch.bfloat16, arch) == torch.bfloat16
+    for arch in ("", "sm_89", "sm_90", "sm_120", "gfx950", "gfx90a"):
+        assert storage_dtype("fp8", torch.bfloat16, arch) == torch.float8_e4m3fn
+    assert storage_dtype("fp8", torch.float32, "gfx942") == torch.float8_e4m3fnuz
+    with pytest.raises(ConfigError, match=r'^kv.dtype is "fp8", which GPUs older than sm_89 cannot do; this .* sm_80$'):
+        storage_dtype("fp8", torch.bfloat16, "sm_80")
