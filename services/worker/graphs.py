@@ -6,6 +6,7 @@ graph covers the whole step: token ids from the rows, the layers, logits, a gree
 into the rows. It reads its inputs from one place that all graphs share, in the form of its layout.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -181,7 +182,9 @@ class Graphs:
         self._place = torch.zeros(aligned(size), dtype=torch.uint8, device=device)
         self._wanted = wanted
         self._captured: dict[GraphKey, Captured] = {}
-        self._pool: Any = None  # of memory, shared by all graphs
+        on_gpu = device.type != "cpu"
+        self._pool: Any = torch.cuda.graph_pool_handle() if on_gpu else None  # memory that all graphs share
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self.keys: tuple[GraphKey, ...] = ()
 
     def capture(
@@ -191,9 +194,14 @@ class Graphs:
 
         `columns` gives inputs that harm nothing. Each step runs once before, which compiles its kernels.
         """
-        for done, key in enumerate(sorted(self._wanted, key=lambda key: (key.rows, key.tokens), reverse=True)):
-            report(done, len(self._wanted))
-            self._captured[key] = self._capture(key, columns(key), forward)
+        gc.collect()
+        gc.disable()  # what it frees while a capture runs would end that capture
+        try:
+            for done, key in enumerate(sorted(self._wanted, key=lambda key: (key.rows, key.tokens), reverse=True)):
+                report(done, len(self._wanted))
+                self._captured[key] = self._capture(key, columns(key), forward)
+        finally:
+            gc.enable()
         self.keys = tuple(self._wanted)
 
     def _capture(self, key: GraphKey, columns: StepColumns, forward: Forward) -> Captured:
@@ -203,9 +211,11 @@ class Graphs:
         forward(key, inputs)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # torch.cuda.graph() would collect garbage and give all memory back before each: a tenth of a second
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(self._pool)
             logits = forward(key, inputs)
-        self._pool = self._pool or graph.pool()
+            graph.capture_end()
         return Captured(graph, self._place[: offsets(columns)[1]], alias(logits))
 
     def replay(self, key: GraphKey, staged: Tensor) -> Tensor:
