@@ -100,11 +100,18 @@ def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]
 
 
 def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:
-    """Steps that together run every kind of work that serving may ask for, so that none is compiled later."""
+    """Steps that together run every kind of work that serving may ask for, so that none is compiled later.
+
+    Kernels are chosen by powers of two of rows and tokens.
+    """
     some = min(sizes.longest, 40)
     for num_rows in sorted({1, min(2, sizes.num_rows), sizes.num_rows}):
         for sampling in MANNERS:
             yield decode_step(sizes, num_rows, sampling)
+    for num_rows in _powers(4, sizes.num_rows):
+        yield decode_step(sizes, num_rows)
+    for count in _powers(64, sizes.longest):
+        yield make_plan(sizes, [Work(0, count, True, GREEDY)])
     for count in sorted({1, some, sizes.longest}):
         for samples in (False, True):
             yield make_plan(sizes, [Work(0, count, samples, GREEDY)])
@@ -116,6 +123,13 @@ def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:
             count = min(some, sizes.step_tokens - len(beside))
             if count > 0:
                 yield make_plan(sizes, [*beside, Work(0, count, False, GREEDY)])
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    """first, 2 * first, ... below `last`."""
+    while first < last:
+        yield first
+        first *= 2
 
 
 def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
