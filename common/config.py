@@ -41,7 +41,7 @@ class Kv(Branch, frozen=True):
     blocks: NonNegative = 0  # 0: from the memory budget
     memory_gib: Annotated[float, Meta(ge=0)] = 0.0  # budget; 0: what the GPU has left, or a share of a CPU's memory
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.92  # of the GPU's memory, for everything together
-    dtype: Literal["auto", "fp8"] = "auto"  # auto: the model's
+    dtype: Literal["auto", "fp8"] = "auto"  # auto: as activations; fp8: 8-bit floats (e4m3)
     prefix_cache: bool = True
 
 

@@ -101,6 +101,7 @@ class ModelFacts(Struct, frozen=True):
     num_blocks: int
     dtype: str = ""
     ops_hash: str = ""
+    kv_dtype: str = ""
 
 
 class Finished(Struct, frozen=True):

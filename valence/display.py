@@ -97,7 +97,8 @@ def announce(console: Console, url: str, model: ModelFacts, logs: Path, command:
     lines = [
         f"Ready after {elapsed_s:.1f} s: {model.name} ({model.architecture}, {model.dtype or 'unknown dtype'}), "
         f"at most {model.max_model_len:,} tokens per request",
-        f"KV cache: {model.num_blocks:,} blocks of {model.block_tokens} tokens, {kv_tokens:,} in all",
+        f"KV cache: {model.num_blocks:,} blocks of {model.block_tokens} tokens, {kv_tokens:,} in all"
+        + (f", in {model.kv_dtype}" if model.kv_dtype else ""),
         "",
         f"  URL   {url}",
         f"  logs  {logs}",

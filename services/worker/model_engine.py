@@ -9,6 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from services.worker import memory
 from services.worker.graphs import RING
 from services.worker.kernels.registry import BindError, Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
+from services.worker.layers.kv_cache import storage_dtype
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
@@ -37,7 +39,9 @@ from services.worker.state import Step
 log = logging.getLogger("worker")
 
 
-def facts_of(device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec, block_tokens: int) -> Facts:
+def facts_of(
+    device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec, block_tokens: int, kv_dtype: torch.dtype
+) -> Facts:
     """What kernels may be chosen by."""
     shapes = {
         "num_heads": spec.num_heads,
@@ -45,8 +49,13 @@ def facts_of(device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec,
         "head_dim": spec.head_dim,
         "hidden_size": spec.hidden_size,
         "block_tokens": block_tokens,
+        "kv_fp8": int(kv_dtype.itemsize == 1),
     }
     return Facts(device.type, arch_of(device), dtype, shapes)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def choose_device(name: str) -> torch.device:
@@ -58,17 +67,25 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def load_model(
-    source: ModelSource, config: Config, device: torch.device, stages: Stages, level: int
-) -> tuple[str, Decoder, Bindings]:
-    """The architecture's name, the model on its device, and the ops it is bound to. Raises ConfigError."""
+class Loaded(NamedTuple):
+    """A model on its device, and what was decided for it."""
+
+    architecture: str  # as the checkpoint names it
+    model: Decoder
+    bindings: Bindings
+    kv_dtype: torch.dtype
+
+
+def load_model(source: ModelSource, config: Config, device: torch.device, stages: Stages, level: int) -> Loaded:
+    """Raises ConfigError."""
     stages("kernels")
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
         spec = model.read(models.Config(source.config))
-        facts = facts_of(device, activation, spec, config.kv.block_tokens)
+        kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
+        facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bindings = bind(config.worker.kernels, facts, opaque=level > levels.EAGER)
         policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
@@ -76,10 +93,11 @@ def load_model(
     for provider in dict.fromkeys(row.provider for row in bindings.table):
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
+    log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
     is_random = config.model.weights == "random"
     tensors = draw_all(expected_shapes(spec, model.names), device) if is_random else source.tensors
     parameters = load_parameters(tensors, model, spec, policy, lambda done, total: stages("weights", done, total))
-    return architecture, build_decoder(spec, model, parameters, bindings), bindings
+    return Loaded(architecture, build_decoder(spec, model, parameters, bindings), bindings, kv_dtype)
 
 
 class ModelEngine:
@@ -96,10 +114,11 @@ class ModelEngine:
         compiles = device.type != "cpu" or level >= levels.INDUCTOR
         kept = open_cache(config, source.config, device) if compiles else None
         with explained("the model's weights", "choose a smaller model.dtype or another device"):
-            architecture, model, bindings = load_model(source, config, device, stages, level)
+            loaded = load_model(source, config, device, stages, level)
+        model = loaded.model
         shape = _shape(config, model.spec)
         rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
-        parts = Parts(model, bindings, rope, shape, source.eos_token_ids, device)
+        parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
         self._runner, num_blocks = start(parts, config, level, stages)
         if kept is not None:
             kept.seal()
@@ -107,14 +126,15 @@ class ModelEngine:
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
             name=config.model.name or source.name,
-            architecture=architecture,
+            architecture=loaded.architecture,
             vocab_size=model.spec.vocab_size,
             max_model_len=shape.max_len,
             eos_token_ids=source.eos_token_ids,
             block_tokens=shape.block_tokens,
             num_blocks=num_blocks,
-            dtype=str(model.final_norm.weight.dtype).removeprefix("torch."),
-            ops_hash=bindings.digest,
+            dtype=name_of(model.final_norm.weight.dtype),
+            ops_hash=loaded.bindings.digest,
+            kv_dtype=name_of(loaded.kv_dtype),
         )
         self._recent: deque[Outcome] = deque(maxlen=RING)
         self._figures = Figures(stages.seconds, time.perf_counter() - started_s)

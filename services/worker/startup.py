@@ -52,16 +52,16 @@ class Parts(NamedTuple):
     shape: memory.Shape
     eos_ids: tuple[int, ...]
     device: torch.device
+    kv_dtype: torch.dtype
 
     @property
     def block_bytes(self) -> int:
-        like = self.model.final_norm.weight
-        return math.prod(KvCache.shape(self.model.spec, 1, self.shape.block_tokens)) * like.itemsize
+        return math.prod(KvCache.shape(self.model.spec, 1, self.shape.block_tokens)) * self.kv_dtype.itemsize
 
     def runner(self, num_blocks: int) -> Runner:
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
-        cache = KvCache(memory.zeros(cache_shape, self.model.final_norm.weight.dtype, self.device))
+        cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device))
         return Runner(self.model, rows, cache, self.rope, self.bindings)
 
 

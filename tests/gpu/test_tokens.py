@@ -95,6 +95,28 @@ def test_replayed_rows_draw_what_eager_rows_draw(make_small: Callable[[str], Any
     assert same >= 23, f"{same} of 24 rows"
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_an_8_bit_cache_against_fp32(make_small: Callable[[str], Any], name: str) -> None:
+    small, prompts = make_small(name), make_prompts(64, 120, seed=5)
+    driver = small.engine("kv.dtype=fp8", *LEVELS["graphs"])
+    assert driver.engine.facts.kv_dtype.startswith("float8_e4m3")
+    share, clear, positions = agreement(small, prompts, driver.generate(prompts, 41))
+    print(f"{name} fp8 cache: {share:.4%} of {clear} clear of {positions} positions")
+    assert clear >= 200 and share >= 0.9
+
+
+def test_replayed_rows_of_an_8_bit_cache_say_what_eager_rows_say(make_small: Callable[[str], Any]) -> None:
+    """Sums in another order, of fp32 even, now and then cross a border between two 8-bit floats: few rows may part."""
+    small, prompts = make_small("qwen3"), make_prompts(24, 60, seed=6)
+    eager, replayed = (
+        small.engine("model.dtype=float32", "kv.dtype=fp8", *settings).generate(prompts, 40)
+        for settings in LEVELS.values()
+    )
+    same = sum(left == right for left, right in zip(eager, replayed, strict=True))
+    print(f"{same} of 24 rows are the same")
+    assert same >= 20
+
+
 def test_the_same_request_alone_and_in_a_crowd(make_small: Callable[[str], Any]) -> None:
     small, prompts = make_small("llama"), make_prompts(33, 80, seed=4)
     sampling = [Sampling(999, seed=i, temperature=0.9) for i in range(33)]

@@ -50,11 +50,11 @@ def test_the_example_survives_a_shell() -> None:
 
 def test_the_announcement_names_what_a_person_needs(tmp_path: Path) -> None:
     out = io.StringIO()
-    model = ModelFacts("tiny", "Llama", 100, 8192, (2,), 16, 1000, dtype="float32")
+    model = ModelFacts("tiny", "Llama", 100, 8192, (2,), 16, 1000, dtype="float32", kv_dtype="float8_e4m3fn")
     display.announce(Console(file=out, width=40), "http://127.0.0.1:8000", model, tmp_path, ".venv/bin/valence", 5.25)
     text = out.getvalue()
     assert "Ready after 5.2 s: tiny (Llama, float32), at most 8,192 tokens per request" in text
-    assert "KV cache: 1,000 blocks of 16 tokens, 16,000 in all" in text
+    assert "KV cache: 1,000 blocks of 16 tokens, 16,000 in all, in float8_e4m3fn\n" in text
     assert str(tmp_path) in text
     assert ".venv/bin/valence chat" in text
     assert display.example_request("http://127.0.0.1:8000", "tiny") + "\n" in text  # on one line, however narrow

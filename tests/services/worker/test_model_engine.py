@@ -11,7 +11,10 @@ from common import config as configuration
 from common.columns import pack_i32, unpack_i32
 from common.errors import ConfigError
 from common.protocol import Progress, RowStart, Sampling, StepPlan
-from services.worker.kernels.registry import Facts
+from services.worker import model_engine
+from services.worker.kernels.ops.paged_attention import paged_attention
+from services.worker.kernels.ops.rope_kv_write import rope_kv_write
+from services.worker.kernels.registry import BindError, Facts, bind
 from services.worker.model_engine import ModelEngine, choose_device, facts_of
 from services.worker.state import Step
 
@@ -37,6 +40,7 @@ def test_serves_transformers_tokens(folder: Path, make_tiny: Callable[[str], Any
     facts = engine.facts
     assert (facts.architecture, facts.vocab_size, facts.max_model_len) == ("Qwen3ForCausalLM", 131, 256)
     assert (facts.block_tokens, facts.num_blocks, facts.dtype, facts.eos_token_ids) == (8, 96, "float32", (2,))
+    assert facts.kv_dtype == "float32" and engine._runner.cache.storage.dtype == torch.float32
     names = list(dict.fromkeys(stage.stage for stage in stages))
     assert names == ["model", "kernels", "weights", "memory", "compile"]
     figures = engine.figures()
@@ -84,9 +88,35 @@ def test_what_cannot_run_is_a_configuration_error(folder: Path) -> None:
 def test_device_and_facts(make_tiny: Callable[[str], Any]) -> None:
     assert choose_device("cpu") == torch.device("cpu")
     spec = make_tiny("qwen3").decoder.spec
-    facts = facts_of(torch.device("cpu"), torch.float32, spec, 16)
+    facts = facts_of(torch.device("cpu"), torch.float32, spec, 16, torch.float32)
     assert isinstance(facts, Facts) and (facts.device, facts.arch) == ("cpu", "")
     assert facts.shapes["head_dim"] == 16 and facts.shapes["block_tokens"] == 16
+    assert not facts.shapes["kv_fp8"] and bind(("numba", "torch"), facts).provider(paged_attention) == "numba"
+
+
+def test_an_8_bit_cache_is_for_kernels_that_can(
+    folder: Path, make_tiny: Callable[[str], Any], monkeypatch: Any
+) -> None:
+    facts = facts_of(torch.device("cpu"), torch.float32, make_tiny("qwen3").decoder.spec, 16, torch.float8_e4m3fn)
+    bindings = bind(("numba", "torch"), facts)
+    assert bindings.provider(paged_attention) == bindings.provider(rope_kv_write) == "torch"
+    with pytest.raises(BindError, match=r"paged_attention: no provider can run it .*\(numba: does not do kv_fp8\)"):
+        bind(("torch",), facts, {"paged_attention": "numba"})
+    monkeypatch.setattr(model_engine, "arch_of", lambda device: "sm_80")
+    with pytest.raises(ConfigError, match=r'kv.dtype is "fp8", which GPUs older than sm_89 cannot do'):
+        load(folder, "kv.dtype=fp8")
+
+
+def test_tokens_of_an_8_bit_cache_are_about_the_references(folder: Path, make_tiny: Callable[[str], Any]) -> None:
+    engine, _ = load(folder, "kv.dtype=fp8", "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    cache = engine._runner.cache
+    assert engine.facts.kv_dtype == "float8_e4m3fn" and cache.storage.dtype == torch.float8_e4m3fn
+    known = [list(prompt) for _, prompt in PROMPTS]
+    for plan in [starts(*PROMPTS), *(decodes(*((slot, 40 + i) for slot in range(3))) for i in range(8))]:
+        for tokens, new in zip(known, unpack_i32(engine.execute(plan).tokens()), strict=True):
+            logits = make_tiny("qwen3").logits(tokens)[-1]
+            assert logits.max() - logits[new] < 0.3 * logits.std()
+            tokens.append(new)
 
 
 def test_a_missing_gpu_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:

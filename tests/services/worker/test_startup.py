@@ -20,11 +20,11 @@ from services.worker.layers.rope import RopeTable
 from services.worker.startup import Figures, Parts, Stages, arch_of, explained, measure, open_cache, run_all, start
 
 
-def make_parts(tiny: Any, max_rows: int = 5, max_len: int = 60) -> Parts:
+def make_parts(tiny: Any, kv_dtype: torch.dtype = torch.float32) -> Parts:
     decoder = tiny.decoder
-    rope = RopeTable(decoder.spec.rope, max_len, decoder.final_norm.weight)
-    shape = memory.Shape(max_rows, max_len, 8)
-    return Parts(decoder, bind(("torch",), Facts("cpu")), rope, shape, (2,), torch.device("cpu"))
+    shape = memory.Shape(max_rows=5, max_len=60, block_tokens=8)
+    rope = RopeTable(decoder.spec.rope, shape.max_len, decoder.final_norm.weight)
+    return Parts(decoder, bind(("torch",), Facts("cpu")), rope, shape, (2,), torch.device("cpu"), kv_dtype)
 
 
 @pytest.fixture
@@ -51,6 +51,20 @@ def test_all_plans_of_a_start_run(parts: Parts) -> None:
     plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
     run_all(runner, plans, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(plans) - 1, len(plans)) and not runner.rows.live.any()
+
+
+def test_blocks_are_of_the_kv_dtype(make_tiny: Callable[[str], Any]) -> None:
+    """3 layers, keys and values, 8 tokens of 2 heads of 16."""
+    config = configuration.load(None, ["kv.memory_gib=0.0001", "model.max_len=60", "scheduler.step_tokens=24"])
+    numbers = {}
+    for dtype, itemsize in ((torch.float32, 4), (torch.float8_e4m3fn, 1)):
+        parts = make_parts(make_tiny("qwen3"), dtype)
+        assert parts.block_bytes == 3 * 2 * 8 * 2 * 16 * itemsize
+        runner, numbers[itemsize] = start(parts, config, levels.EAGER, Stages(lambda progress: None))
+        assert runner.cache.storage.dtype == dtype
+        assert runner.cache.storage.nbytes == numbers[itemsize] * parts.block_bytes
+        assert all((layer.scale is None) == (itemsize == 4) for layer in runner.cache.layers)
+    assert numbers == {4: 17, 1: 40}  # the second is all that the rows can use
 
 
 class FakeMeter:

@@ -68,7 +68,7 @@ def test_attend_sees_what_it_has_just_written(make: Any) -> None:
 def test_the_scale_of_8_bits_is_the_caches_which_may_be_another_one(make: Any) -> None:
     """The scales are powers of two, so that all of them store the same digits."""
     attention = make(None)
-    exact, plain = attend(attention, 0.3)
+    exact, _ = attend(attention, 0.3)
     one, stored = attend(attention, 0.3, KvScale(torch.ones(1), torch.ones(1)))
     torch.testing.assert_close(one, exact, rtol=0, atol=0.3)
     assert not torch.equal(one, exact)
