@@ -26,7 +26,7 @@ from services.worker.kernels.tuned import table
 LOG2E = 1.4426950408889634
 MOST_PARTS = 64  # places beside the rows; joining more takes longer than it saves
 JOINED = 8192  # numbers that a program joins at once
-JOINED_OF_FEW = 16384  # likewise: what is joined in one turn waits once
+JOINED_OF_FEW = 16384  # likewise, with four warps or more: what is joined in one turn waits once
 ROW_BUCKETS = (16, 64, 256, 512, 1024, 4096)  # compiled for
 INTEGERS = ["num_rows", "spare", "table_stride"]  # vary from step to step: never compiled for
 
@@ -295,7 +295,7 @@ def _plan(
         shape = choose(device, dtype, kv_dtype, num_rows, num_heads // num_kv_heads, num_kv_heads, head_dim)
     is_few = shape.parts > 0
     spare = num_rows * (shape.parts - 1) if is_few else places(device, num_kv_heads, shape.waves)
-    common = {**_sizes(num_heads, num_kv_heads, head_dim, shape.block_kv, num_rows, is_few), "WINDOW": window}
+    common = {**_sizes(num_heads, num_kv_heads, head_dim, shape, num_rows), "WINDOW": window}
     common |= options(device)
     joined = {**common, "FEW": is_few, "num_warps": 4}
     if is_few:
@@ -320,10 +320,9 @@ def _plan(
     )
 
 
-def _sizes(
-    num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_rows: int, is_few: bool
-) -> dict[str, int]:
+def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, shape: Shape, num_rows: int) -> dict[str, int]:
     """Constants of all kernels."""
+    joined = min(JOINED_OF_FEW, 4096 * shape.num_warps) if shape.parts else JOINED
     share = num_heads // num_kv_heads
     share_padded, block_d = triton.next_power_of_2(share), max(16, triton.next_power_of_2(head_dim))
     return {
@@ -331,10 +330,10 @@ def _sizes(
         "SHARE": share,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d,
-        "BLOCK_KV": block_kv,
+        "BLOCK_KV": shape.block_kv,
         "BLOCK_R": next((b for b in ROW_BUCKETS if num_rows <= b), triton.next_power_of_2(num_rows)),
         "SHARE_PADDED": share_padded,
-        "TOGETHER": max(1, (JOINED_OF_FEW if is_few else JOINED) // (share_padded * block_d)),
+        "TOGETHER": max(1, joined // (share_padded * block_d)),
     }
 
 
@@ -408,7 +407,7 @@ def _aot(
 ) -> AotCase:
     """`extras`: everything optional at once, with 8-bit keys and values."""
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
-    sizes = _sizes(*heads, shape.block_kv, num_rows, shape.parts > 0)
+    sizes = _sizes(*heads, shape, num_rows)
     signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
     signature |= dict.fromkeys(POINTERS, "*i32")
     signature |= dict.fromkeys(("q_stride_t", "q_stride_h"), "i32:16")
