@@ -1,6 +1,5 @@
-"""Fixtures for all tests: sockets that cannot leak, time-outs that turn a hang into a failure, Triton without a GPU."""
+"""For all tests: Triton without a GPU."""
 
-import faulthandler
 import importlib
 import importlib.util
 from collections.abc import Generator, Iterator
@@ -8,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-TEST_LIMIT_S = 300
 
 
 def _has_gpu() -> bool:
@@ -46,11 +43,3 @@ def pytest_collection() -> Generator[None, object, object]:
     """Whether a kernel is interpreted is decided when its module is imported, and tests are importing them now."""
     with interpreted():
         return (yield)
-
-
-@pytest.fixture(autouse=True)
-def _no_hang() -> Iterator[None]:
-    """A test that hangs prints all stacks and ends the run instead of the whole build."""
-    faulthandler.dump_traceback_later(TEST_LIMIT_S, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
