@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.arch.rules import ROOT, forbidden_imports, impurities, oversized, sou
 FILES = list(sources())
 
 
+@cache
 def parsed() -> list[tuple[str, ast.Module, str]]:
     return [(name, ast.parse(text := path.read_text()), text) for name, path in FILES]
 
