@@ -2,43 +2,28 @@
 
 The launcher knows the number of rows and not their contexts, so a row of the table serves all contexts measured at that
 size: the choice with the least product of times, short ones counting double. KV lies in scattered blocks, in more
-memory than L2 holds. Few rows are timed behind rope_kv_write, as in a step, since what they read ahead hides behind it;
-their `us` is what attention adds to it. Rows that were not measured keep what the table has.
-
-By itself, to measure only batches of at most so many rows: python -m benchmarks.tune_attention --most-rows 16
+memory than L2 holds.
 """
 
-import argparse
-import gc
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks.shapes import MODELS
-from benchmarks.tune import H200_READ, read_bandwidth
 from benchmarks.tuning import Bench, Row, Section, Tuned, seconds
-from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton._decode_attention import Shape, default_shape, launch, small_lds
-from services.worker.kernels.impl.triton.rope_kv_write import rope_kv_write_heads
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec, paged_attention
 
 LIMIT_S = 55.0  # of the tuner's budget
 PAGE = 16
 ROTATED = 200 << 20  # bytes of KV between two uses of the same
 MOST_LAUNCHES = 64
-FEW = 16  # rows for which few_kernel is measured too
-PARTS = (4, 8, 16, 32, 64)
-GEOMETRY_OF_FEW = ((64, 4, 3), (64, 8, 2), (128, 8, 2), (32, 4, 3), (32, 2, 4), (64, 4, 2))
-GEOMETRY_BESIDE = ((64, 4, 3), (32, 2, 4), (128, 8, 3))  # of decode_kernel, where only few rows are measured
-KEYS = ("kv_heads", "share", "head_dim", "kv_bytes", "rows")  # two rows with the same are of one shape
 SHORT, LONG, LONGEST = 640, 8192, 100_000
 BATCHES = (1, 4, 8, 16, 64, 256, 512)
 WAVES = (0.5, 1.0, 2.0, 3.0, 4.0)
@@ -87,21 +72,6 @@ def candidates(device: torch.device) -> list[Shape]:
     return [default, *(shape for shape in shapes if shape != default)]
 
 
-def candidates_of_few(device: torch.device) -> list[Shape]:
-    """With any number of `parts`, for which nothing is compiled."""
-    fused = torch.version.hip is None
-    return [Shape(*geometry, waves=0.0, fused=fused, parts=PARTS[0]) for geometry in GEOMETRY_OF_FEW]
-
-
-def variants(shape: Shape, rows: int, num_kv_heads: int) -> list[Shape]:
-    """What is measured of one compiled kernel: how many programs there may be."""
-    if shape.parts:
-        # beyond, most would be empty, or a row would hold all others up
-        return [shape._replace(parts=parts) for parts in PARTS if rows * parts <= 256]
-    waves = WAVES if rows * num_kv_heads < 1024 else (2.0,)
-    return [shape._replace(waves=w) for w in waves]
-
-
 def make_rows(lengths: Sequence[int], tables: Tensor) -> AttentionRows:
     device = tables.device
     return AttentionRows(
@@ -138,26 +108,6 @@ class Tensors:
             starts = torch.arange(rows, device=device) * (width if needed == rows * width else -(-SHORT // PAGE))
             places = (starts[:, None] + torch.arange(width, device=device)) % needed
             self.batches.append(make_rows(lengths, own[places]))
-        self.ahead: list[Callable[[], object]] = []
-        self.ahead_s = 0.0
-
-    def put_writes_ahead(self) -> None:
-        """From now on `time` gives what attention adds to them."""
-        self.ahead = [self.write(batch) for batch in self.batches]
-        self.ahead_s = seconds(self.rounds(self.ahead), span_s=0.002)
-
-    def write(self, batch: AttentionRows) -> Callable[[], object]:
-        """The launch that comes before attention in a step: the newest tokens' keys and values."""
-        rows, heads, size = self.q.shape
-        device, newest = self.q.device, batch.context_lens - 1
-        pages = batch.block_tables[torch.arange(rows, device=device), newest // PAGE]
-        slots = pages.long() * PAGE + newest % PAGE
-        qkv = torch.randn(rows, (heads + 2 * self.k.shape[2]) * size, dtype=self.q.dtype, device=device)
-        angles = torch.randn(2, rows, 1, size, dtype=self.q.dtype, device=device)
-        return lambda: rope_kv_write_heads(qkv, angles[0], angles[1], self.k, self.v, slots, None, None)
-
-    def rounds(self, launches: Sequence[Callable[[], object]]) -> list[Callable[[], object]]:
-        return list(launches) * (math.ceil(10 / len(launches)) if self.bytes < 100 << 20 else 1)
 
     def run(self, shape: Shape, rows: AttentionRows) -> None:
         launch(self.q, self.out, self.k, self.v, rows, self.spec, shape)
@@ -171,16 +121,11 @@ class Tensors:
         return paged_attention.meaning(self.q, self.k, self.v, self.batches[0], self.spec)
 
     def time(self, shape: Shape) -> float:
-        def one(place: int) -> Callable[[], None]:
-            def launches() -> None:
-                if self.ahead:
-                    self.ahead[place]()
-                self.run(shape, self.batches[place])
+        def one(rows: AttentionRows) -> Callable[[], None]:
+            return lambda: self.run(shape, rows)
 
-            return launches
-
-        together = self.rounds([one(place) for place in range(len(self.batches))])
-        return max(seconds(together, span_s=0.002) - self.ahead_s, 1e-8)
+        rounds = math.ceil(10 / len(self.batches)) if self.bytes < 100 << 20 else 1
+        return seconds([one(rows) for _ in range(rounds) for rows in self.batches], span_s=0.002)
 
 
 def compiled(task: Task) -> tuple[Task, str]:
@@ -221,8 +166,6 @@ def best(bench: Bench, heads: Heads, rows: int, shapes: Sequence[Shape], pool: T
     floors: dict[str, float] = {}
     for name, lengths in contexts(rows).items():
         tensors = Tensors(heads, lengths, pool)
-        if rows <= FEW:
-            tensors.put_writes_ahead()
         floors[name] = tensors.bytes / bench.bandwidth
         wanted = tensors.wanted() if name == "us" else None
         for shape in shapes if name == "us" else list(measured):
@@ -243,65 +186,27 @@ def best(bench: Bench, heads: Heads, rows: int, shapes: Sequence[Shape], pool: T
     }
 
 
-def merge(kept: Sequence[Any], found: Sequence[Row]) -> list[Row]:
-    """The table: what is new instead of what was there for the same shape, in the old order."""
-    rows = {tuple(row[key] for key in KEYS): dict(row) for row in kept}
-    return list((rows | {tuple(row[key] for key in KEYS): row for row in found}).values())
-
-
-def run(bench: Bench, most_rows: int = BATCHES[-1]) -> list[Tuned]:
+def run(bench: Bench) -> list[Tuned]:
     until = min(bench.deadline, time.monotonic() + LIMIT_S)
     models = list(dict.fromkeys(Heads(model.heads, model.kv_heads, model.head_dim) for model in MODELS))
-    shapes, shapes_of_few = candidates(bench.device), candidates_of_few(bench.device)
-    batches = [rows for rows in BATCHES if rows <= most_rows]
-    buckets = [bucket for bucket in (16, 64, 256, 512) if bucket <= max(FEW, batches[-1])]
-    if most_rows <= FEW:
-        shapes = [shape for shape in shapes if shape[:3] in GEOMETRY_BESIDE and shape.fused == shapes[0].fused]
+    shapes = candidates(bench.device)
     # a compiled kernel serves a bucket of rows; the default and its like come first
-    tasks = [Task(heads, FEW, shape) for shape in shapes_of_few for heads in models]
-    tasks += [Task(heads, rows, shape) for shape in shapes for rows in buckets for heads in models]
+    tasks = [Task(heads, rows, shape) for shape in shapes for rows in (16, 64, 256, 512) for heads in models]
     free = torch.cuda.mem_get_info()[0]
     size = min(int(0.7 * free), 5 << 30) // 2
     pool = torch.empty(size, dtype=torch.bfloat16, device=bench.device).normal_()
     good = compile_all(bench, tasks, time.monotonic() + 0.5 * (until - time.monotonic()))
     found: list[Row] = []
     for heads in models:
-        for rows in batches:
+        for rows in BATCHES:
             if time.monotonic() > until:
                 print(f"{heads} x {rows}: no time left")
                 continue
-            bucket = next(bucket for bucket in buckets if rows <= bucket)
-            eligible = [*shapes_of_few, *shapes] if rows <= FEW else shapes
-            usable = [shape for shape in eligible if Task(heads, bucket, shape) in good]
-            wanted = [variant for shape in usable for variant in variants(shape, rows, heads.kv)]
-            found.append(best(bench, heads, rows, wanted, pool))
-    return [Tuned("paged_attention", merge(tuned.table("paged_attention", bench.device), found))]
+            bucket = next(bucket for bucket in (16, 64, 256, 512) if rows <= bucket)
+            usable = [shape for shape in shapes if Task(heads, bucket, shape) in good]
+            waves = WAVES if rows * heads.kv < 1024 else (2.0,)
+            found.append(best(bench, heads, rows, [s._replace(waves=w) for s in usable for w in waves], pool))
+    return [Tuned("paged_attention", found)]
 
 
 SECTION = Section("attention", ("paged_attention",), run)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Tunes decode attention alone and renews its table.")
-    parser.add_argument("--most-rows", type=int, default=FEW, choices=BATCHES, help="the largest batch measured")
-    parser.add_argument("--budget", type=float, default=40.0, help="seconds")
-    parser.add_argument("--out", type=Path, default=tuned.FOLDER, help="folder for the table")
-    options = parser.parse_args()
-    device = torch.device("cuda", torch.cuda.current_device())
-    name, start = torch.cuda.get_device_name(device), time.monotonic()
-    gc.freeze()  # each capture of a graph collects garbage
-    workers = max(1, (os.cpu_count() or 2) - 2)
-    bandwidth = H200_READ if "H200" in name else read_bandwidth()
-    bench = Bench(device, start + options.budget, bandwidth, workers, frozenset())
-    (result,) = run(bench, options.most_rows)
-    made = f"{name}, torch {torch.__version__}, python -m benchmarks.tune_attention, {time.strftime('%Y-%m-%d')}"
-    for row in result.rows:
-        if row["rows"] <= options.most_rows:
-            print(row)
-    print(
-        tuned.write(result.op, tuned.arch(device), made, result.rows, options.out), f"{time.monotonic() - start:.0f} s"
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -5,21 +5,7 @@ import torch
 from tests.conftest import interpreted
 
 with interpreted():  # its kernels are those of other tests in this process
-    from benchmarks.tune_attention import (
-        BATCHES,
-        FEW,
-        PAGE,
-        PARTS,
-        WAVES,
-        Heads,
-        Tensors,
-        candidates,
-        candidates_of_few,
-        contexts,
-        make_rows,
-        merge,
-        variants,
-    )
+    from benchmarks.tune_attention import BATCHES, PAGE, Heads, Tensors, candidates, contexts
     from services.worker.kernels.impl.triton._decode_attention import default_shape
 
 
@@ -32,42 +18,6 @@ def test_every_batch_has_short_contexts_and_its_own_number_of_rows() -> None:
 def test_the_default_is_a_candidate_and_none_comes_twice() -> None:
     found = candidates(torch.device("cpu"))
     assert found[0] == default_shape(2, 2, 128, True) and len(set(found)) == len(found)
-
-
-def test_few_rows_choose_among_dealt_and_fixed_parts() -> None:
-    few, many = candidates_of_few(torch.device("cpu")), candidates(torch.device("cpu"))
-    assert len(set(few)) == len(few) and all(shape.parts for shape in few) and not any(shape.parts for shape in many)
-    assert [shape.parts for shape in variants(few[0], 1, 8)] == list(PARTS)
-    assert variants(few[0], FEW, 8) and all(FEW * shape.parts <= 256 for shape in variants(few[0], FEW, 8))
-    assert [shape.waves for shape in variants(many[0], 1, 8)] == list(WAVES)
-    assert [shape.waves for shape in variants(many[0], 512, 8)] == [2.0]
-
-
-def test_rows_that_were_not_measured_stay() -> None:
-    def row(rows: int, head_dim: int, us: float) -> dict[str, object]:
-        return {"rows": rows, "kv_heads": 8, "share": 2, "head_dim": head_dim, "kv_bytes": 2, "us": us}
-
-    kept = [row(1, 128, 7.0), row(64, 128, 45.0), row(1, 64, 6.0)]
-    assert merge(kept, [row(1, 128, 4.0), row(4, 128, 5.0)]) == [
-        row(1, 128, 4.0),
-        row(64, 128, 45.0),
-        row(1, 64, 6.0),
-        row(4, 128, 5.0),
-    ]
-    assert merge((), kept) == kept
-
-
-def test_the_launch_ahead_writes_the_newest_tokens() -> None:
-    heads = Heads(4, 2, 16)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    pool = torch.zeros(2 * 8 * PAGE * 2 * 16, device=device)
-    tensors = Tensors(heads, [PAGE + 3] * 2, pool)
-    tensors.q = tensors.q.float()
-    tables = torch.tensor([[4, 1], [2, 5]], dtype=torch.int32, device=device)
-    with interpreted():
-        tensors.write(make_rows([PAGE + 3, PAGE], tables))()
-    written = tensors.k.flatten(2).abs().sum(-1).nonzero().tolist()
-    assert written == [[1, 2], [2, PAGE - 1]] and bool(tensors.v[1, 2].any())
 
 
 def test_tables_read_different_blocks_until_they_are_used_again() -> None:

@@ -5,8 +5,6 @@ device from the rows' true lengths: the grid has a place for each row and `spare
 that these suffice; short rows, and full chips, have one part and no second pass. Of a row in several parts each leaves
 float32 sums, and the last to arrive joins them (FUSED), or a second kernel does: so on AMD, whose barrier does not wait
 for other waves' stores. Softmax is online, in base 2.
-
-Few rows have a kernel of their own.
 """
 
 from functools import cache
@@ -18,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._few_attention import POINTERS, cut, few_kernel, finish, join
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
@@ -26,20 +23,19 @@ from services.worker.kernels.tuned import table
 LOG2E = 1.4426950408889634
 MOST_PARTS = 64  # places beside the rows; joining more takes longer than it saves
 JOINED = 8192  # numbers that a program joins at once
-JOINED_OF_FEW = 16384  # likewise, with four warps or more: what is joined in one turn waits once
 ROW_BUCKETS = (16, 64, 256, 512, 1024, 4096)  # compiled for
 INTEGERS = ["num_rows", "spare", "table_stride"]  # vary from step to step: never compiled for
+POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr"]
 
 
 class Shape(NamedTuple):
-    """How the work is laid out. `waves`: places for dealt parts, in programs per processor."""
+    """How the work is laid out. `waves`: places for parts, in programs per processor."""
 
     block_kv: int
     num_warps: int
     num_stages: int
     waves: float
     fused: bool = True
-    parts: int = 0  # of every row at most, by few_kernel, instead of `waves`; 0: dealt
 
 
 @triton.jit
@@ -61,6 +57,74 @@ def _deal(  # type: ignore[no-untyped-def]
     return row, tl.sum(tl.where(before, parts, 0), 0), tl.sum(tl.where(ids == row, parts, 0), 0)
 
 
+@triton.jit
+def _finish(  # type: ignore[no-untyped-def]
+    acc, peak, total, out_ptr, sinks_ptr, v_scale_ptr, heads, dims, mask
+):
+    """Divides and stores. acc: [heads, dims]; peak, total: [heads]; out_ptr at the KV head's first query head."""
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + heads, mask=heads >= 0, other=0.0) * 1.4426950408889634
+        higher = tl.maximum(peak, sinks)
+        lowered = tl.exp2(peak - higher)
+        total = total * lowered + tl.exp2(sinks - higher)
+        acc = acc * lowered[:, None]
+    # a padded row has no context
+    factor = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-30), 0.0)
+    if v_scale_ptr is not None:
+        factor *= tl.load(v_scale_ptr)
+    tl.store(out_ptr + dims[None, :], (acc * factor[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _join(  # type: ignore[no-untyped-def]
+    sums_ptr,  # float32 [places, NUM_KV_HEADS, SHARE, HEAD_DIM]
+    peaks_ptr,  # float32 [places, NUM_KV_HEADS, 2, SHARE], behind the sums: peaks and totals
+    out_ptr,  # [T, H, D], at the row's KV head
+    sinks_ptr,
+    v_scale_ptr,
+    first,  # the row's first place
+    count,  # of its parts
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SHARE_PADDED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    heads, dims = tl.arange(0, SHARE_PADDED), tl.arange(0, BLOCK_D)
+    peak = tl.full([SHARE_PADDED], -1.0e30, tl.float32)
+    total = tl.zeros([SHARE_PADDED], tl.float32)
+    acc = tl.zeros([SHARE_PADDED, BLOCK_D], tl.float32)
+    for start in range(0, count, TOGETHER):
+        parts = start + tl.arange(0, TOGETHER)
+        at = ((first + parts) * NUM_KV_HEADS + kv_head) * SHARE
+        mask = (parts < count)[:, None] & (heads < SHARE)[None, :]
+        # other programs wrote them just now: past the first-level cache
+        peaks = tl.load(peaks_ptr + 2 * at[:, None] + heads[None, :], mask=mask, other=-1.0e30, cache_modifier=".cg")
+        totals = tl.load(
+            peaks_ptr + 2 * at[:, None] + SHARE + heads[None, :], mask=mask, other=0.0, cache_modifier=".cg"
+        )
+        sums = tl.load(
+            sums_ptr + ((at[:, None] + heads[None, :]) * HEAD_DIM)[:, :, None] + dims[None, None, :],
+            mask=mask[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(peak, tl.max(peaks, 0))
+        lowered = tl.exp2(peak - higher)
+        weights = tl.exp2(peaks - higher[None, :])
+        total = total * lowered + tl.sum(totals * weights, 0)
+        acc = acc * lowered[:, None] + tl.sum(sums * weights[:, :, None], 0)
+        peak = higher
+    mask = (heads < SHARE)[:, None] & (dims < HEAD_DIM)[None, :]
+    own = tl.where(heads < SHARE, heads, 0)
+    sinks_at = sinks_ptr
+    if sinks_ptr is not None:
+        sinks_at += kv_head * SHARE
+    _finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
+
+
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=POINTERS)
 def decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, H, D]
@@ -73,7 +137,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     sinks_ptr,  # float32 [H] or None
     k_scale_ptr,  # float32 [1] or None
     v_scale_ptr,
-    sums_ptr,  # for join, the peaks behind them
+    sums_ptr,  # for _join, the peaks behind them
     arrived_ptr,  # int32 [R, NUM_KV_HEADS], zero, and zero again at the end
     factor,  # float32: from a product to its logit in base 2; with SOFTCAP, to twice the argument of tanh
     num_rows,
@@ -171,7 +235,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         sinks_at = sinks_ptr
         if sinks_ptr is not None:
             sinks_at += kv_head * SHARE
-        finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
+        _finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
     else:
         at = (place * NUM_KV_HEADS + kv_head) * SHARE
         tl.store(sums_ptr + (at + own)[:, None] * HEAD_DIM + dims[None, :], acc, mask=mask, cache_modifier=".cg")
@@ -182,7 +246,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             tl.debug_barrier()
             arrived_ptr += row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu") == count - 1:
-                join(
+                _join(
                     sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
                     NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
                 )  # fmt: skip
@@ -207,27 +271,17 @@ def join_kernel(  # type: ignore[no-untyped-def]
     BLOCK_R: tl.constexpr,
     SHARE_PADDED: tl.constexpr,
     TOGETHER: tl.constexpr,
-    FEW: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As the end of decode_kernel without FUSED; a program a KV head and place, of which those of first parts work.
-
-    FEW: as the end of few_kernel; a program a KV head and row.
-    """
+    """As the end of decode_kernel without FUSED; a program a KV head and place, of which those of first parts work."""
     kv_head, place = tl.program_id(0), tl.program_id(1)
     release(PDL)
     wait(PDL)
-    if FEW:
-        row, parts = place, spare // num_rows + 1
-        place *= parts
-        first = place
-        _, _, _, count = cut(tl.load(context_ptr + row), parts, BLOCK_KV, WINDOW)
-    else:
-        row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
     if (row < num_rows) & (place == first) & (count > 1):
         out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
         peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * HEAD_DIM)
-        join(
+        _join(
             sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
             NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
         )  # fmt: skip
@@ -236,14 +290,12 @@ def join_kernel(  # type: ignore[no-untyped-def]
 class Plan(NamedTuple):
     """What a launch needs beyond its tensors."""
 
-    grid: tuple[int, ...]
+    grid: tuple[int, int]
     spare: int
-    is_few: bool
     scratch: tuple[int, int, int]
     factor: float
     decode: dict[str, Any]  # keyword arguments
     join: dict[str, Any] | None  # None: fused
-    join_grid: tuple[int, int]
 
 
 def decode(q: Tensor, out: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> None:
@@ -267,15 +319,13 @@ def launch(
     )
     sums = torch.empty(plan.scratch, dtype=torch.float32, device=device)
     k_scale, v_scale = spec.kv_scale or (None, None)
-    kernel = few_kernel if plan.is_few else decode_kernel
-    kernel[plan.grid](
+    decode_kernel[plan.grid](
         q, out, k_cache, v_cache, rows.context_lens, tables, rows.table_rows, spec.sinks, k_scale, v_scale,
         sums, None if plan.join else _arrivals(device), plan.factor,
-        *(() if plan.is_few else (num_rows, plan.spare)), tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
+        num_rows, plan.spare, tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
     )  # fmt: skip
     if plan.join:
-        rest = (sums, num_rows, plan.spare)
-        join_kernel[plan.join_grid](out, rows.context_lens, spec.sinks, v_scale, *rest, **plan.join)
+        join_kernel[plan.grid](out, rows.context_lens, spec.sinks, v_scale, sums, num_rows, plan.spare, **plan.join)
 
 
 @cache
@@ -293,17 +343,12 @@ def _plan(
     (num_heads, head_dim), (scale, window, softcap) = heads, numbers
     if shape is None:
         shape = choose(device, dtype, kv_dtype, num_rows, num_heads // num_kv_heads, num_kv_heads, head_dim)
-    is_few = shape.parts > 0
-    spare = num_rows * (shape.parts - 1) if is_few else places(device, num_kv_heads, shape.waves)
-    common = {**_sizes(num_heads, num_kv_heads, head_dim, shape, num_rows), "WINDOW": window}
+    spare = places(device, num_kv_heads, shape.waves)
+    common = {**_sizes(num_heads, num_kv_heads, head_dim, shape.block_kv, num_rows), "WINDOW": window}
     common |= options(device)
-    joined = {**common, "FEW": is_few, "num_warps": 4}
-    if is_few:
-        del common["BLOCK_R"]
     return Plan(
-        grid=(num_kv_heads, shape.parts, num_rows) if is_few else (num_kv_heads, num_rows + spare),
+        grid=(num_kv_heads, num_rows + spare),
         spare=spare,
-        is_few=is_few,
         scratch=(num_rows + spare, num_heads, head_dim + 2),
         factor=2 * LOG2E * scale / softcap if softcap else scale * LOG2E,
         decode={
@@ -315,14 +360,12 @@ def _plan(
             "num_warps": shape.num_warps,
             "num_stages": shape.num_stages,
         },
-        join=None if shape.fused else joined,
-        join_grid=(num_kv_heads, num_rows if is_few else num_rows + spare),
+        join=None if shape.fused else {**common, "num_warps": 4},
     )
 
 
-def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, shape: Shape, num_rows: int) -> dict[str, int]:
-    """Constants of all kernels."""
-    joined = min(JOINED_OF_FEW, 4096 * shape.num_warps) if shape.parts else JOINED
+def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_rows: int) -> dict[str, int]:
+    """Constants of both kernels."""
     share = num_heads // num_kv_heads
     share_padded, block_d = triton.next_power_of_2(share), max(16, triton.next_power_of_2(head_dim))
     return {
@@ -330,10 +373,10 @@ def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, shape: Shape, num_r
         "SHARE": share,
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d,
-        "BLOCK_KV": shape.block_kv,
+        "BLOCK_KV": block_kv,
         "BLOCK_R": next((b for b in ROW_BUCKETS if num_rows <= b), triton.next_power_of_2(num_rows)),
         "SHARE_PADDED": share_padded,
-        "TOGETHER": max(1, joined // (share_padded * block_d)),
+        "TOGETHER": max(1, JOINED // (share_padded * block_d)),
     }
 
 
@@ -380,7 +423,7 @@ def choose(
         return 100 * heads + abs(log2(entry["rows"] / max(num_rows, 1)))
 
     best = min(fitting, key=distance)
-    return Shape(**{name: best[name] for name in Shape._fields if name in best})
+    return Shape(*(best[name] for name in Shape._fields))
 
 
 def small_lds(device: torch.device) -> bool:
@@ -394,20 +437,14 @@ def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool
         return Shape(32, 4, 1, 2.0)
     if is_small:
         return Shape(64 if width <= 256 else 32, 4, 2, 2.0, fused=False)
-    return Shape(64 if width <= 256 else 32, 4, 3, 2.0)
+    # what most rows of an H200's table say; without spills, as larger blocks are not
+    return Shape(32, 2, 4, 2.0) if width <= 256 else Shape(32, 4, 3, 2.0)
 
 
-def _aot(
-    name: str,
-    heads: tuple[int, int, int],
-    shape: Shape,
-    extras: bool = False,
-    num_rows: int = 16,
-    targets: tuple[str, ...] = (),
-) -> AotCase:
+def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16) -> AotCase:
     """`extras`: everything optional at once, with 8-bit keys and values."""
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
-    sizes = _sizes(*heads, shape, num_rows)
+    sizes = _sizes(*heads, shape.block_kv, num_rows)
     signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
     signature |= dict.fromkeys(POINTERS, "*i32")
     signature |= dict.fromkeys(("q_stride_t", "q_stride_h"), "i32:16")
@@ -416,16 +453,13 @@ def _aot(
     signature |= {"sums_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
     signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused}
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
-    signature |= {"BLOCK_M": _padded_share(*heads[:2]), "FEW": shape.parts > 0, **sizes}
+    signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
     if name.startswith("join"):
         return AotCase(name, join_kernel, {key: signature[key] for key in join_kernel.arg_names})
-    kernel = few_kernel if shape.parts else decode_kernel
-    signature = {key: signature[key] for key in kernel.arg_names}
-    return AotCase(name, kernel, signature, shape.num_warps, shape.num_stages, targets=targets)
+    return AotCase(name, decode_kernel, signature, shape.num_warps, shape.num_stages)
 
 
 _NVIDIA, _AMD = default_shape(2, 2, 128, False), default_shape(2, 2, 128, True)
-_FEW = Shape(64, 4, 2, 0.0, parts=16)
 AOT = (
     _aot("16x8x128", (16, 8, 128), _NVIDIA),
     _aot("16x8x128_amd", (16, 8, 128), _AMD),
@@ -434,13 +468,6 @@ AOT = (
     _aot("32x4x128", (32, 4, 128), _NVIDIA),
     _aot("32x4x128_amd", (32, 4, 128), _AMD),
     _aot("join", (32, 8, 128), _AMD),
-    _aot("16x8x128_few", (16, 8, 128), _FEW),
-    _aot("32x8x128_few", (32, 8, 128), _FEW),
-    _aot("32x4x128_few", (32, 4, 128), _FEW),
-    _aot("32x4x128_few_wide", (32, 4, 128), _FEW._replace(block_kv=128, num_warps=8), targets=("sm_90",)),
-    _aot("32x4x128_few_amd", (32, 4, 128), _FEW._replace(fused=False)),
-    _aot("32x8x128_few_extras", (32, 8, 128), _FEW._replace(fused=False), extras=True),
-    _aot("join_few", (32, 4, 128), _FEW._replace(fused=False)),
     _aot("12x3x64_amd", (12, 3, 64), default_shape(2, 2, 64, True)),
     _aot("32x8x96_amd", (32, 8, 96), default_shape(2, 2, 96, True)),
     _aot("16x8x192_amd", (16, 8, 192), default_shape(2, 2, 192, True)),

@@ -34,9 +34,8 @@ def _kv_write(  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
     heads, dims = tl.arange(0, HEADS_PADDED)[:, None], tl.arange(0, DIM_PADDED)[None, :]
     mask = (heads < NUM_HEADS) & (dims < HEAD_DIM)
-    wait(PDL)
-    # not before: decode attention reads context lengths, block tables and older tokens ahead of its own wait
     release(PDL)
+    wait(PDL)
     place = tl.load(slots_ptr + token).to(tl.int64) * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM + dims
     k = tl.load(k_ptr + token * k_stride_t + heads * k_stride_h + dims, mask=mask)
     v = tl.load(v_ptr + token * v_stride_t + heads * v_stride_h + dims, mask=mask)

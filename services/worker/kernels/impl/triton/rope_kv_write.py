@@ -59,6 +59,7 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
     rest = 2 * HALF + tl.arange(0, REST_PADDED if REST_PADDED > 0 else 1)
     rests = heads + rest[None, :]
     rest_mask = (heads >= 0) & (rest < HEAD_DIM)[None, :]
+    release(PDL)
     if q_norm_ptr is not None:
         # weights do not change, so they come before the wait
         norm_ptr = q_norm_ptr if first < NUM_HEADS else k_norm_ptr
@@ -67,8 +68,6 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
         if REST_PADDED > 0:
             rest_weight = tl.load(norm_ptr + rest, mask=rest < HEAD_DIM, other=0.0).to(tl.float32)
     wait(PDL)
-    # not before: decode attention reads context lengths, block tables and older tokens ahead of its own wait
-    release(PDL)
     qkv_ptr += (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + first) * HEAD_DIM
     low_read = tl.load(qkv_ptr + lows, mask=mask, other=0.0)
     high_read = tl.load(qkv_ptr + HALF + lows, mask=mask, other=0.0)

@@ -59,16 +59,14 @@ def test_only_the_window_counts(device: torch.device) -> None:
     assert {row: count for row, _, count in deal([4000, 64], 8, device, window=64)} == {0: 4, 1: 4}
 
 
-@pytest.mark.parametrize("parts", [0, 1, 3, 20])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("block_kv", [16, 64])
 @pytest.mark.parametrize("extras", [Extras(), Extras(window=50, softcap=3.0, sinks=True, fp8=True), Extras(64)])
 def test_parts_join_to_the_meaning(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, parts: int, fused: bool, block_kv: int, extras: Extras
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, fused: bool, block_kv: int, extras: Extras
 ) -> None:
     monkeypatch.setattr(_decode_attention, "places", lambda *_: 5)
-    for name in ("JOINED", "JOINED_OF_FEW"):
-        monkeypatch.setattr(_decode_attention, name, 2 * 4 * 64)  # two parts at once
+    monkeypatch.setattr(_decode_attention, "JOINED", 2 * 4 * 64)  # two parts at once
     _decode_attention._plan.cache_clear()
     case = make_attention_case("", [1, 1, 1], [250, 3, 120], (6, 2, 64), extras=extras)
     q, k_cache, v_cache, rows, spec = case.make(torch.float32)
@@ -83,7 +81,7 @@ def test_parts_join_to_the_meaning(
         sinks=spec.sinks if spec.sinks is None else there(spec.sinks),
         kv_scale=None if spec.kv_scale is None else KvScale(*(there(scale) for scale in spec.kv_scale)),
     )
-    shape = Shape(block_kv, 4, 1, 1.0, fused, parts)
+    shape = Shape(block_kv, 4, 1, 1.0, fused)
     for _ in range(2):  # the second finds the counters that the first has left
         out = torch.full(q.shape, torch.nan, device=device)
         launch(there(q), out, there(k_cache), there(v_cache), rows, spec, shape)
@@ -91,21 +89,19 @@ def test_parts_join_to_the_meaning(
     _decode_attention._plan.cache_clear()
 
 
-@pytest.mark.parametrize("parts", [0, 4])
-def test_a_row_without_context_gives_zeros(device: torch.device, parts: int) -> None:
+def test_a_row_without_context_gives_zeros(device: torch.device) -> None:
     """Rows that pad a captured batch."""
     q, k_cache, v_cache, rows, _ = make_attention_case("", [1, 1], [20, 1], (2, 1, 32)).make(torch.float32)
     moved = {name: getattr(rows, name).to(device) for name in ("query_starts", "block_tables")}
     context = torch.tensor([20, 0], dtype=torch.int32, device=device)
     rows = type(rows)(**moved, context_lens=context, block_tokens=16, max_query=1, max_context=20, num_decode=2)
     out = torch.full(q.shape, torch.nan, device=device)
-    shape = Shape(16, 4, 1, 1.0, parts=parts)
+    shape = Shape(16, 4, 1, 1.0)
     launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, AttentionSpec(0.2), shape)
     assert not out[0].isnan().any() and not out[1].any()
 
 
-@pytest.mark.parametrize("parts", [0, 4])
-def test_pages_before_the_window_are_not_touched(device: torch.device, parts: int) -> None:
+def test_pages_before_the_window_are_not_touched(device: torch.device) -> None:
     """The scheduler may have given them to others, and their numbers may be anything."""
     case = make_attention_case("", [1, 1], [250, 40], (2, 1, 32), extras=Extras(window=20))
     q, k_cache, v_cache, rows, spec = case.make(torch.float32)
@@ -117,7 +113,7 @@ def test_pages_before_the_window_are_not_touched(device: torch.device, parts: in
         rows.query_starts.to(device), rows.context_lens.to(device), tables.to(device), 16, 1, 250, num_decode=2
     )
     out = torch.full(q.shape, torch.nan, device=device)
-    launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, spec, Shape(64, 4, 1, 1.0, parts=parts))
+    launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, spec, Shape(64, 4, 1, 1.0))
     torch.testing.assert_close(out.cpu(), wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -126,7 +122,7 @@ def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         sizes = {"head_dim": 128, "kv_bytes": 2, "rows": rows, "kv_heads": kv_heads, "share": share}
         return {**sizes, "block_kv": block_kv, "num_warps": 4, "num_stages": 3, "waves": 2.0, "fused": True}
 
-    entries = (entry(1, 8, 2, 16), {**entry(256, 8, 2, 32), "parts": 8}, entry(1, 4, 8, 64))
+    entries = (entry(1, 8, 2, 16), entry(256, 8, 2, 32), entry(1, 4, 8, 64))
     monkeypatch.setattr(_decode_attention, "table", lambda op, device: entries)
     cpu = torch.device("cpu")
 
@@ -135,6 +131,5 @@ def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) ->
 
     assert [chosen(rows, 2, 8).block_kv for rows in (1, 2, 100, 512)] == [16, 16, 32, 32]
     assert chosen(500, 8, 4).block_kv == 64
-    assert chosen(1, 2, 8).parts == 0 and chosen(256, 2, 8).parts == 8  # rows made before there were parts have none
     assert chosen(1, 2, 8, 64) == default_shape(2, 2, 64, True)
     assert choose(cpu, torch.float32, torch.float32, 1, 2, 8, 128) == default_shape(4, 4, 128, True)
