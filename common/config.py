@@ -99,6 +99,7 @@ class Links(Branch, frozen=True):
     heartbeat_s: Seconds = 0.5
     dead_after_s: Seconds = 5.0
     drain_s: Seconds = 20.0
+    recover_s: Seconds = 30.0  # how long requests wait for a tokenizer when theirs has gone
 
 
 class Log(Branch, frozen=True):

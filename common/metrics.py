@@ -26,6 +26,7 @@ METRICS = {
     "open_requests": Metric("gauge", "Requests that this process has open"),
     "requests": Metric("counter", "Requests accepted"),
     "refused": Metric("counter", "Requests refused"),
+    "recovered": Metric("counter", "Choices handed to another tokenizer because theirs had gone"),
     "prompt_tokens": Metric("counter", "Prompt tokens of accepted requests"),
     "cached_tokens": Metric("counter", "Prompt tokens found in the prefix cache"),
     "output_tokens": Metric("counter", "Output tokens"),

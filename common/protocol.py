@@ -189,7 +189,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The sender leaves on purpose and has nothing open."""
+    """The sender leaves on purpose; a tokenizer's open sequences go to another one."""
 
 
 class Members(Message, frozen=True):
@@ -220,6 +220,9 @@ class Submit(Message, frozen=True):
     priority: int = 0  # smaller is sooner
     cache_salt: str = ""
     template_kwargs: bytes = b""  # JSON object
+    origin: int = -1  # the choice's first seq_id, if another tokenizer had it before; n is then 1
+    delivered_tokens: int = 0  # with origin: the API has so many tokens of its output
+    delivered_chars: int = 0  # and so many characters of its text; only what follows is sent
 
 
 class Abort(Message, frozen=True):
@@ -288,6 +291,7 @@ class Admit(Message, frozen=True):
 
     When a new scheduler takes over, each open sequence is admitted again by itself with its `output` so far; its next
     token then has index len(output), and `sampling` still counts from the first output token.
+    With `origin`, a sequence that the scheduler knows goes on under the new id: all its output comes again, from 0 on.
     """
 
     seq_id: int
@@ -297,6 +301,7 @@ class Admit(Message, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     output: bytes = b""  # _i32
+    origin: int = -1  # the sequence's first id, where another tokenizer admitted it before
 
 
 class Stop(Message, frozen=True):

@@ -9,6 +9,8 @@ import logging
 import time
 from typing import NamedTuple
 
+import msgspec
+
 from common.errors import Reject, RejectReason
 from common.lifecycle import Node, Process
 from common.membership import Change
@@ -47,7 +49,9 @@ class Gateway:
         self.figures = Figures()
         self.node: Node[ToApi] = Node(process, ToApi, self._receive, self._on_change, self._metrics)
         limit = self.config.api.max_open_requests
-        self.hub = Hub(process.instance, process.incarnation, limit, self.node.send, self.figures)
+        recover_s = self.config.links.recover_s
+        self.hub = Hub(process.instance, process.incarnation, limit, self._send, self.figures, recover_s)
+        self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
 
     @property
     def max_choices(self) -> int:
@@ -68,8 +72,13 @@ class Gateway:
         return absent
 
     def facts(self) -> ModelFacts:
-        """The model, once everything needed to serve it is there. Raises Reject (UNAVAILABLE) before."""
-        if absent := self.missing():
+        """The model, once everything needed to serve it is there. Raises Reject (UNAVAILABLE) before.
+
+        A tokenizer that was here a moment ago is expected back: requests wait for it.
+        """
+        absent = self.missing()
+        expected = time.monotonic() - self._tokenizer_s <= self.config.links.recover_s
+        if absent and not (expected and all(each.service == "tokenizer" for each in absent)):
             raise Reject(RejectReason.UNAVAILABLE, "; ".join(each.reason for each in absent))
         assert self.node.view.model is not None
         return self.node.view.model
@@ -83,7 +92,7 @@ class Gateway:
         return [peer for peer in self.node.view.ready("api") if peer.incarnation != own]
 
     def open(self, submits: list[Submit], arrived_s: float, limit: int) -> Request:
-        return self.hub.open(submits, self.tokenizers(), arrived_s, limit)
+        return self.hub.open(submits, self.tokenizers(), arrived_s, limit, wait=True)
 
     async def ask(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """One question to a tokenizer. Raises Reject."""
@@ -100,8 +109,14 @@ class Gateway:
         self.hub.call(message, self.tokenizers(), reply)
         return await answer
 
-    def keep_alive(self, now_s: float) -> None:
-        """Comments for streams that were silent for long; called every few seconds."""
+    def sweep(self, now_s: float) -> None:
+        """Called every few seconds: the scheduler may be silent, too."""
+        self._recover(now_s)
+        self.hub.flush()
+        self._keep_alive(now_s)
+
+    def _keep_alive(self, now_s: float) -> None:
+        """Comments for streams that were silent for long."""
         for request in self.hub.requests():
             newest_s = max(request.heard_s, *(choice.last_s for choice in request.choices))
             if now_s - newest_s >= KEEP_ALIVE_S and request.consumer is not None:
@@ -127,11 +142,22 @@ class Gateway:
         self.node.progress += len(batch)
 
     def _on_change(self, change: Change) -> None:
+        now_s = time.monotonic()
         for peer in change.left:
             if peer.service == "tokenizer":
                 log.warning("tokenizer-%d has gone", peer.instance)
-                self.hub.lose(peer.incarnation)
+                self.hub.lose(peer.incarnation, now_s)
+        if self.tokenizers():
+            self._tokenizer_s = now_s
+        self._recover(now_s)
         self.hub.flush()
+
+    def _recover(self, now_s: float) -> None:
+        """A tokenizer that has not heard of the model could take nothing."""
+        self.hub.recover(self.tokenizers() if self.node.view.model else [], now_s)
+
+    def _send(self, receiver: int, message: msgspec.Struct) -> bool:
+        return self.node.send(receiver, message) if receiver else self.node.to_scheduler.send(message)
 
     def _metrics(self) -> dict[str, float]:
         figures = self.figures
@@ -139,6 +165,7 @@ class Gateway:
             "open_requests": len(self.hub.choices),
             "requests": figures.requests,
             "refused": figures.refused,
+            "recovered": figures.recovered,
             "prompt_tokens": figures.prompt_tokens,
             "cached_tokens": figures.cached_tokens,
             "output_tokens": figures.output_tokens,

@@ -2,10 +2,11 @@
 
 Owns every open choice and call; fed by the process with the tokenizers' messages, read by the consumers of endpoints.
 Invariants: a choice gets exactly one terminal; its text has no repeats and no holes; what a slow client has not taken
-is bounded; whatever ends without the tokenizer's own terminal is aborted there.
+is bounded; whatever ends without the tokenizer's own terminal is aborted there; a choice whose tokenizer has gone waits
+for another one, which sends what is missing of its text.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,6 +39,8 @@ WORDS = {
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
 }
+NOBODY = Peer("tokenizer", 0, 0, "")  # has the choices that wait for a tokenizer
+ABORTS_KEPT = 1024
 Send = Callable[[int, msgspec.Struct], bool]
 Reply = Callable[[Tokenized | Detokenized | Reject], None]
 
@@ -52,16 +55,27 @@ class Consumer(Protocol):
 class Choice:
     """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
 
-    __slots__ = ("finished", "first", "index", "last_s", "parts", "received", "request", "seq_id", "tokenizer")
+    __slots__ = (
+        *("chars", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received", "request"),
+        *("seq_id", "submit", "tokenizer"),
+    )
 
-    def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int) -> None:
+    def __init__(self, request: "Request", seq_id: int, submit: Submit, first: int, tokenizer: int) -> None:
         self.request, self.seq_id, self.tokenizer = request, seq_id, tokenizer
-        self.first = first  # seq_id of the first choice of the same prompt
+        self.submit = submit  # its prompt's
+        self.origin = seq_id  # stays when the choice moves to another tokenizer
+        self.first = first  # origin of the first choice of the same prompt
         self.index = len(request.choices)
-        self.received = 0  # output tokens
+        self.received = self.chars = 0  # output tokens, and characters of their text
+        self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
         self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Another tokenizer has taken it over, alone."""
+        return self.seq_id != self.origin
 
     def take(self) -> str:
         """The text since the last call."""
@@ -87,21 +101,31 @@ class Request:
 
 
 class Hub:
-    def __init__(self, instance: int, incarnation: int, max_open: int, send: Send, figures: Figures) -> None:
+    """`send` takes the receiver's incarnation; 0 is the scheduler. `recover_s`: how long a choice may wait."""
+
+    def __init__(
+        self, instance: int, incarnation: int, max_open: int, send: Send, figures: Figures, recover_s: float
+    ) -> None:
         self.choices: dict[int, Choice] = {}
         self.calls: dict[int, tuple[int, Reply]] = {}  # by call id: tokenizer, where the answer goes
         self.work: Counter[int] = Counter()  # open choices and calls by tokenizer incarnation
         self.figures = figures
         self._given: Counter[int] = Counter()  # everything ever sent, breaks ties between idle tokenizers
         self._instance, self._salt, self._max_open, self._send = instance, incarnation, max_open, send
+        self._recover_s = recover_s
+        self._waiting: list[Choice] = []  # those of NOBODY, and some that have ended
+        self._aborted: deque[tuple[int, int]] = deque(maxlen=ABORTS_KEPT)  # tokenizer and origin, newest last
         self._counter = 0
         self._changed: list[Request] = []
 
     # --- from the endpoints -------------------------------------------------------------------------------------------
 
-    def open(self, submits: list[Submit], tokenizers: list[Peer], now_s: float, limit: int = 0) -> Request:
+    def open(
+        self, submits: list[Submit], tokenizers: list[Peer], now_s: float, limit: int = 0, wait: bool = False
+    ) -> Request:
         """Sends the prompts of one HTTP request (`seq_id` is filled in here) to the tokenizers with the least work.
 
+        With `wait` they wait for a tokenizer if there is none.
         Raises Reject, with nothing left open, if there is no room for all choices or no tokenizer takes them.
         """
         count = sum(submit.n for submit in submits)
@@ -110,16 +134,19 @@ class Hub:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} choices are open already, try again later")
         request = Request(now_s, limit)
         for submit in submits:
-            peer = self._pick(tokenizers)
+            peer = NOBODY if wait and not tokenizers else self._pick(tokenizers)
             first = self._take_ids(peer, submit.n)
             for seq_id in range(first, first + submit.n):
-                choice = Choice(request, seq_id, first, peer.incarnation)
+                choice = Choice(request, seq_id, submit, first, peer.incarnation)
                 request.choices.append(choice)
                 self.choices[seq_id] = choice
             request.open += submit.n
             self.work[peer.incarnation] += submit.n
             self._given[peer.incarnation] += submit.n
-            if not self._send(peer.incarnation, msgspec.structs.replace(submit, seq_id=first)):
+            if peer is NOBODY:
+                for choice in request.choices[-submit.n :]:
+                    self._wait(choice, now_s)
+            elif not self._send(peer.incarnation, msgspec.structs.replace(submit, seq_id=first)):
                 self.cancel(request)
                 self.figures.refused += 1
                 raise Reject(RejectReason.OVERLOADED, "the tokenizer takes no more work, try again later")
@@ -191,10 +218,14 @@ class Hub:
         if refused.seq_id in self.calls:
             self._answer(refused.seq_id, reject)
         elif choice := self.choices.get(refused.seq_id):
+            if choice.moved and reject.reason is RejectReason.UNAVAILABLE:
+                self._wait(choice, choice.lost_s)
+                return
             request = choice.request
             request.failure = request.failure or reject
-            for same in request.choices:
-                if same.first == choice.first and same.finished is None:  # not known there: no Abort
+            together = [same for same in request.choices if same.first == choice.first and not same.moved]
+            for same in [choice] if choice.moved else together:
+                if same.finished is None:  # not known there: no Abort
                     self._close(same, TextFinished(same.seq_id, FinishReason.ERROR, 0, 0, message=reject.message))
             self._end_all(request, FinishReason.ERROR, reject.message)
             self._note(request)
@@ -207,15 +238,30 @@ class Hub:
         else:
             self.figures.unknown_results += 1
 
-    def lose(self, tokenizer: int) -> None:
-        """A tokenizer has left. Its requests end here; re-submitting them elsewhere would replace this method."""
-        reject = Reject(RejectReason.UNAVAILABLE, "the tokenizer of this request has gone")
+    def lose(self, tokenizer: int, now_s: float) -> None:
+        """A tokenizer has left. Its calls end, its choices wait for `recover`."""
+        reject = Reject(RejectReason.UNAVAILABLE, "the tokenizer of this call has gone")
         for call_id in [key for key, (owner, _) in self.calls.items() if owner == tokenizer]:
             self._answer(call_id, reject)
-        for request in {id(c.request): c.request for c in self.choices.values() if c.tokenizer == tokenizer}.values():
-            self.fail(request, reject)
+        for choice in self.choices.values():
+            if choice.tokenizer == tokenizer:
+                self._wait(choice, now_s)
+        for owner, origin in self._aborted:
+            if owner == tokenizer:  # it may have died before it told the scheduler
+                self._send(NOBODY.incarnation, Abort(origin))
         self.work.pop(tokenizer, None)
         self._given.pop(tokenizer, None)
+
+    def recover(self, tokenizers: list[Peer], now_s: float) -> None:
+        """Hands the choices that wait to the tokenizers with the least work; those that waited too long fail."""
+        waiting, self._waiting = self._waiting, []
+        for choice in waiting:
+            if choice.finished is not None:
+                continue
+            if now_s - choice.lost_s > self._recover_s:
+                self.fail(choice.request, Reject(RejectReason.UNAVAILABLE, "no tokenizer came in time"))
+            elif not tokenizers or not self._move(choice, self._pick(tokenizers)):
+                self._waiting.append(choice)
 
     def flush(self) -> None:
         """Tells every consumer with news, once."""
@@ -239,8 +285,39 @@ class Hub:
         self._counter += count
         return first
 
+    def _wait(self, choice: Choice, lost_s: float) -> None:
+        self._release(choice.tokenizer)
+        choice.tokenizer, choice.lost_s = NOBODY.incarnation, lost_s
+        self.work[NOBODY.incarnation] += 1
+        self._waiting.append(choice)
+
+    def _move(self, choice: Choice, peer: Peer) -> bool:
+        """The tokenizer gets all that is needed to go on; False if its link is full."""
+        submit, seq_id = choice.submit, self._take_ids(peer, 1)
+        seed = (submit.sampling.seed + choice.origin - choice.first) % 2**64
+        again = msgspec.structs.replace(
+            submit,
+            seq_id=seq_id,
+            sampling=msgspec.structs.replace(submit.sampling, seed=seed),
+            n=1,
+            origin=choice.origin,
+            delivered_tokens=choice.received,
+            delivered_chars=choice.chars,
+        )
+        if not self._send(peer.incarnation, again):
+            return False
+        del self.choices[choice.seq_id]
+        self.choices[seq_id] = choice
+        self._release(choice.tokenizer)
+        choice.seq_id, choice.tokenizer = seq_id, peer.incarnation
+        self.work[peer.incarnation] += 1
+        self._given[peer.incarnation] += 1
+        self.figures.recovered += 1
+        return True
+
     def _append(self, choice: Choice, text: str) -> None:
         request, parts = choice.request, choice.parts
+        choice.chars += len(text)
         if not parts:
             request.updated.append(choice)
         parts.append(text)
@@ -270,7 +347,7 @@ class Hub:
             self.figures.unknown_results += 1
             return
         request, figures = choice.request, self.figures
-        if choice.seq_id == choice.first:
+        if choice.origin == choice.first:
             figures.prompt_tokens += finished.prompt_tokens
             figures.cached_tokens += finished.cached_tokens
             figures.prompt_size.add(finished.prompt_tokens)
@@ -287,7 +364,11 @@ class Hub:
     def _end_all(self, request: Request, reason: FinishReason, message: str) -> None:
         for choice in request.choices:
             if choice.finished is None:
-                self._send(choice.tokenizer, Abort(choice.seq_id))
+                if choice.tokenizer == NOBODY.incarnation:
+                    self._send(NOBODY.incarnation, Abort(choice.origin))
+                else:
+                    self._send(choice.tokenizer, Abort(choice.seq_id))
+                    self._aborted.append((choice.tokenizer, choice.origin))
                 self._close(choice, TextFinished(choice.seq_id, reason, 0, choice.received, message=message))
 
     def _close(self, choice: Choice, finished: TextFinished) -> None:

@@ -64,4 +64,4 @@ async def drain(gateway: Gateway, server: Server) -> None:
 async def _sweep(gateway: Gateway) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
-        gateway.keep_alive(time.monotonic())
+        gateway.sweep(time.monotonic())

@@ -24,8 +24,8 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
         _validate_for(admit, state.worker)
         limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
     waiting = len(state.waiting)
-    # What comes with output was accepted before, by another scheduler.
-    if waiting + admit.n > state.limits.max_waiting and not admit.output:
+    # What comes with output or from another tokenizer was accepted before.
+    if waiting + admit.n > state.limits.max_waiting and not admit.output and admit.origin < 0:
         raise Reject(RejectReason.OVERLOADED, f"{waiting} of {state.limits.max_waiting} places in the queue are taken")
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
     for choice in range(admit.n):
@@ -36,6 +36,7 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             key=(admit.priority, state.waiting.arrivals + choice),
             limit=limit,
             tokens=bytearray(admit.tokens + admit.output),
+            origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)
@@ -55,8 +56,8 @@ def _validate(admit: Admit) -> None:
     """What can be said without knowing the model."""
     if admit.n < 1:
         raise Reject(RejectReason.INVALID, f"n must be at least 1, not {admit.n}", "n")
-    if admit.output and admit.n != 1:
-        raise Reject(RejectReason.INVALID, "choices that have output are admitted one by one", "n")
+    if (admit.output or admit.origin >= 0) and admit.n != 1:
+        raise Reject(RejectReason.INVALID, "choices that were admitted before are admitted one by one", "n")
     if admit.sampling.max_tokens < 1:
         text = f"max_tokens must be at least 1, not {admit.sampling.max_tokens}"
         raise Reject(RejectReason.INVALID, text, "max_tokens")

@@ -15,6 +15,8 @@ def check(state: State) -> None:
     rows = [sequence.row for sequence in state.sequences.values() if sequence.row is not None]
     for sequence in state.sequences.values():
         _check_sequence(sequence)
+        origin, seq_id = sequence.origin, sequence.seq_id
+        assert state.past.names.get(origin, origin) == seq_id, f"not found by its origin {origin:#x}"
     filling = [row for row in rows if row.sequence.stage is Stage.FILLING]
     assert state.filling == sorted(filling, key=by_key), "the list of filling rows is wrong"
     if state.worker is None:

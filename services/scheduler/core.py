@@ -31,11 +31,13 @@ from services.scheduler.events import (
     Event,
     SendPlan,
     SendRefused,
+    SendTokens,
     Tick,
     TokenizerLost,
     WorkerFault,
     WorkerLost,
 )
+from services.scheduler.orphans import give_up, orphan, take_over
 from services.scheduler.planner import make_plan
 from services.scheduler.request import Sequence, story_lines
 from services.scheduler.results import Fault, apply_result
@@ -57,10 +59,14 @@ COUNTERS = (
 
 
 class SchedulerCore:
-    """`seed` (64 bits) keys the prefix cache's hashes; draw it per process."""
+    """`seed` (64 bits) keys the prefix cache's hashes; draw it per process.
 
-    def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0) -> None:
+    `recover_s`: how long a sequence that has lost its tokenizer may wait for another one.
+    """
+
+    def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0, recover_s: float = 30.0) -> None:
         self._state = State(limits, kv, seed)
+        self._recover_s = recover_s
         self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             StepResult: self._on_step_result,
@@ -78,7 +84,7 @@ class SchedulerCore:
     def handle(self, events: Iterable[Event], now_s: float) -> list[Effect]:
         """Applies events in order, then plans as many steps as the worker may have in flight.
 
-        `now_s` only dates the stories. A token batch never mixes two steps.
+        `now_s` dates the stories and bounds how long orphans are kept. A token batch never mixes two steps.
         """
         state = self._state
         state.now_s = now_s
@@ -138,11 +144,12 @@ class SchedulerCore:
 
     def story(self, seq_id: int) -> list[str]:
         """What happened to a sequence, oldest first; empty if it is unknown or long forgotten."""
-        sequence = self._state.sequences.get(seq_id)
+        past = self._state.past
+        sequence = self._state.sequences.get(past.name(seq_id))
         if sequence is not None:
             return sequence.story()
-        log = self._state.past.get(seq_id)
-        return [] if log is None else story_lines(seq_id, log)
+        ended = past.find(seq_id)
+        return [] if ended is None else story_lines(ended.finished.seq_id, ended.log)
 
     def check(self) -> None:
         """Recomputes all invariants. Raises AssertionError."""
@@ -166,6 +173,9 @@ class SchedulerCore:
         state = self._state
         if not 0 <= admit.seq_id <= admit.seq_id + max(admit.n, 1) <= MAX_ID:
             state.counters["unknown_results"] += 1
+            return
+        if admit.origin >= 0 and (batch := take_over(state, admit)) is not None:
+            self._effects.append(SendTokens(tokenizer_of(admit.seq_id), batch))
             return
         try:
             sequences = self._new_sequences(admit)
@@ -200,7 +210,7 @@ class SchedulerCore:
         self._end(abort.seq_id, FinishReason.ABORT)
 
     def _end(self, seq_id: int, reason: FinishReason) -> None:
-        sequence = self._state.sequences.get(seq_id)
+        sequence = self._state.sequences.get(self._state.past.name(seq_id))
         if sequence is None:
             self._state.counters["unknown_results"] += 1
         else:
@@ -221,17 +231,15 @@ class SchedulerCore:
             self._state.detach(lost.reason)
 
     def _on_tokenizer_lost(self, lost: TokenizerLost) -> None:
-        self._abort_all(lambda seq_id: tokenizer_of(seq_id) == lost.instance)
+        orphan(self._state, lost.instance)
 
     def _on_api_lost(self, lost: ApiLost) -> None:
-        self._abort_all(lambda seq_id: api_of(seq_id) == lost.instance)
-
-    def _abort_all(self, concerns: Callable[[int], bool]) -> None:
-        for seq_id in [seq_id for seq_id in self._state.sequences if concerns(seq_id)]:
+        for seq_id in [seq_id for seq_id in self._state.sequences if api_of(seq_id) == lost.instance]:
             self._end(seq_id, FinishReason.ABORT)
 
     def _on_drain(self, _: Drain) -> None:
         self._state.draining = True
 
     def _on_tick(self, _: Tick) -> None:
-        """Planning after the events is all there is to do."""
+        """Planning after the events is all there is to do besides."""
+        give_up(self._state, self._recover_s)

@@ -16,7 +16,7 @@ class WorkerLost(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenizerLost(msgspec.Struct, frozen=True, gc=False):
-    """A tokenizer process has gone: its sequences are aborted."""
+    """A tokenizer process has gone: its sequences run on for a while, for another one to take them over."""
 
     instance: int
 

@@ -77,7 +77,9 @@ class SchedulerProcess:
                 if sender == self._worker:
                     events.append(message)
             elif isinstance(message, Admit | Abort | Stop):
-                if self.registry.service_of(sender) == "tokenizer":
+                # An API gives up by itself what no tokenizer has.
+                service = self.registry.service_of(sender)
+                if service == "tokenizer" or (service == "api" and isinstance(message, Abort)):
                     self._queue(events, message)
             else:
                 events += self._control(sender, message)
@@ -215,9 +217,9 @@ class SchedulerProcess:
 
 async def serve(process: Process) -> None:
     """Until SIGTERM. Tokenizers hand open requests to the next scheduler, so there is nothing to wait for."""
-    scheduler = SchedulerProcess(
-        process, SchedulerCore(process.config.scheduler, process.config.kv, process.incarnation)
-    )
+    config = process.config
+    core = SchedulerCore(config.scheduler, config.kv, process.incarnation, config.links.recover_s)
+    scheduler = SchedulerProcess(process, core)
     gc.freeze()
     gc.set_threshold(200_000)  # ended sequences are freed without it; a full collection costs milliseconds of a step
     scheduler.inbox.start(scheduler.receive)

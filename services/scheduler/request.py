@@ -8,6 +8,7 @@ one stay on the worker; a preempted sequence gets a new row later, and results f
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import inf
 
 from common.protocol import Sampling
 from services.scheduler.blocks import TOKEN_BYTES
@@ -80,6 +81,8 @@ class Sequence:
     chain: list[bytes] = field(default_factory=list)  # digests of its full blocks, as far as computed
     cached_tokens: int = -1  # prompt tokens found in the prefix cache by its first row; -1 before
     worker_deaths: int = 0
+    origin: int = -1  # its first id: others follow when tokenizers die
+    orphaned_s: float = inf  # since when no tokenizer has it
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
 
     @property

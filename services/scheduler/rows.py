@@ -38,6 +38,27 @@ class Roster(msgspec.Struct, frozen=True):
     seq_ids_column: bytes
 
 
+def _routes(tokenizers: NDArray[np.uint8]) -> tuple[NDArray[np.uint8] | None, int]:
+    """A roster's `tokenizers` and `tokenizer`."""
+    kinds = tokenizers.tobytes()
+    if not kinds:
+        return None, 0
+    return tokenizers if kinds.count(kinds[0]) != len(kinds) else None, kinds[0]
+
+
+def readdressed(roster: Roster, row: Row) -> Roster:
+    """The same roster with the row's present seq_id."""
+    places = np.flatnonzero((roster.slots == row.slot) & (roster.epochs == row.epoch))
+    if not len(places):
+        return roster
+    seq_ids = roster.seq_ids.copy()
+    seq_ids[places] = row.sequence.seq_id
+    tokenizers, tokenizer = _routes((seq_ids >> np.uint64(48)).astype(np.uint8))
+    return msgspec.structs.replace(
+        roster, seq_ids=seq_ids, tokenizers=tokenizers, tokenizer=tokenizer, seq_ids_column=seq_ids.tobytes()
+    )
+
+
 class History:
     """The last `depth` results of every slot."""
 
@@ -85,14 +106,21 @@ class RowTable:
 
     def open(self, row: Row) -> None:
         """A sequence takes the row's slot."""
-        slot, seq_id = row.slot, row.sequence.seq_id
+        slot = row.slot
         assert self.by_slot[slot] is None, f"slot {slot} is taken"
         self._opened += 1
         row.epoch = self._opened
         self.by_slot[slot] = row
         self._epochs[slot] = row.epoch
-        self._seq_ids[slot] = seq_id
-        self._tokenizers[slot] = tokenizer_of(seq_id)
+        self.readdress(row)
+
+    def readdress(self, row: Row) -> None:
+        """The row's sequence has got its seq_id."""
+        seq_id = row.sequence.seq_id
+        self._seq_ids[row.slot] = seq_id
+        self._tokenizers[row.slot] = tokenizer_of(seq_id)
+        if self._stepping[row.slot]:
+            self._roster = None
 
     def close(self, row: Row) -> None:
         """The row is gone; results on their way for it will be dropped."""
@@ -135,9 +163,7 @@ class RowTable:
     def _build_roster(self) -> Roster:
         slots = np.flatnonzero(self._stepping)
         size, tick = len(slots), self.tick
-        tokenizers = self._tokenizers[slots]
-        kinds = tokenizers.tobytes()
-        mixed = size > 0 and kinds.count(kinds[0]) != size
+        tokenizers, tokenizer = _routes(self._tokenizers[slots])
         seq_ids = self._seq_ids[slots]
         return Roster(
             size=size,
@@ -147,8 +173,8 @@ class RowTable:
             positions=(self._position_base[slots] + tick).astype(np.int32),
             indices=(self._index_base[slots] + tick).astype(np.int32),
             seq_ids=seq_ids,
-            tokenizers=tokenizers if mixed else None,
-            tokenizer=kinds[0] if size else 0,
+            tokenizers=tokenizers,
+            tokenizer=tokenizer,
             releases=self._releases,
             slots_column=slots.astype(np.int32).tobytes(),
             counts_column=b"\x01\x00\x00\x00" * size,

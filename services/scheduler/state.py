@@ -5,10 +5,11 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 """
 
 from bisect import insort
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 
@@ -17,13 +18,12 @@ from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
+from services.scheduler.past import Past
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
 from services.scheduler.request import NEVER, Row, Sequence, Stage
-from services.scheduler.rows import Roster, RowTable
+from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
 from services.scheduler.waiting import WaitingQueue
-
-STORIES_KEPT = 4096  # finished sequences whose story can still be told
 
 
 @dataclass(slots=True, eq=False)
@@ -74,13 +74,15 @@ class State:
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
-        self.past: OrderedDict[int, deque[tuple[float, str]]] = OrderedDict()
+        self.past = Past()
         self.outbox = Outbox()
         self.counters: Counter[str] = Counter()
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
         self.sequences[sequence.seq_id] = sequence
+        if sequence.origin != sequence.seq_id:
+            self.past.names[sequence.origin] = sequence.seq_id
         if self.worker is not None:
             self.worker.stops.add(sequence.sampling)
         self.waiting.add(sequence)
@@ -171,11 +173,26 @@ class State:
             self.worker.stops.remove(sequence.sampling)
         del self.sequences[sequence.seq_id]
         sequence.request.choices.remove(sequence)
-        self.past[sequence.seq_id] = sequence.log
-        if len(self.past) > STORIES_KEPT:
-            self.past.popitem(last=False)
         cached_tokens = max(sequence.cached_tokens, 0)
-        self.outbox.finish(Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code))
+        finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code)
+        self.past.add(sequence, finished)
+        self.outbox.finish(finished)
+
+    def rename(self, sequence: Sequence, seq_id: int) -> None:
+        """Its tokens go where the new id says, also those of plans in flight; all received ones are in `tokens`."""
+        del self.sequences[sequence.seq_id]
+        self.sequences[seq_id] = sequence
+        sequence.seq_id = self.past.names[sequence.origin] = seq_id
+        sequence.orphaned_s = inf
+        sequence.note(self.now_s, f"taken over as {seq_id:#018x}")
+        row = sequence.row
+        if row is not None:
+            assert self.worker is not None
+            self.worker.rows.flush(row)
+            self.worker.rows.readdress(row)
+            for flight in self.in_flight:
+                if flight.roster is not None:
+                    flight.roster = readdressed(flight.roster, row)
 
     def attach(self, ready: WorkerReady) -> None:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""

@@ -70,13 +70,12 @@ class TokenizerProcess:
         self.node.beat()
 
     async def drain(self) -> None:
-        """Takes nothing new and waits for what is open, at most `links.drain_s`; what remains ends with an error."""
+        """Takes nothing new and waits for what is open, at most `links.drain_s`; what remains goes to another one."""
         self.node.state = "draining"
         self.node.beat()
         deadline_s = self._loop.time() + self._config.links.drain_s
         while (self.streams.open_requests or self._jobs) and self._loop.time() < deadline_s:
             await asyncio.sleep(RETRY_S)
-        self.streams.end_all("the tokenizer was shut down before the request had ended")
         self._flush()
 
     def close(self) -> None:

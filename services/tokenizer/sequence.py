@@ -28,9 +28,15 @@ class Request:
 
 
 class Sequence:
-    """One choice. `fast` mirrors its detokenizer's table, so that most tokens need no call."""
+    """One choice. `fast` mirrors its detokenizer's table, so that most tokens need no call.
 
-    __slots__ = ("box", "detokenizer", "ending", "fast", "matcher", "output", "request", "row", "seq_id", "turn")
+    What another tokenizer has delivered before it died is made again, for the state, and skipped.
+    """
+
+    __slots__ = (
+        *("box", "detokenizer", "ending", "fast", "matcher", "output", "request", "row", "seq_id", "skip_chars"),
+        *("skip_tokens", "turn"),
+    )
 
     def __init__(self, seq_id: int, request: Request, vocabulary: Vocabulary) -> None:
         self.seq_id = seq_id
@@ -40,18 +46,23 @@ class Sequence:
         self.turn = self.row = -1  # where its row is in the box, if the box is still at this turn
         self.ending: list[int] | None = None  # tokens that came together with its terminal
         self.matcher: StopMatcher | None = None
+        self.skip_tokens, self.skip_chars = request.submit.delivered_tokens, request.submit.delivered_chars
         self.start(vocabulary, False)
 
     def start(self, vocabulary: Vocabulary, at_start: bool) -> None:
         submit = self.request.submit
         self.detokenizer = Detokenizer(vocabulary, submit.skip_special_tokens, at_start)
-        self.fast = self.detokenizer.table()
+        self.fast = vocabulary.no_texts if self.skip_tokens else self.detokenizer.table()
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
 
     def add_row(self, index: int, count: int, text: str) -> None:
         """Text of output tokens index .. index + count - 1, into this sequence's row of the batch being filled."""
+        if self.skip_tokens:
+            index, count, text = self._undelivered(index, count, text)
+            if not count and not text:
+                return
         box = self.box
         if self.turn == box.turn:
             box.texts[self.row] += text
@@ -62,3 +73,12 @@ class Sequence:
         box.first_index.append(index)
         box.counts.append(count)
         box.texts.append(text)
+
+    def _undelivered(self, index: int, count: int, text: str) -> tuple[int, int, str]:
+        """What of a row the API does not have yet."""
+        end, begin = index + count, max(index, self.skip_tokens)
+        skipped = min(self.skip_chars, len(text))
+        self.skip_chars -= skipped
+        if end >= self.skip_tokens and not self.skip_chars:
+            self.skip_tokens = 0
+        return begin, max(end - begin, 0), text[skipped:]

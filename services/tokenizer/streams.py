@@ -92,8 +92,18 @@ class Streams:
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        admit = Admit(submit.seq_id, tokens.tobytes(), sampling, submit.n, submit.priority, submit.cache_salt)
-        if not self._upstream.offer(admit):
+        admit = Admit(
+            submit.seq_id,
+            tokens.tobytes(),
+            sampling,
+            submit.n,
+            submit.priority,
+            submit.cache_salt,
+            origin=submit.origin,
+        )
+        if submit.origin >= 0:
+            self._upstream.put(admit)  # it was accepted before
+        elif not self._upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
         request.tokens, request.sampling, request.admitted = tokens, sampling, True
         request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
@@ -138,6 +148,8 @@ class Streams:
             return None
         if sequence.request.admitted:
             self._upstream.put(Abort(seq_id))
+        elif sequence.request.submit.origin >= 0:
+            self._upstream.put(Abort(sequence.request.submit.origin))
         self._finish(sequence, FinishReason.ABORT)
         return sequence.request
 
@@ -199,8 +211,9 @@ class Streams:
             return
         text = sequence.detokenizer.feed(token)
         if sequence.matcher is None:
-            sequence.fast = sequence.detokenizer.table()
             sequence.add_row(index, 1, text)
+            if not sequence.skip_tokens:
+                sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self._upstream.put(Stop(sequence.seq_id))
 
@@ -291,7 +304,8 @@ class Streams:
             seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
             sampling = msgspec.structs.replace(request.sampling, seed=seed)
             prompt, output = request.tokens.tobytes(), sequence.output.tobytes()
-            self._upstream.put(Admit(sequence.seq_id, prompt, sampling, 1, submit.priority, submit.cache_salt, output))
+            priority, salt, origin = submit.priority, submit.cache_salt, submit.origin
+            self._upstream.put(Admit(sequence.seq_id, prompt, sampling, 1, priority, salt, output, origin))
 
     def drop(self, key: BoxKey) -> None:
         """An API process has gone: nobody waits for its sequences."""
@@ -301,14 +315,6 @@ class Streams:
                 if sequence.request.admitted:
                     self._upstream.put(Abort(sequence.seq_id))
                 self._forget(sequence)
-
-    def end_all(self, message: str) -> None:
-        """Ends everything that is still open with an error."""
-        for sequence in list(self._sequences.values()):
-            if sequence.request.admitted:
-                self._lost(sequence, message)
-            else:
-                self._finish(sequence, FinishReason.ERROR, message=message)
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
         """Sends everything that waits, `send` to an API process; False when something had to stay."""

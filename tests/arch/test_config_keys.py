@@ -13,7 +13,7 @@ api.host api.port api.max_open_requests api.max_body_bytes api.max_choices api.m
 tokenizer.threads tokenizer.max_template_chars
 services.api.replicas services.tokenizer.replicas
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s
-links.drain_s
+links.drain_s links.recover_s
 log.level log.format
 """
 

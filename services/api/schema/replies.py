@@ -69,7 +69,7 @@ def usage_of(request: Request) -> Usage:
         if finished is None:
             continue
         output += finished.output_tokens
-        if choice.seq_id == choice.first:
+        if choice.origin == choice.first:
             prompt += finished.prompt_tokens
             cached += finished.cached_tokens
     return Usage(prompt, output, prompt + output, PromptTokensDetails(cached))

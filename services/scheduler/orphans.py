@@ -1,0 +1,49 @@
+"""Sequences whose tokenizer has died: they run on, and another tokenizer takes them over with all their output.
+
+Called by the core. Whoever takes a sequence over gives it a new id, which says where its tokens go from then on.
+Invariant: the tokens of a takeover and those that follow it have no gap, also while plans are in flight.
+"""
+
+import msgspec
+
+from common.columns import pack_i32, pack_u64
+from common.protocol import Admit, FinishReason, TokenBatch, tokenizer_of
+from services.scheduler.blocks import TOKEN_BYTES
+from services.scheduler.state import State
+
+ROUTE = 0xFF << 48 | 0xFFFFFFFF  # the bits of an id that a takeover may change: tokenizer and counter
+
+
+def orphan(state: State, tokenizer: int) -> None:
+    """The tokenizer of this instance has gone."""
+    for sequence in state.sequences.values():
+        if tokenizer_of(sequence.seq_id) == tokenizer:
+            sequence.orphaned_s = state.now_s
+            sequence.note(state.now_s, f"tokenizer-{tokenizer} has gone")
+
+
+def give_up(state: State, recover_s: float) -> None:
+    """Ends those that nobody has taken over for `recover_s`."""
+    for sequence in list(state.sequences.values()):
+        if state.now_s - sequence.orphaned_s > recover_s:
+            state.finish(sequence, FinishReason.ABORT, message="no tokenizer took it over")
+
+
+def take_over(state: State, admit: Admit) -> TokenBatch | None:
+    """Goes on with a known sequence under the Admit's id: its output so far, and its end if it has ended.
+
+    None for a sequence that is not known, or was given up: it is to be admitted like any other.
+    """
+    if (admit.origin ^ admit.seq_id) & ~ROUTE:
+        return None
+    sequence = state.sequences.get(state.past.name(admit.origin))
+    if sequence is not None:
+        state.rename(sequence, admit.seq_id)
+        output, finished = bytes(sequence.tokens[len(sequence.request.prompt) :]), []
+    else:
+        ended = state.past.find(admit.origin)
+        if ended is None or ended.finished.reason is FinishReason.ABORT:
+            return None
+        output, finished = ended.output, [msgspec.structs.replace(ended.finished, seq_id=admit.seq_id)]
+    count = len(output) // TOKEN_BYTES
+    return TokenBatch(pack_u64((admit.seq_id,)) * count, pack_i32(range(count)), output, finished)

@@ -1,0 +1,55 @@
+"""Sequences that have ended, and the names under which all are asked for. Owned by the core's state.
+
+A tokenizer may die with a terminal in its hands, so ended sequences keep their output for whoever takes over, bounded
+by number and by tokens. A sequence keeps its origin, the first id it had; `names` has the newest where that is another.
+"""
+
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+from common.protocol import Finished, FinishReason
+from services.scheduler.blocks import TOKEN_BYTES
+from services.scheduler.request import Sequence
+
+SEQUENCES_KEPT = 4096
+TOKENS_KEPT = 1 << 22  # of their outputs, 16 MiB
+
+
+class Ended(NamedTuple):
+    origin: int
+    output: bytes  # _i32
+    finished: Finished
+    log: deque[tuple[float, str]]
+
+
+class Past:
+    def __init__(self) -> None:
+        self.names: dict[int, int] = {}  # by origin; open sequences and those kept here
+        self._ended: OrderedDict[int, Ended] = OrderedDict()
+        self._num_bytes = 0
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._ended
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def name(self, seq_id: int) -> int:
+        """The id under which a sequence runs, or ran, that was once known as `seq_id`."""
+        return self.names.get(seq_id, seq_id)
+
+    def find(self, seq_id: int) -> Ended | None:
+        return self._ended.get(self.name(seq_id))
+
+    def add(self, sequence: Sequence, finished: Finished) -> None:
+        """What nobody waits for any more keeps only its story."""
+        output = b""
+        if finished.reason is not FinishReason.ABORT:
+            output = bytes(sequence.tokens[len(sequence.request.prompt) :])
+        self._ended[sequence.seq_id] = Ended(sequence.origin, output, finished, sequence.log)
+        self._num_bytes += len(output)
+        while len(self._ended) > SEQUENCES_KEPT or self._num_bytes > TOKENS_KEPT * TOKEN_BYTES:
+            seq_id, oldest = self._ended.popitem(last=False)
+            self._num_bytes -= len(oldest.output)
+            if self.names.get(oldest.origin) == seq_id:
+                del self.names[oldest.origin]
