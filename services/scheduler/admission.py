@@ -9,6 +9,13 @@ from services.scheduler.policy import length_limit
 from services.scheduler.request import NEVER, Request, Sequence
 from services.scheduler.state import State, Worker
 
+ROUTE = 0xFF << 48 | 0xFFFFFFFF  # the bits of an id that a takeover may change: tokenizer and counter
+
+
+def of_one_api(first: int, second: int) -> bool:
+    """Whether two ids were made by the same API process."""
+    return not (first ^ second) & ~ROUTE
+
 
 def sequences_of(state: State, admit: Admit) -> list[Sequence]:
     """The n sequences of a request, in the order of their choices. Raises Reject.
@@ -58,6 +65,8 @@ def _validate(admit: Admit) -> None:
         raise Reject(RejectReason.INVALID, f"n must be at least 1, not {admit.n}", "n")
     if (admit.output or admit.origin >= 0) and admit.n != 1:
         raise Reject(RejectReason.INVALID, "choices that were admitted before are admitted one by one", "n")
+    if admit.origin >= 0 and not of_one_api(admit.origin, admit.seq_id):
+        raise Reject(RejectReason.INVALID, "the sequence belongs to another API process", "origin")
     if admit.sampling.max_tokens < 1:
         text = f"max_tokens must be at least 1, not {admit.sampling.max_tokens}"
         raise Reject(RejectReason.INVALID, text, "max_tokens")

@@ -8,10 +8,9 @@ import msgspec
 
 from common.columns import pack_i32, pack_u64
 from common.protocol import Admit, FinishReason, TokenBatch, tokenizer_of
+from services.scheduler.admission import of_one_api
 from services.scheduler.blocks import TOKEN_BYTES
 from services.scheduler.state import State
-
-ROUTE = 0xFF << 48 | 0xFFFFFFFF  # the bits of an id that a takeover may change: tokenizer and counter
 
 
 def orphan(state: State, tokenizer: int) -> None:
@@ -34,7 +33,7 @@ def take_over(state: State, admit: Admit) -> TokenBatch | None:
 
     None for a sequence that is not known, or was given up: it is to be admitted like any other.
     """
-    if (admit.origin ^ admit.seq_id) & ~ROUTE:
+    if not of_one_api(admit.origin, admit.seq_id):
         return None
     sequence = state.sequences.get(state.past.name(admit.origin))
     if sequence is not None:

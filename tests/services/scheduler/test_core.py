@@ -101,7 +101,7 @@ def test_abort_while_waiting_and_while_filling() -> None:
     assert core.all_free()
 
 
-def test_lost_peers_take_their_sequences_along() -> None:
+def test_a_lost_api_takes_its_sequences_along_and_a_lost_tokenizer_does_not() -> None:
     core = Harness.with_worker()
     owners = [(0, 0), (1, 0), (0, 1)]
     seq_ids = [make_seq_id(api, tokenizer, 1, 10 * api + tokenizer) for api, tokenizer in owners]
@@ -109,9 +109,9 @@ def test_lost_peers_take_their_sequences_along() -> None:
     core.send(ApiLost(1))
     assert set(core.finished) == {seq_ids[1]}
     core.send(TokenizerLost(1))
-    assert set(core.finished) == set(seq_ids[1:])
+    assert set(core.finished) == {seq_ids[1]}
     core.run()
-    assert core.finished[seq_ids[0]].reason is FinishReason.LENGTH
+    assert core.finished[seq_ids[0]].reason is core.finished[seq_ids[2]].reason is FinishReason.LENGTH
 
 
 def test_batches_go_to_the_tokenizer_in_the_id() -> None:
@@ -156,6 +156,7 @@ def test_admission_is_idempotent_even_after_the_end() -> None:
         ({"output": b"\1"}, "invalid"),
         ({"output": pack_i32([VOCAB])}, "invalid"),
         ({"output": pack_i32([1]), "n": 2}, "invalid"),
+        ({"origin": 77, "n": 2}, "invalid"),
     ],
 )
 def test_what_cannot_be_served_is_refused(change: dict[str, object], reason: str) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from common.columns import pack_i32, unpack_i32, unpack_u64
+from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
 from common.protocol import (
     Abort,
     Admit,
@@ -30,6 +31,7 @@ from common.protocol import (
     Story,
     StoryQuery,
     ToAdmin,
+    ToApi,
     TokenBatch,
     ToTokenizer,
     ToWorker,
@@ -219,15 +221,22 @@ def test_status_and_story_answer_inside_the_run_directory_only(
     assert "admitted" in "\n".join(asker.next(Story).lines)
 
 
-def test_goodbye_of_a_tokenizer_ends_its_sequences(scheduler: subprocess.Popen, stage: Stage) -> None:
-    tokenizer, worker = stage.tokenizer(), stage.worker()
+def test_sequences_of_a_tokenizer_that_left_are_taken_over_or_given_up_by_their_api(
+    scheduler: subprocess.Popen, stage: Stage
+) -> None:
+    tokenizer, worker, api = stage.tokenizer(), stage.worker(), stage.actor("api", 55, ToApi)
+    api.join()
     tokenizer.push.send(admit(max_tokens=50))
     answer(worker, 1)
-    other = stage.actor("tokenizer", 22, ToTokenizer)
     tokenizer.push.send(Goodbye())
+    worker.until(lambda m: isinstance(m, Members) and 21 in m.departed and m.load.running == 1)
+    other = stage.actor("tokenizer", 22, ToTokenizer)
+    other.join()
+    other.push.send(msgspec.structs.replace(admit(max_tokens=50), seq_id=SEQ + 1, origin=SEQ))
+    assert other.next(TokenBatch).seq_ids == pack_u64([SEQ + 1])
+    api.push.send(Abort(SEQ))
     members = worker.until(lambda m: isinstance(m, Members) and 21 in m.departed and m.load.running == 0)
     assert members.load.blocks_free + members.load.blocks_cached == members.load.blocks_total
-    other.join()
 
 
 def test_refusals_reach_the_tokenizer(scheduler: subprocess.Popen, stage: Stage) -> None:

@@ -108,11 +108,3 @@ def test_output_that_fills_a_smaller_worker_ends_by_length() -> None:
     core.send(WorkerReady(msgspec.structs.replace(core.facts, max_model_len=7), 4))
     assert core.finished[seq_id].reason is FinishReason.LENGTH
     assert core.tokens[seq_id] == [60, 61]
-
-
-def test_stories_of_ended_sequences_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.scheduler.state.STORIES_KEPT", 2)
-    core = Harness.with_worker()
-    seq_ids = [core.admit(ids(3), max_tokens=1) for _ in range(3)]
-    core.run()
-    assert core.core.story(seq_ids[0]) == [] and core.core.story(seq_ids[2])

@@ -332,16 +332,75 @@ def test_api_that_left(bench: Bench) -> None:
     assert bench.flush() == ([(other, 0, 1, "a")], [])
 
 
-def test_everything_ends_when_the_service_does(bench: Bench) -> None:
-    bench.admit()
-    bench.open(FIRST + 1)
-    bench.to_scheduler.clear()
-    bench.streams.end_all("going")
-    assert bench.to_scheduler == [Abort(FIRST)]
-    assert [(end.seq_id, end.reason, end.message) for end in bench.flush()[1]] == [
-        (FIRST, FinishReason.ERROR, "going"),
-        (FIRST + 1, FinishReason.ERROR, "going"),
-    ]
+OLD = make_seq_id(0, 7, 1, 40)
+
+
+def moved(bench: Bench, tokens: int, chars: int, **fields: Any) -> None:
+    """FIRST, which another tokenizer had as OLD until it died."""
+    bench.admit(origin=OLD, delivered_tokens=tokens, delivered_chars=chars, **fields)
+
+
+def test_a_moved_choice_names_its_origin_and_is_not_refused_for_load(bench: Bench) -> None:
+    bench.link_is_full = True
+    moved(bench, 0, 0)
+    bench.link_is_full = False
+    bench.flush()
+    assert bench.to_scheduler == [Admit(FIRST, pack_i32(list(b"hi")), Sampling(10), origin=OLD)]
+    bench.take((FIRST, 0, ord("a")))
+    bench.streams.admit_again()
+    assert bench.to_scheduler[-1].output == pack_i32([ord("a")]) and bench.to_scheduler[-1].origin == OLD
+
+
+def test_only_what_the_api_does_not_have_is_sent(bench: Bench) -> None:
+    moved(bench, 3, 3)
+    bench.take(*[(FIRST, place, token) for place, token in enumerate(b"abcde")])
+    bench.speak("f", start=5)
+    assert bench.flush() == ([(FIRST, 3, 3, "def")], [])
+    bench.take((FIRST, 6, ord("g")), finished=[Finished(FIRST, FinishReason.LENGTH)])
+    rows, ends = bench.flush()
+    assert rows == [(FIRST, 6, 1, "g")] and ends[0].output_tokens == 7 and ends[0].prompt_tokens == 2
+
+
+def test_a_moved_choice_that_had_ended(bench: Bench) -> None:
+    moved(bench, 2, 2)
+    bench.take(*[(FIRST, i, b"abc"[i]) for i in range(3)], finished=[Finished(FIRST, FinishReason.LENGTH)])
+    rows, ends = bench.flush()
+    assert rows == [(FIRST, 2, 1, "c")] and (ends[0].reason, ends[0].output_tokens) == (FinishReason.LENGTH, 3)
+
+
+def test_a_moved_choice_that_is_aborted_before_it_is_admitted_ends_under_its_first_id(bench: Bench) -> None:
+    bench.open(origin=OLD)
+    bench.streams.abort(FIRST)
+    assert bench.to_scheduler == [Abort(OLD)]
+
+
+@given(
+    st.lists(st.one_of(st.integers(97, 100), st.integers(0, 256)), min_size=1, max_size=20),
+    st.data(),
+    st.sampled_from([(), ("ab",), ("cc", "d")]),
+)
+def test_a_move_at_any_token_changes_no_text(tokens: list[int], data: st.DataObject, stop: tuple[str, ...]) -> None:
+    """Half a character and half a stop string may lie across the seam."""
+
+    def feed(bench: Bench, end: int) -> tuple[str, int, list[TextFinished]]:
+        for place in range(end):
+            last = place == len(tokens) - 1
+            ended = [Finished(FIRST, FinishReason.LENGTH)] if last else []
+            bench.take((FIRST, place, tokens[place]), finished=ended)
+        rows, ends = bench.flush()
+        return "".join(row[3] for row in rows), sum(row[2] for row in rows), ends
+
+    alone, before, after = Bench(), Bench(), Bench()
+    options: dict[str, Any] = {"stop": stop, "sampling": Sampling(50)}
+    alone.admit(**options)
+    before.admit(**options)
+    whole = feed(alone, len(tokens))
+    text, count, ended = feed(before, data.draw(st.integers(0, len(tokens))))
+    if not ended:
+        moved(after, count, len(text), **options)
+        rest, more, ended = feed(after, len(tokens))
+        text, count = text + rest, count + more
+    assert (text, count, ended) == whole
 
 
 def test_submit_that_is_open_already(bench: Bench) -> None:
