@@ -123,7 +123,7 @@ def test_silent_streams_get_comments() -> None:
             request = gateway.open(submits, 100.0, 5)
             request.consumer = Consumer()
             for now_s in (110.0, 115.0, 120.0, 130.0):
-                gateway.keep_alive(now_s)
+                gateway.sweep(now_s)
             assert request.consumer.comments == 2
             gateway.end_all("over")
             assert request.failure is not None and not gateway.hub.choices

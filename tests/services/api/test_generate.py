@@ -148,9 +148,46 @@ def hold(tokenizer: FakeTokenizer) -> None:
     tokenizer.on_submit = one
 
 
-def test_a_tokenizer_that_goes_in_the_middle_is_an_error_event_without_done() -> None:
+def test_a_tokenizer_that_goes_in_the_middle_is_a_pause() -> None:
     async def main() -> None:
         async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            async with client.stream("POST", "/v1/chat/completions", json={**CHAT, **STREAM}) as response:
+                lines = response.aiter_lines()
+                await anext(lines)
+                system.remove(tokenizer)
+                successor = system.tokenizer(1)
+
+                def rest(submit: Submit) -> None:
+                    successor.send(rows((submit.seq_id, submit.delivered_tokens, 1, " rest")))
+                    successor.finish(submit.seq_id, submit.delivered_tokens + 1)
+
+                successor.on_submit = rest
+                blocks = [line.removeprefix("data: ") async for line in lines if line]
+            (submit,) = successor.submits
+            assert submit.origin == tokenizer.submits[0].seq_id and submit.messages == tokenizer.submits[0].messages
+            assert blocks[-1] == "[DONE]" and " rest" in "".join(blocks)
+
+    scenario(main)
+
+
+def test_a_request_that_comes_while_the_tokenizer_restarts_waits() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            system.remove(system.tokenizers[0])
+            await system.until(lambda: not system.gateway.tokenizers())
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+            await system.until(lambda: bool(system.gateway.hub.choices))
+            system.tokenizer()
+            assert (await asking).json()["choices"][0]["message"]["content"] == " t0 t1 t2"
+
+    scenario(main)
+
+
+def test_a_tokenizer_that_does_not_come_back_is_an_error_event_without_done() -> None:
+    async def main() -> None:
+        async with running("links.recover_s=0.1") as (system, client):
             (tokenizer,) = system.tokenizers
             hold(tokenizer)
             async with client.stream("POST", "/v1/chat/completions", json={**CHAT, **STREAM}) as response:
@@ -165,9 +202,9 @@ def test_a_tokenizer_that_goes_in_the_middle_is_an_error_event_without_done() ->
     scenario(main)
 
 
-def test_a_tokenizer_that_goes_is_a_503_for_a_whole_answer() -> None:
+def test_a_tokenizer_that_does_not_come_back_is_a_503_for_a_whole_answer() -> None:
     async def main() -> None:
-        async with running() as (system, client):
+        async with running("links.recover_s=0.1") as (system, client):
             (tokenizer,) = system.tokenizers
             hold(tokenizer)
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))

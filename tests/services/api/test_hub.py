@@ -24,6 +24,7 @@ from common.protocol import (
 )
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
+from services.api.schema.replies import usage_of
 from tests.services.api.system import rows
 
 A, B = Peer("tokenizer", 0, 100, ""), Peer("tokenizer", 1, 200, "")
@@ -46,7 +47,7 @@ class Rig:
         self.sent: list[tuple[int, Any]] = []
         self.figures = Figures()
         self.accept = accept
-        self.hub = Hub(3, 0xABCD, max_open, self.send, self.figures)
+        self.hub = Hub(3, 0xABCD, max_open, self.send, self.figures, 30.0)
 
     def send(self, peer: int, message: Any) -> bool:
         self.sent.append((peer, message))
@@ -277,16 +278,138 @@ def test_an_error_of_one_choice_ends_the_request(reason: FinishReason) -> None:
     assert rig.aborted == [request.choices[1].seq_id] and updates(request) == 1
 
 
-def test_a_lost_tokenizer_ends_its_requests_and_calls_only() -> None:
+def test_a_lost_tokenizer_ends_its_calls_and_moves_its_choices() -> None:
     rig = Rig()
     lost, kept = rig.open(peers=(A,)), rig.open(peers=(B,))
     answers: list[Any] = []
     rig.hub.call(Tokenize(0, PromptKind.TEXT, "x"), [A], answers.append)
-    rig.hub.lose(A.incarnation)
+    old = lost.choices[0].seq_id
+    rig.hub.feed(rows((old, 0, 2, "ab"), (old, 2, 1, "")), 2.0)
+    lost.choices[0].take()
+    rig.hub.lose(A.incarnation, 5.0)
+    assert isinstance(answers[0], Reject) and not rig.hub.calls
+    rig.hub.recover([B], 5.0)
+    peer, again = rig.sent[-1]
+    assert peer == B.incarnation and tokenizer_of(again.seq_id) == 1 and again.text == "x"
+    assert (again.origin, again.delivered_tokens, again.delivered_chars) == (old, 3, 2)
+    assert A.incarnation not in rig.hub.work and rig.hub.work == {0: 0, B.incarnation: 2}
+    rig.hub.feed(rows((old, 3, 1, "late"), (again.seq_id, 3, 1, "c")), 6.0)
+    rig.end(again.seq_id, tokens=4)
+    assert lost.choices[0].take() == "c" and lost.open == 0 and lost.failure is kept.failure is None
+    assert list(rig.hub.requests()) == [kept] and rig.figures.recovered == 1
+    assert (rig.figures.prompt_tokens, rig.figures.output_tokens) == (5, 4)
+
+
+def test_choices_move_one_by_one_with_their_own_seeds_and_finished_ones_stay() -> None:
+    rig = Rig()
+    request = rig.hub.open([Submit(0, PromptKind.TEXT, Sampling(16, seed=2**64 - 1), n=3)], [A], 1.0)
+    rig.end(request.choices[0].seq_id, tokens=2)
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.hub.recover([A, B], 5.0)
+    moved = [message for _, message in rig.sent[1:]]
+    assert [(m.n, m.sampling.seed, m.origin) for m in moved] == [
+        (1, seed, choice.origin) for seed, choice in enumerate(request.choices[1:])
+    ]
+    for message in moved:
+        rig.end(message.seq_id, tokens=3)
+    usage = usage_of(request)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, 8) and not rig.hub.choices
+
+
+def test_choices_wait_for_a_tokenizer_and_fail_when_none_comes_in_time() -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.hub.recover([], 35.0)
+    assert request.failure is None and request.open == 2
+    rig.hub.recover([], 35.1)
     rig.hub.flush()
-    assert lost.failure is not None and lost.failure.reason is RejectReason.UNAVAILABLE and kept.failure is None
-    assert isinstance(answers[0], Reject) and not rig.hub.calls and list(rig.hub.requests()) == [kept]
-    assert A.incarnation not in rig.hub.work
+    assert request.failure is not None and request.failure.reason is RejectReason.UNAVAILABLE
+    assert rig.aborted == [choice.origin for choice in request.choices] and updates(request) == 1
+    assert rig.sent[-1][0] == 0, "the scheduler hears of it: there is no tokenizer that could tell it"
+    rig.hub.recover([B], 36.0)
+    assert len(rig.sent) == 3 and not rig.hub.choices
+
+
+def test_a_second_death_moves_it_again_from_where_it_is() -> None:
+    rig = Rig()
+    request = rig.open()
+    (choice,) = request.choices
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.hub.recover([B], 5.0)
+    rig.hub.feed(rows((choice.seq_id, 0, 2, "ab")), 6.0)
+    rig.hub.lose(B.incarnation, 7.0)
+    third = Peer("tokenizer", 0, 300, "")
+    rig.hub.recover([third], 7.0)
+    again = rig.sent[-1][1]
+    assert (again.origin, again.delivered_tokens, again.delivered_chars) == (choice.origin, 2, 2)
+    assert choice.tokenizer == 300 and list(rig.hub.choices) == [again.seq_id]
+
+
+def test_a_choice_that_is_moved_too_early_waits_on() -> None:
+    rig = Rig()
+    request = rig.open()
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.hub.recover([B], 5.0)
+    rig.hub.refuse(Refused(request.choices[0].seq_id, "unavailable", "still loading"))
+    assert request.failure is None
+    rig.hub.recover([B], 6.0)
+    assert len(rig.sent) == 3 and request.choices[0].tokenizer == B.incarnation
+    rig.hub.refuse(Refused(request.choices[0].seq_id, "too_long", "no"))
+    assert request.failure is not None and not rig.hub.choices and not rig.aborted
+
+
+def test_a_full_link_leaves_it_waiting() -> None:
+    rig = Rig()
+    request = rig.open()
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.accept = lambda peer, message: False
+    rig.hub.recover([B], 5.0)
+    assert request.choices[0].tokenizer == 0 and request.choices[0].seq_id == request.choices[0].origin
+    rig.accept = lambda peer, message: True
+    rig.hub.recover([B], 6.0)
+    assert request.choices[0].tokenizer == B.incarnation and rig.hub.work == {0: 0, B.incarnation: 1}
+
+
+def test_text_of_the_dead_that_is_still_on_its_way_counts() -> None:
+    rig = Rig()
+    request = rig.open()
+    (choice,) = request.choices
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.hub.feed(rows((choice.seq_id, 0, 1, "a")), 5.0)
+    rig.hub.recover([B], 5.0)
+    assert rig.sent[-1][1].delivered_tokens == 1
+    other = rig.open()
+    rig.hub.lose(A.incarnation, 6.0)
+    rig.end(other.choices[0].seq_id)
+    rig.hub.recover([B], 6.0)
+    assert other.failure is None and other.open == 0 and rig.hub.work[0] == 0
+
+
+def test_what_was_aborted_at_a_tokenizer_that_died_is_aborted_at_the_scheduler() -> None:
+    rig = Rig()
+    request = rig.open()
+    rig.hub.cancel(request)
+    rig.hub.lose(A.incarnation, 5.0)
+    assert rig.sent[-1] == (0, Abort(request.choices[0].origin))
+
+
+def test_a_client_that_leaves_during_the_pause_frees_everything() -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.hub.cancel(request)
+    assert [(peer, m.seq_id) for peer, m in rig.sent[1:]] == [(0, choice.origin) for choice in request.choices]
+    rig.hub.recover([B], 6.0)
+    assert len(rig.sent) == 3 and not rig.hub.choices and rig.hub.work[0] == 0
+
+
+def test_new_requests_may_wait_for_a_tokenizer_too() -> None:
+    rig = Rig()
+    request = rig.hub.open([Submit(0, PromptKind.TEXT, Sampling(16, seed=4), n=2)], [], 1.0, wait=True)
+    assert rig.sent == [] and request.open == 2
+    rig.hub.recover([B], 3.0)
+    assert [(m.sampling.seed, m.n, m.delivered_tokens) for _, m in rig.sent] == [(4, 1, 0), (5, 1, 0)]
 
 
 def test_fail_and_end_of_a_finished_request_change_nothing() -> None:

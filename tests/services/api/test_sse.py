@@ -43,7 +43,7 @@ class FakeWire:
 class Rig:
     def __init__(self, kind: str = "chat", n: int = 1, limit: int = 100, include_usage: bool = False) -> None:
         self.sent: list[Any] = []
-        self.hub = Hub(0, 1, 100, lambda peer, message: self.sent.append(message) or True, Figures())
+        self.hub = Hub(0, 1, 100, lambda peer, message: self.sent.append(message) or True, Figures(), 30.0)
         submit = Submit(0, PromptKind.TEXT, Sampling(16), n=n)
         self.request: Request = self.hub.open([submit], [Peer("tokenizer", 0, 9, "")], 0.0, limit)
         self.wire = FakeWire()
