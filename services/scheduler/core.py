@@ -37,7 +37,7 @@ from services.scheduler.events import (
     WorkerFault,
     WorkerLost,
 )
-from services.scheduler.orphans import give_up, orphan, take_over
+from services.scheduler.orphans import give_up, orphan, outdated, take_over
 from services.scheduler.planner import make_plan
 from services.scheduler.request import Sequence, story_lines
 from services.scheduler.results import Fault, apply_result
@@ -174,9 +174,13 @@ class SchedulerCore:
         if not 0 <= admit.seq_id <= admit.seq_id + max(admit.n, 1) <= MAX_ID:
             state.counters["unknown_results"] += 1
             return
-        if admit.origin >= 0 and (batch := take_over(state, admit)) is not None:
-            self._effects.append(SendTokens(tokenizer_of(admit.seq_id), batch))
-            return
+        if admit.origin >= 0:
+            if outdated(state, admit):
+                state.counters["unknown_results"] += 1
+                return
+            if (batch := take_over(state, admit)) is not None:
+                self._effects.append(SendTokens(tokenizer_of(admit.seq_id), batch))
+                return
         try:
             sequences = self._new_sequences(admit)
         except Reject as reject:
@@ -198,7 +202,8 @@ class SchedulerCore:
         if admit.n > state.limits.max_waiting:
             raise Reject(RejectReason.INVALID, f"n may be at most {state.limits.max_waiting}, not {admit.n}", "n")
         seq_ids = range(admit.seq_id, admit.seq_id + admit.n)
-        if any(seq_id in state.sequences or seq_id in state.past for seq_id in seq_ids):
+        past = state.past
+        if any(seq_id in state.sequences or seq_id in past or past.name(seq_id) != seq_id for seq_id in seq_ids):
             state.counters["unknown_results"] += 1
             return []
         return sequences_of(state, admit)

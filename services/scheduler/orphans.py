@@ -4,13 +4,13 @@ Called by the core. Whoever takes a sequence over gives it a new id, which says 
 Invariant: the tokens of a takeover and those that follow it have no gap, also while plans are in flight.
 """
 
-import msgspec
-
 from common.columns import pack_i32, pack_u64
 from common.protocol import Admit, FinishReason, TokenBatch, tokenizer_of
 from services.scheduler.admission import of_one_api
 from services.scheduler.blocks import TOKEN_BYTES
 from services.scheduler.state import State
+
+COUNTERS = 1 << 32  # ids of one API process, which begin anew then
 
 
 def orphan(state: State, tokenizer: int) -> None:
@@ -28,10 +28,17 @@ def give_up(state: State, recover_s: float) -> None:
             state.finish(sequence, FinishReason.ABORT, message="no tokenizer took it over")
 
 
+def outdated(state: State, admit: Admit) -> bool:
+    """Whether a known sequence runs, or ended, under this id or a younger one."""
+    name = state.past.name(admit.origin)
+    age = admit.seq_id - name & COUNTERS - 1
+    return (name in state.sequences or name in state.past) and not 0 < age < COUNTERS // 2
+
+
 def take_over(state: State, admit: Admit) -> TokenBatch | None:
     """Goes on with a known sequence under the Admit's id: its output so far, and its end if it has ended.
 
-    None for a sequence that is not known, or was given up: it is to be admitted like any other.
+    None for a sequence that is not known, was given up or belongs to somebody else: to be admitted like any other.
     """
     if not of_one_api(admit.origin, admit.seq_id):
         return None
@@ -40,9 +47,9 @@ def take_over(state: State, admit: Admit) -> TokenBatch | None:
         state.rename(sequence, admit.seq_id)
         output, finished = bytes(sequence.tokens[len(sequence.request.prompt) :]), []
     else:
-        ended = state.past.find(admit.origin)
-        if ended is None or ended.finished.reason is FinishReason.ABORT:
+        ended = state.past.rename(admit.origin, admit.seq_id)
+        if ended is None:
             return None
-        output, finished = ended.output, [msgspec.structs.replace(ended.finished, seq_id=admit.seq_id)]
+        output, finished = ended.output, [ended.finished]
     count = len(output) // TOKEN_BYTES
     return TokenBatch(pack_u64((admit.seq_id,)) * count, pack_i32(range(count)), output, finished)

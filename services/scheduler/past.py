@@ -7,6 +7,8 @@ by number and by tokens. A sequence keeps its origin, the first id it had; `name
 from collections import OrderedDict, deque
 from typing import NamedTuple
 
+import msgspec
+
 from common.protocol import Finished, FinishReason
 from services.scheduler.blocks import TOKEN_BYTES
 from services.scheduler.request import Sequence
@@ -40,6 +42,18 @@ class Past:
 
     def find(self, seq_id: int) -> Ended | None:
         return self._ended.get(self.name(seq_id))
+
+    def rename(self, origin: int, seq_id: int) -> Ended | None:
+        """Somebody takes over a sequence that has ended; None if it is not kept, or was aborted."""
+        old = self.name(origin)
+        ended = self._ended.get(old)
+        if ended is None or ended.finished.reason is FinishReason.ABORT:
+            return None
+        del self._ended[old]
+        ended = ended._replace(finished=msgspec.structs.replace(ended.finished, seq_id=seq_id))
+        self._ended[seq_id] = ended
+        self.names[origin] = seq_id
+        return ended
 
     def add(self, sequence: Sequence, finished: Finished) -> None:
         """What nobody waits for any more keeps only its story."""

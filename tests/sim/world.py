@@ -46,6 +46,7 @@ from tests.sim.language import Stream
 VOCAB = 61
 EOS = (2, 7)
 GARBAGE_API = 3
+RECOVER_S = 0.03  # 30 calls
 
 
 @dataclass
@@ -58,6 +59,9 @@ class Client:
     tokens: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
     may_end: set[FinishReason] = field(default_factory=set)  # besides the end it has alone
+    admit: Admit | None = None  # of this choice alone
+    heir: "Client | None" = None  # the same choice with another tokenizer
+    heard: bool = False
 
 
 class World:
@@ -79,7 +83,7 @@ class World:
             plans_in_flight=random.choice((1, 2, 2, 3, 6)),
             max_worker_deaths=random.choice((1, 2, 4)),
         )
-        self.core = SchedulerCore(self.limits, Kv(prefix_cache=random.random() < 0.8), seed)
+        self.core = SchedulerCore(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
         self.worker: FakeWorker | None = None
         self.salts: dict[int, int] = {}
         self.clients: dict[int, Client] = {}
@@ -120,6 +124,7 @@ class World:
             "fail_rows": faults,
             "bad_result": faults,
             "lose_peer": faults / 3,
+            "take_over": faults * 2,
         }
 
     def _admit(self) -> list[Event]:
@@ -161,7 +166,10 @@ class World:
             seq_id = admit.seq_id + choice
             self.salts[seq_id] = salt
             key = (admit.priority, len(self.clients))
-            self.clients[seq_id] = Client(seq_id, key, alone, list(unpack_i32(admit.output)))
+            client = self.clients[seq_id] = Client(seq_id, key, alone, list(unpack_i32(admit.output)))
+            client.admit = msgspec.structs.replace(
+                admit, seq_id=seq_id, n=1, sampling=sampling, output=b"", origin=seq_id
+            )
 
     def _work(self) -> list[Event]:
         if self.worker is not None and self.worker.plans:
@@ -183,7 +191,7 @@ class World:
             failed = self.random.sample(range(len(slots)), self.random.randint(1, len(slots)))
             worker.step(fails=False, failed=failed)
             for place in failed:
-                if client := self.clients.get(worker.rows[slots[place]].seq_id):
+                if client := self.clients.get(worker.rows[slots[place]].seq_id):  # shares its ends with its heir
                     client.may_end.add(FinishReason.ERROR)
         return []
 
@@ -198,7 +206,7 @@ class World:
         return [result]
 
     def _open(self) -> list[Client]:
-        return [client for client in self.clients.values() if client.reason is None]
+        return [client for client in self.clients.values() if client.reason is None and client.heir is None]
 
     def _abort(self) -> list[Event]:
         return self._end(Abort, FinishReason.ABORT)
@@ -279,9 +287,28 @@ class World:
         return [StepResult(result.step, spoilt)]
 
     def _lose_peer(self) -> list[Event]:
+        lost = self.random.choice((ApiLost(1), TokenizerLost(2), ApiLost(200)))
         for client in self._open():
-            client.may_end.add(FinishReason.ABORT)
-        return [self.random.choice((ApiLost(1), TokenizerLost(2), ApiLost(200)))]
+            owner = tokenizer_of(client.seq_id) if isinstance(lost, TokenizerLost) else api_of(client.seq_id)
+            if owner == lost.instance:
+                client.may_end.add(FinishReason.ABORT)
+        return [lost]
+
+    def _take_over(self) -> list[Event]:
+        """The API hands a choice, whether it has ended or not, to another tokenizer."""
+        known = [c for c in self.clients.values() if c.heir is None and c.seq_id not in self.refused]
+        if not known:
+            return []
+        client = self.random.choice(known[-8:])
+        assert client.admit is not None
+        api = api_of(client.seq_id)
+        seq_id = make_seq_id(api, self.random.randint(0, 2), 77, len(self.admitted) * 4)
+        admit = msgspec.structs.replace(client.admit, seq_id=seq_id)
+        self.admitted.append(admit)
+        self.salts[seq_id] = self.salts[client.seq_id]
+        client.heir = Client(seq_id, client.key, client.alone, may_end=client.may_end, admit=client.admit)
+        self.clients[seq_id] = client.heir
+        return [admit]
 
     # Effects
 
@@ -314,6 +341,8 @@ class World:
         seq_ids, first_index = unpack_u64(batch.seq_ids), unpack_i32(batch.first_index)
         for seq_id, index, token in zip(seq_ids, first_index, unpack_i32(batch.tokens), strict=True):
             client = self.clients[seq_id]
+            client.heard = True
+            assert client.heir is None or not client.heir.heard, f"token after the takeover\n{self.story(seq_id)}"
             assert tokenizer_of(seq_id) == tokenizer, "sent to another tokenizer"
             assert client.reason is None, f"token after the end\n{self.story(seq_id)}"
             assert index == len(client.tokens), f"token {index} after {len(client.tokens)}\n{self.story(seq_id)}"
@@ -358,6 +387,8 @@ class World:
         assert load.running == load.waiting == 0, "rows are left"
         assert load.blocks_free + load.blocks_cached == load.blocks_total, "blocks are left in use"
         for seq_id, client in self.clients.items():
+            if client.heir is not None:
+                continue
             if seq_id in self.refused:
                 assert client.reason is None, f"refused and ended\n{self.story(seq_id)}"
                 continue

@@ -80,7 +80,7 @@ def test_what_nobody_knows_is_admitted_and_found_after_a_second_death() -> None:
 
 def test_a_sequence_of_another_api_cannot_be_taken() -> None:
     core = started()
-    thief = make_seq_id(1, 1, 9, 1)
+    thief = make_seq_id(1, 1, 9, 600)
     core.send(admit(thief, OLD))
     assert core.refused[0].seq_id == thief
     core.run()
@@ -143,11 +143,22 @@ def test_a_repeat_changes_nothing() -> None:
     core = started()
     core.send(TokenizerLost(0))
     core.send(admit(NEW, OLD))
-    effects = core.core.handle([admit(NEW, OLD)], core.now_s)
-    (sent,) = [effect for effect in effects if isinstance(effect, SendTokens)]
-    assert sent.batch.tokens == pack_i32([60, 61, 62])
+    assert core.send(admit(NEW, OLD), admit(OLD)) == []
     core.run()
     assert len(core.tokens[NEW]) == 12
+    assert core.send(admit(NEW, OLD)) == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_an_earlier_successor_said_comes_too_late(ended: bool) -> None:
+    core = started()
+    core.send(TokenizerLost(0))
+    if ended:
+        core.run()
+    core.send(admit(NEWER, OLD))
+    assert core.send(admit(NEW, OLD)) == [] and core.core.metrics()["unknown_results"] == 1
+    core.run()
+    assert len(core.tokens[NEWER]) == 12 and NEW not in core.tokens
 
 
 def test_the_output_of_an_earlier_scheduler_is_kept() -> None:
