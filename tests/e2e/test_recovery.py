@@ -1,6 +1,7 @@
 """kill -9 of tokenizers under 16 streams: each pauses, and ends with the text of an undisturbed run."""
 
 import asyncio
+import concurrent.futures
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -78,9 +79,11 @@ async def one(client: httpx.AsyncClient, path: str, body: dict[str, Any], heard:
     return Stream(texts, reasons, usage, longest_gap_s)
 
 
-async def run(system: System, asked: list[tuple[str, dict[str, Any]]], victims: list[Callable[[], None]]) -> list[Stream]:
-    """All streams at once; the victims are called one by one whenever half the streams have gone on a bit."""
-    news, due = 0, asyncio.Event()
+async def run(
+    system: System, asked: list[tuple[str, dict[str, Any]]], victims: list[Callable[[], None]]
+) -> list[Stream]:
+    """All streams at once; a victim is called whenever they have gone on by six events each."""
+    news = 0
     pending = list(victims)
 
     def heard() -> None:
@@ -149,3 +152,26 @@ def test_streams_survive_two_deaths_of_the_only_tokenizer(lonely: System) -> Non
 
 def test_streams_survive_the_death_of_one_of_two_tokenizers(system: System) -> None:
     disturb(system, [1])
+
+
+def test_a_client_that_leaves_during_the_pause_frees_everything(lonely: System) -> None:
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{lonely.url}/v1/completions", json=body, timeout=60) as response:
+        next(response.iter_lines())
+        kill_tokenizer(lonely, 0)
+    end_s = time.monotonic() + 20  # sooner than the scheduler would give it up by itself
+    while lonely.status()["requests"]["running"]:
+        assert time.monotonic() < end_s, lonely.status()
+
+
+def test_requests_wait_while_the_only_tokenizer_restarts(lonely: System) -> None:
+    def ask() -> int:
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+        return httpx.post(f"{lonely.url}/v1/completions", json=body, timeout=60).status_code
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        restart = pool.submit(lonely.valence, "restart", "tokenizer")
+        answers = [ask()]
+        while not restart.done():
+            answers.append(ask())
+    assert restart.exception() is None and set(answers) == {200}

@@ -31,7 +31,9 @@ def test_the_lives_meet_what_is_rare() -> None:
     for seed in range(30):
         world = World(seed)
         world.run()
-        for name, value in world.core.metrics().items():
+        heirs = [client.heir for client in world.clients.values() if client.heir is not None]
+        taken_over = {"taken over": len(heirs), "in the middle": sum(1 for heir in heirs if heir.begun_with)}
+        for name, value in (world.core.metrics() | taken_over).items():
             seen[name] = seen.get(name, 0) + value
     for name in (
         "preemptions",
@@ -41,5 +43,7 @@ def test_the_lives_meet_what_is_rare() -> None:
         "worker_faults",
         "refused",
         "unknown_results",
+        "taken over",
+        "in the middle",
     ):
         assert seen[name] > 10, f"{name}: {seen[name]}"

@@ -62,6 +62,8 @@ class Client:
     admit: Admit | None = None  # of this choice alone
     heir: "Client | None" = None  # the same choice with another tokenizer
     heard: bool = False
+    checked: bool = False
+    begun_with: int = 0  # tokens of the takeover, where it still ran
 
 
 class World:
@@ -347,6 +349,7 @@ class World:
             assert client.reason is None, f"token after the end\n{self.story(seq_id)}"
             assert index == len(client.tokens), f"token {index} after {len(client.tokens)}\n{self.story(seq_id)}"
             client.tokens.append(token)
+        self._check_takeover(batch)
         for finished in batch.finished:
             if api_of(finished.seq_id) == GARBAGE_API:
                 assert finished.reason is FinishReason.ERROR, "garbage came before the worker and was run"
@@ -355,6 +358,17 @@ class World:
             assert tokenizer_of(finished.seq_id) == tokenizer, "sent to another tokenizer"
             assert client.reason is None, f"two terminals\n{self.story(finished.seq_id)}"
             client.reason = finished.reason
+
+    def _check_takeover(self, batch: TokenBatch) -> None:
+        """An heir gets all that was ever said, in its first batch, and its end with it if it had one."""
+        ended = {finished.seq_id for finished in batch.finished}
+        for old in self.clients.values():
+            heir = old.heir
+            if heir is not None and not heir.checked and heir.tokens:
+                heir.checked = True
+                if old.reason is None or old.reason is not FinishReason.ABORT:
+                    assert heir.tokens[: len(old.tokens)] == old.tokens, f"not all output\n{self.story(heir.seq_id)}"
+                    heir.begun_with = 0 if heir.seq_id in ended else len(old.tokens)
 
     def _check_order(self, added: set[int]) -> None:
         """Nobody overtakes, except while the head waits for a sibling that computes their prompt."""
