@@ -106,6 +106,8 @@ def build_ahead(bindings: Bindings, dry_run: Callable[[], None], report: Callabl
         return
     from services.worker.kernels.impl.triton import _ahead
 
+    if not _ahead.is_first():
+        return
     with _ahead.collect() as asked:
         dry_run()
     asked.build(len(os.sched_getaffinity(0)), report)

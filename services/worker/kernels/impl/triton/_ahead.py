@@ -1,16 +1,17 @@
 """Compiles kernels before they are needed, many at a time. Called at start, by way of services/worker/compile.py.
 
-`collect` notes every kernel that launchers ask for and launches none that is not compiled yet, through the hook that
-Triton has for it; `build` compiles what was noted, in threads: most of a compilation holds no lock of Python's.
+`collect` notes every kernel that launchers ask for and launches none, if it is the first; it uses the hook that Triton
+has for that. `build` compiles what was noted, in threads: most of a compilation holds no lock of Python's.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
-from triton import knobs
+from triton import JITFunction, knobs
 
 log = logging.getLogger("worker")
 
@@ -38,6 +39,15 @@ class Asked:
                 report(done + 1, len(builds))
                 if (error := build.exception()) is not None:
                     log.debug("a kernel could not be compiled ahead: %s", error)
+
+
+def is_first() -> bool:
+    """Whether no kernel of this package is compiled yet. One that is would be launched in a dry run, on what others have
+    not written."""
+    package = __name__.rpartition(".")[0]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(package)]
+    kernels = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
+    return not any(compiled for kernel in kernels for compiled, *_ in kernel.device_caches.values())
 
 
 @contextmanager

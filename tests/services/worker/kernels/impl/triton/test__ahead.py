@@ -33,12 +33,15 @@ def launch():
     silu_and_mul.IMPL.run(x)
 
 
+assert _ahead.is_first()
 with _ahead.collect() as asked:
     launch()
+assert _ahead.is_first()
 assert len(asked) == 2 and sum(_builds.COUNTS.values()) == 0, (len(asked), _builds.COUNTS)
 reports = []
 asked.build(2, lambda done, total: reports.append((done, total)))
 assert reports == [(1, 2), (2, 2)] and sum(_builds.COUNTS.values()) == 2, (reports, _builds.COUNTS)
+assert not _ahead.is_first()
 with _ahead.collect() as again:
     try:
         launch()
