@@ -42,8 +42,7 @@ class Asked:
 
 
 def is_first() -> bool:
-    """Whether no kernel of this package is compiled yet. One that is would be launched in a dry run, on what others have
-    not written."""
+    """Whether no kernel of this package is compiled: a dry run launches those that are, on what nobody has written."""
     package = __name__.rpartition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(package)]
     kernels = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
