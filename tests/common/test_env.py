@@ -51,3 +51,9 @@ def test_the_users_cache_follows_the_desktops_rule(monkeypatch: pytest.MonkeyPat
     assert env.user_cache() == tmp_path / "valence"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert env.user_cache() == Path.home() / ".cache" / "valence"
+
+
+def test_triton_is_interpreted_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, interprets in (("1", True), ("true", True), ("0", False), ("", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert env.interprets_triton() is interprets
