@@ -60,7 +60,7 @@ class Choice:
         *("seq_id", "submit", "tokenizer"),
     )
 
-    def __init__(self, request: "Request", seq_id: int, submit: Submit, first: int, tokenizer: int) -> None:
+    def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
         self.request, self.seq_id, self.tokenizer = request, seq_id, tokenizer
         self.submit = submit  # its prompt's
         self.origin = seq_id  # stays when the choice moves to another tokenizer
@@ -137,7 +137,7 @@ class Hub:
             peer = NOBODY if wait and not tokenizers else self._pick(tokenizers)
             first = self._take_ids(peer, submit.n)
             for seq_id in range(first, first + submit.n):
-                choice = Choice(request, seq_id, submit, first, peer.incarnation)
+                choice = Choice(request, seq_id, first, peer.incarnation, submit)
                 request.choices.append(choice)
                 self.choices[seq_id] = choice
             request.open += submit.n

@@ -27,7 +27,9 @@ from common.protocol import (
     Members,
     ModelFacts,
     Peer,
+    PromptKind,
     Refused,
+    Sampling,
     Submit,
     TextBatch,
     TextFinished,
@@ -219,3 +221,4 @@ def scenario(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "tiny", "prompt": "hi"}
+SUBMIT = Submit(0, PromptKind.TEXT, Sampling(16), text="x")

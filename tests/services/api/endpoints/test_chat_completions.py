@@ -1,12 +1,12 @@
 from common.protocol import FinishReason, TextFinished
 from services.api.endpoints.chat_completions import reply
 from services.api.hub import Choice, Request
-from tests.services.api.system import CHAT, running, scenario
+from tests.services.api.system import CHAT, SUBMIT, running, scenario
 
 
 def test_a_whole_reply() -> None:
     request = Request(0.0, 0)
-    choice = Choice(request, 4, 4, 1)
+    choice = Choice(request, 4, 4, 1, SUBMIT)
     choice.parts = ["Par", "is"]
     choice.finished = TextFinished(4, FinishReason.STOP_TOKEN, 3, 2, 1, 42)
     request.choices.append(choice)

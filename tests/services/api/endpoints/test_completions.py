@@ -1,13 +1,13 @@
 from common.protocol import FinishReason, TextFinished
 from services.api.endpoints.completions import reply
 from services.api.hub import Choice, Request
-from tests.services.api.system import COMPLETION, running, scenario
+from tests.services.api.system import COMPLETION, SUBMIT, running, scenario
 
 
 def test_a_whole_reply() -> None:
     request = Request(0.0, 0)
     for index, text in enumerate(("a", "b")):
-        choice = Choice(request, index, 0, 1)
+        choice = Choice(request, index, 0, 1, SUBMIT)
         request.choices.append(choice)
         choice.parts = [text]
         choice.finished = TextFinished(index, FinishReason.STOP_STRING, 3, 2, 1, stop_string="END")

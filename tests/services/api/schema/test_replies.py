@@ -1,12 +1,13 @@
 from common.protocol import FinishReason, TextFinished
 from services.api.hub import Choice, Request
 from services.api.schema.replies import stop_reason, usage_of
+from tests.services.api.system import SUBMIT
 
 
 def test_a_prompt_counts_once_for_all_its_choices() -> None:
     request = Request(0.0, 0)
     for seq_id, first in ((10, 10), (11, 10), (12, 12), (13, 12)):
-        choice = Choice(request, seq_id, first, 1)
+        choice = Choice(request, seq_id, first, 1, SUBMIT)
         choice.finished = TextFinished(seq_id, FinishReason.EOS, 100, 5, 32)
         request.choices.append(choice)
     request.choices[3].finished = None
