@@ -46,7 +46,6 @@ class Figures:
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.requests = 0
         self.refused = 0
-        self.recovered = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0

@@ -28,6 +28,7 @@ from common.protocol import (
 )
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
+from services.api.routes import Routes
 
 log = logging.getLogger("api")
 KEEP_ALIVE_S = 15.0  # a stream that was silent for so long gets a comment
@@ -49,8 +50,8 @@ class Gateway:
         self.figures = Figures()
         self.node: Node[ToApi] = Node(process, ToApi, self._receive, self._on_change, self._metrics)
         limit = self.config.api.max_open_requests
-        recover_s = self.config.links.recover_s
-        self.hub = Hub(process.instance, process.incarnation, limit, self._send, self.figures, recover_s)
+        routes = Routes(process.instance, process.incarnation)
+        self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
 
     @property
@@ -92,7 +93,7 @@ class Gateway:
         return [peer for peer in self.node.view.ready("api") if peer.incarnation != own]
 
     def open(self, submits: list[Submit], arrived_s: float, limit: int) -> Request:
-        return self.hub.open(submits, self.tokenizers(), arrived_s, limit, wait=True)
+        return self.hub.open(submits, self.tokenizers(), arrived_s, limit)
 
     async def ask(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """One question to a tokenizer. Raises Reject."""
@@ -165,7 +166,7 @@ class Gateway:
             "open_requests": len(self.hub.choices),
             "requests": figures.requests,
             "refused": figures.refused,
-            "recovered": figures.recovered,
+            "recovered": self.hub.recovered,
             "prompt_tokens": figures.prompt_tokens,
             "cached_tokens": figures.cached_tokens,
             "output_tokens": figures.output_tokens,

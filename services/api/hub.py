@@ -6,7 +6,7 @@ is bounded; whatever ends without the tokenizer's own terminal is aborted there;
 for another one, which sends what is missing of its text.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,10 +26,10 @@ from common.protocol import (
     TextFinished,
     Tokenize,
     Tokenized,
-    make_seq_id,
 )
 from services.api.errors import reason_of
 from services.api.figures import Figures
+from services.api.routes import Routes
 
 WORDS = {
     FinishReason.EOS: "stop",
@@ -77,6 +77,20 @@ class Choice:
         """Another tokenizer has taken it over, alone."""
         return self.seq_id != self.origin
 
+    def again(self, seq_id: int) -> Submit:
+        """All that another tokenizer needs to go on with this choice alone."""
+        sampling = self.submit.sampling
+        seed = (sampling.seed + self.origin - self.first) % 2**64
+        return msgspec.structs.replace(
+            self.submit,
+            seq_id=seq_id,
+            sampling=msgspec.structs.replace(sampling, seed=seed),
+            n=1,
+            origin=self.origin,
+            delivered_tokens=self.received,
+            delivered_chars=self.chars,
+        )
+
     def take(self) -> str:
         """The text since the last call."""
         text = "".join(self.parts)
@@ -103,30 +117,22 @@ class Request:
 class Hub:
     """`send` takes the receiver's incarnation; 0 is the scheduler. `recover_s`: how long a choice may wait."""
 
-    def __init__(
-        self, instance: int, incarnation: int, max_open: int, send: Send, figures: Figures, recover_s: float
-    ) -> None:
+    def __init__(self, routes: Routes, max_open: int, send: Send, figures: Figures, recover_s: float) -> None:
         self.choices: dict[int, Choice] = {}
         self.calls: dict[int, tuple[int, Reply]] = {}  # by call id: tokenizer, where the answer goes
-        self.work: Counter[int] = Counter()  # open choices and calls by tokenizer incarnation
-        self.figures = figures
-        self._given: Counter[int] = Counter()  # everything ever sent, breaks ties between idle tokenizers
-        self._instance, self._salt, self._max_open, self._send = instance, incarnation, max_open, send
-        self._recover_s = recover_s
+        self.routes, self.figures = routes, figures
+        self.recovered = 0  # choices that have moved
+        self._max_open, self._send, self._recover_s = max_open, send, recover_s
         self._waiting: list[Choice] = []  # those of NOBODY, and some that have ended
         self._aborted: deque[tuple[int, int]] = deque(maxlen=ABORTS_KEPT)  # tokenizer and origin, newest last
-        self._counter = 0
         self._changed: list[Request] = []
 
     # --- from the endpoints -------------------------------------------------------------------------------------------
 
-    def open(
-        self, submits: list[Submit], tokenizers: list[Peer], now_s: float, limit: int = 0, wait: bool = False
-    ) -> Request:
+    def open(self, submits: list[Submit], tokenizers: list[Peer], now_s: float, limit: int = 0) -> Request:
         """Sends the prompts of one HTTP request (`seq_id` is filled in here) to the tokenizers with the least work.
 
-        With `wait` they wait for a tokenizer if there is none.
-        Raises Reject, with nothing left open, if there is no room for all choices or no tokenizer takes them.
+        Without any they wait. Raises Reject, with nothing left open, if there is no room or a link is full.
         """
         count = sum(submit.n for submit in submits)
         if len(self.choices) + count > self._max_open:
@@ -134,15 +140,14 @@ class Hub:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} choices are open already, try again later")
         request = Request(now_s, limit)
         for submit in submits:
-            peer = NOBODY if wait and not tokenizers else self._pick(tokenizers)
-            first = self._take_ids(peer, submit.n)
+            peer = self.routes.pick(tokenizers) if tokenizers else NOBODY
+            first = self.routes.take_ids(peer, submit.n)
             for seq_id in range(first, first + submit.n):
                 choice = Choice(request, seq_id, first, peer.incarnation, submit)
                 request.choices.append(choice)
                 self.choices[seq_id] = choice
             request.open += submit.n
-            self.work[peer.incarnation] += submit.n
-            self._given[peer.incarnation] += submit.n
+            self.routes.add(peer.incarnation, submit.n)
             if peer is NOBODY:
                 for choice in request.choices[-submit.n :]:
                     self._wait(choice, now_s)
@@ -157,12 +162,12 @@ class Hub:
         """One question to a tokenizer (`call_id` is filled in here); `reply` is called once. Raises Reject."""
         if len(self.calls) >= self._max_open:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} calls are open already, try again later")
-        peer = self._pick(tokenizers)
-        call_id = self._take_ids(peer, 1)
+        peer = self.routes.pick(tokenizers)
+        call_id = self.routes.take_ids(peer, 1)
         if not self._send(peer.incarnation, msgspec.structs.replace(message, call_id=call_id)):
             raise Reject(RejectReason.OVERLOADED, "the tokenizer takes no more work, try again later")
         self.calls[call_id] = peer.incarnation, reply
-        self.work[peer.incarnation] += 1
+        self.routes.add(peer.incarnation)
 
     def cancel(self, request: Request) -> None:
         """The client has gone: aborts what is not finished. Repeating it is harmless."""
@@ -249,8 +254,7 @@ class Hub:
         for owner, origin in self._aborted:
             if owner == tokenizer:  # it may have died before it told the scheduler
                 self._send(NOBODY.incarnation, Abort(origin))
-        self.work.pop(tokenizer, None)
-        self._given.pop(tokenizer, None)
+        self.routes.forget(tokenizer)
 
     def recover(self, tokenizers: list[Peer], now_s: float) -> None:
         """Hands the choices that wait to the tokenizers with the least work; those that waited too long fail."""
@@ -260,7 +264,7 @@ class Hub:
                 continue
             if now_s - choice.lost_s > self._recover_s:
                 self.fail(choice.request, Reject(RejectReason.UNAVAILABLE, "no tokenizer came in time"))
-            elif not tokenizers or not self._move(choice, self._pick(tokenizers)):
+            elif not tokenizers or not self._move(choice, self.routes.pick(tokenizers)):
                 self._waiting.append(choice)
 
     def flush(self) -> None:
@@ -271,48 +275,23 @@ class Hub:
             if request.consumer is not None:
                 request.consumer.update()
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _pick(self, tokenizers: list[Peer]) -> Peer:
-        if not tokenizers:
-            raise Reject(RejectReason.UNAVAILABLE, "no tokenizer is ready")
-        return min(tokenizers, key=lambda peer: (self.work[peer.incarnation], self._given[peer.incarnation]))
-
-    def _take_ids(self, peer: Peer, count: int) -> int:
-        if self._counter + count > 1 << 32:
-            self._counter = 0
-        first = make_seq_id(self._instance, peer.instance, self._salt, self._counter)
-        self._counter += count
-        return first
-
     def _wait(self, choice: Choice, lost_s: float) -> None:
-        self._release(choice.tokenizer)
+        self.routes.release(choice.tokenizer)
         choice.tokenizer, choice.lost_s = NOBODY.incarnation, lost_s
-        self.work[NOBODY.incarnation] += 1
+        self.routes.add(NOBODY.incarnation)
         self._waiting.append(choice)
 
     def _move(self, choice: Choice, peer: Peer) -> bool:
         """The tokenizer gets all that is needed to go on; False if its link is full."""
-        submit, seq_id = choice.submit, self._take_ids(peer, 1)
-        seed = (submit.sampling.seed + choice.origin - choice.first) % 2**64
-        again = msgspec.structs.replace(
-            submit,
-            seq_id=seq_id,
-            sampling=msgspec.structs.replace(submit.sampling, seed=seed),
-            n=1,
-            origin=choice.origin,
-            delivered_tokens=choice.received,
-            delivered_chars=choice.chars,
-        )
-        if not self._send(peer.incarnation, again):
+        seq_id = self.routes.take_ids(peer, 1)
+        if not self._send(peer.incarnation, choice.again(seq_id)):
             return False
         del self.choices[choice.seq_id]
         self.choices[seq_id] = choice
-        self._release(choice.tokenizer)
+        self.routes.release(choice.tokenizer)
         choice.seq_id, choice.tokenizer = seq_id, peer.incarnation
-        self.work[peer.incarnation] += 1
-        self._given[peer.incarnation] += 1
-        self.figures.recovered += 1
+        self.routes.add(peer.incarnation)
+        self.recovered += 1
         return True
 
     def _append(self, choice: Choice, text: str) -> None:
@@ -377,14 +356,11 @@ class Hub:
             choice.request.updated.append(choice)
         choice.request.open -= 1
         del self.choices[choice.seq_id]
-        self._release(choice.tokenizer)
+        self.routes.release(choice.tokenizer)
         self.figures.output_tokens += choice.received
         self.figures.finished[WORDS[finished.reason]] += 1
 
     def _answer(self, call_id: int, reply: Tokenized | Detokenized | Reject) -> None:
         tokenizer, callback = self.calls.pop(call_id)
-        self._release(tokenizer)
+        self.routes.release(tokenizer)
         callback(reply)
-
-    def _release(self, tokenizer: int) -> None:
-        self.work[tokenizer] -= 1

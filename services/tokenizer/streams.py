@@ -92,15 +92,8 @@ class Streams:
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        admit = Admit(
-            submit.seq_id,
-            tokens.tobytes(),
-            sampling,
-            submit.n,
-            submit.priority,
-            submit.cache_salt,
-            origin=submit.origin,
-        )
+        seq_id, n, priority, salt = submit.seq_id, submit.n, submit.priority, submit.cache_salt
+        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt, origin=submit.origin)
         if submit.origin >= 0:
             self._upstream.put(admit)  # it was accepted before
         elif not self._upstream.offer(admit):

@@ -24,6 +24,7 @@ from common.protocol import (
 )
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
+from services.api.routes import Routes
 from services.api.schema.replies import usage_of
 from tests.services.api.system import rows
 
@@ -47,7 +48,7 @@ class Rig:
         self.sent: list[tuple[int, Any]] = []
         self.figures = Figures()
         self.accept = accept
-        self.hub = Hub(3, 0xABCD, max_open, self.send, self.figures, 30.0)
+        self.hub = Hub(Routes(3, 0xABCD), max_open, self.send, self.figures, 30.0)
 
     def send(self, peer: int, message: Any) -> bool:
         self.sent.append((peer, message))
@@ -203,13 +204,7 @@ def test_a_full_link_refuses_and_leaves_nothing_open() -> None:
     with pytest.raises(Reject) as caught:
         rig.open(prompts=2)
     assert caught.value.reason is RejectReason.OVERLOADED and not rig.hub.choices and len(rig.aborted) == 2
-    assert rig.hub.work[A.incarnation] == 0
-
-
-def test_without_a_tokenizer_nothing_opens() -> None:
-    with pytest.raises(Reject) as caught:
-        Rig().open(peers=())
-    assert caught.value.reason is RejectReason.UNAVAILABLE
+    assert rig.hub.routes.work[A.incarnation] == 0
 
 
 def test_the_tokenizer_with_the_least_open_work_is_picked_and_idle_ones_take_turns() -> None:
@@ -292,11 +287,11 @@ def test_a_lost_tokenizer_ends_its_calls_and_moves_its_choices() -> None:
     peer, again = rig.sent[-1]
     assert peer == B.incarnation and tokenizer_of(again.seq_id) == 1 and again.text == "x"
     assert (again.origin, again.delivered_tokens, again.delivered_chars) == (old, 3, 2)
-    assert A.incarnation not in rig.hub.work and rig.hub.work == {0: 0, B.incarnation: 2}
+    assert A.incarnation not in rig.hub.routes.work and rig.hub.routes.work == {0: 0, B.incarnation: 2}
     rig.hub.feed(rows((old, 3, 1, "late"), (again.seq_id, 3, 1, "c")), 6.0)
     rig.end(again.seq_id, tokens=4)
     assert lost.choices[0].take() == "c" and lost.open == 0 and lost.failure is kept.failure is None
-    assert list(rig.hub.requests()) == [kept] and rig.figures.recovered == 1
+    assert list(rig.hub.requests()) == [kept] and rig.hub.recovered == 1
     assert (rig.figures.prompt_tokens, rig.figures.output_tokens) == (5, 4)
 
 
@@ -368,7 +363,7 @@ def test_a_full_link_leaves_it_waiting() -> None:
     assert request.choices[0].tokenizer == 0 and request.choices[0].seq_id == request.choices[0].origin
     rig.accept = lambda peer, message: True
     rig.hub.recover([B], 6.0)
-    assert request.choices[0].tokenizer == B.incarnation and rig.hub.work == {0: 0, B.incarnation: 1}
+    assert request.choices[0].tokenizer == B.incarnation and rig.hub.routes.work == {0: 0, B.incarnation: 1}
 
 
 def test_text_of_the_dead_that_is_still_on_its_way_counts() -> None:
@@ -383,7 +378,7 @@ def test_text_of_the_dead_that_is_still_on_its_way_counts() -> None:
     rig.hub.lose(A.incarnation, 6.0)
     rig.end(other.choices[0].seq_id)
     rig.hub.recover([B], 6.0)
-    assert other.failure is None and other.open == 0 and rig.hub.work[0] == 0
+    assert other.failure is None and other.open == 0 and rig.hub.routes.work[0] == 0
 
 
 def test_what_was_aborted_at_a_tokenizer_that_died_is_aborted_at_the_scheduler() -> None:
@@ -401,12 +396,12 @@ def test_a_client_that_leaves_during_the_pause_frees_everything() -> None:
     rig.hub.cancel(request)
     assert [(peer, m.seq_id) for peer, m in rig.sent[1:]] == [(0, choice.origin) for choice in request.choices]
     rig.hub.recover([B], 6.0)
-    assert len(rig.sent) == 3 and not rig.hub.choices and rig.hub.work[0] == 0
+    assert len(rig.sent) == 3 and not rig.hub.choices and rig.hub.routes.work[0] == 0
 
 
 def test_new_requests_may_wait_for_a_tokenizer_too() -> None:
     rig = Rig()
-    request = rig.hub.open([Submit(0, PromptKind.TEXT, Sampling(16, seed=4), n=2)], [], 1.0, wait=True)
+    request = rig.hub.open([Submit(0, PromptKind.TEXT, Sampling(16, seed=4), n=2)], [], 1.0)
     assert rig.sent == [] and request.open == 2
     rig.hub.recover([B], 3.0)
     assert [(m.sampling.seed, m.n, m.delivered_tokens) for _, m in rig.sent] == [(4, 1, 0), (5, 1, 0)]
@@ -432,7 +427,7 @@ def test_calls_are_answered_once() -> None:
     rig.hub.answer(Detokenized(detokenize, "text"))
     rig.hub.refuse(Refused(tokenize, "no such reason", "why"))
     assert answers[0] == Detokenized(detokenize, "text") and answers[1].reason is RejectReason.INTERNAL
-    assert len(answers) == 2 and rig.hub.work[A.incarnation] == 0
+    assert len(answers) == 2 and rig.hub.routes.work[A.incarnation] == 0
 
 
 def test_a_call_that_cannot_be_sent_is_refused() -> None:
@@ -458,6 +453,6 @@ def test_figures_of_a_request() -> None:
 
 def test_ids_do_not_wrap_inside_a_request() -> None:
     rig = Rig()
-    rig.hub._counter = 2**32 - 1
+    rig.hub.routes._counter = 2**32 - 1
     ids = [choice.seq_id for choice in rig.open(n=2).choices]
     assert ids[1] == ids[0] + 1 and ids[0] & 0xFFFFFFFF == 0

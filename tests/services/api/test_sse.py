@@ -8,6 +8,7 @@ from common.errors import Reject, RejectReason
 from common.protocol import FinishReason, Peer, PromptKind, Sampling, Submit, TextFinished
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
+from services.api.routes import Routes
 from services.api.schema.replies import PromptTokensDetails, Usage
 from services.api.sse import DONE, KEEP_ALIVE, Chunks, EventStream
 from tests.services.api.system import rows, scenario
@@ -43,7 +44,7 @@ class FakeWire:
 class Rig:
     def __init__(self, kind: str = "chat", n: int = 1, limit: int = 100, include_usage: bool = False) -> None:
         self.sent: list[Any] = []
-        self.hub = Hub(0, 1, 100, lambda peer, message: self.sent.append(message) or True, Figures(), 30.0)
+        self.hub = Hub(Routes(0, 1), 100, lambda peer, message: self.sent.append(message) or True, Figures(), 30.0)
         submit = Submit(0, PromptKind.TEXT, Sampling(16), n=n)
         self.request: Request = self.hub.open([submit], [Peer("tokenizer", 0, 9, "")], 0.0, limit)
         self.wire = FakeWire()
