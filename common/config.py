@@ -69,6 +69,7 @@ class Worker(Branch, frozen=True):
 class Api(Branch, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000
+    keys_file: str = ""  # written by `valence keys`; empty: nobody needs a key, unless VALENCE_API_KEYS has some
     max_open_requests: Positive = 1024  # per replica; more are answered 429
     max_body_bytes: Positive = 8 * 1024 * 1024
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts

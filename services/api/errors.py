@@ -24,7 +24,7 @@ CODES = {
     RejectReason.OUT_OF_MEMORY: "out_of_memory",
     RejectReason.INTERNAL: "internal_error",
 }
-HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+HTTP_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
 
 

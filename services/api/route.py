@@ -30,6 +30,7 @@ class Endpoint(NamedTuple):
     summary: str
     body: Body[Any] | None = None
     reply: type[msgspec.Struct] | None = None
+    public: bool = False  # answers without an API key
 
 
 def discover() -> list[Endpoint]:

@@ -103,7 +103,7 @@ def test_answers_are_counted_by_route() -> None:
             for path in ("/v1/models/tiny", "/v1/models/other", "/nothing", "/also/nothing"):
                 await client.get(path)
             await client.request("PROPFIND", "/health")
-            http = system.gateway.figures.http
+            http = system.gateway.figures.edge.http
             assert http["/v1/models/{model:path}", "GET", 200] == http["/v1/models/{model:path}", "GET", 404] == 1
             assert http["other", "GET", 404] == 2 and http["/health", "other", 405] == 1
 
