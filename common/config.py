@@ -19,6 +19,7 @@ from common.errors import ConfigError
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Replicas = Annotated[int, Meta(ge=1, le=64)]
 
@@ -70,6 +71,8 @@ class Api(Branch, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000
     keys_file: str = ""  # written by `valence keys`; empty: nobody needs a key, unless VALENCE_API_KEYS has some
+    deadline_s: NotNegative = 0.0  # from a request's arrival to its end, unless it says otherwise; 0: none
+    max_deadline_s: NotNegative = 0.0  # the longest that a request can have; 0: any, also none
     max_open_requests: Positive = 1024  # per replica; more are answered 429
     max_body_bytes: Positive = 8 * 1024 * 1024
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
