@@ -74,7 +74,11 @@ class Api(Branch, frozen=True):
     deadline_s: NotNegative = 0.0  # from a request's arrival to its end, unless it says otherwise; 0: none
     max_deadline_s: NotNegative = 0.0  # the longest that a request can have; 0: any, also none
     max_open_requests: Positive = 1024  # per replica; more are answered 429
+    max_header_bytes: Annotated[int, Meta(ge=256)] = 32 * 1024  # request line and headers; more are answered 431
+    max_header_s: Seconds = 10.0  # from a connection or the first byte of a request to the end of its headers
     max_body_bytes: Positive = 8 * 1024 * 1024
+    max_body_s: Seconds = 60.0  # for the whole body to come
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all; none: CORS is off
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
     max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
     retry_after_s: Positive = 1

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -111,9 +112,13 @@ def build(gateway: Gateway) -> Edge:
     )
     app.router.redirect_slashes = False
     public = [each.path for each in endpoints if each.public]
-    guarded = Guard(app, keyring, public, gateway.figures.edge, retry_after_s) if keyring.needed else app
+    guarded: ASGIApp = Guard(app, keyring, public, gateway.figures.edge, retry_after_s) if keyring.needed else app
     if not (keyring.needed or is_loopback(gateway.config.api.host)):
         log.warning("anybody who reaches %s can use this server: no API keys are set", gateway.config.api.host)
+    if origins := gateway.config.api.cors_origins:
+        guarded = CORSMiddleware(
+            guarded, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("x-request-id",)
+        )
     return Edge(guarded, gateway, [each.path for each in endpoints])
 
 

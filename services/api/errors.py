@@ -26,7 +26,14 @@ CODES = {
     RejectReason.OUT_OF_MEMORY: "out_of_memory",
     RejectReason.INTERNAL: "internal_error",
 }
-HTTP_CODES = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+HTTP_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    431: "headers_too_large",
+}
 TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 
 

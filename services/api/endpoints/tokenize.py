@@ -73,7 +73,7 @@ def question(asked: TokenizeRequest, facts: ModelFacts) -> Tokenize:
 
 
 async def tokenize(gateway: Gateway, request: Request) -> Response:
-    body = await read_body(request, gateway.config.api.max_body_bytes)
+    body = await read_body(request, gateway.config.api)
     facts = gateway.facts()
     asked = TOKENIZE.parse(body)
     async with within(left_s(request, gateway.config.api)):
@@ -85,7 +85,7 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
 
 
 async def detokenize(gateway: Gateway, request: Request) -> Response:
-    body = await read_body(request, gateway.config.api.max_body_bytes)
+    body = await read_body(request, gateway.config.api)
     facts = gateway.facts()
     asked = DETOKENIZE.parse(body)
     check_model(asked.model, facts)
