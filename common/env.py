@@ -57,6 +57,11 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "valence"
 
 
+def interprets_triton() -> bool:
+    """Whether Triton, which reads the same variable, runs its kernels on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
 def keep_compiled_in(folder: Path) -> None:
     """From now on inductor and Triton of this process, and of its children, keep what they compile in `folder`.
 

@@ -7,6 +7,7 @@ graphs for any number of layers and tokens, and three more for a single token.
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from services.worker.layers.decoder import Decoder, Pieces
 
 EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
 AUTOMATIC = -1
+CPU_OPS = ("grouped_linear",)  # no weight on a GPU calls them
 OWN = "services.worker."
 TRITON_BUILDS = "services.worker.kernels.impl.triton._builds"
 
@@ -93,6 +95,22 @@ class Builds(NamedTuple):
 
     compiled: int
     found: int
+
+
+def build_ahead(bindings: Bindings, dry_run: Callable[[], None], report: Callable[[int, int], None]) -> None:
+    """Compiles the kernels that `dry_run` needs by all cores, where all ops are Triton's: it computes nothing then.
+
+    With an op of torch's among them it would read what no kernel has written, so that indices could lie anywhere.
+    """
+    if {row.provider for row in bindings.table if row.op not in CPU_OPS} != {"triton"}:
+        return
+    from services.worker.kernels.impl.triton import _ahead
+
+    if not _ahead.is_first():
+        return
+    with _ahead.collect() as asked:
+        dry_run()
+    asked.build(len(os.sched_getaffinity(0)), report)
 
 
 def builds() -> Builds:

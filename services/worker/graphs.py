@@ -151,22 +151,15 @@ class StepInputs(NamedTuple):
 Forward = Callable[[GraphKey, StepInputs], Tensor]  # runs the whole step, returns its logits [R, V]
 
 
-class _Place:
-    """Device memory without its owner, as the CUDA array interface describes it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        assert tensor.is_contiguous()
-        self.__cuda_array_interface__ = {
-            "shape": (tensor.numel() * tensor.itemsize,),
-            "typestr": "|u1",
-            "data": (tensor.data_ptr(), False),
-            "version": 2,
-        }
-
-
 def alias(tensor: Tensor) -> Tensor:
-    """The same memory without keeping it: what a graph leaves in the pool may be overwritten by the next one."""
-    return torch.as_tensor(_Place(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+    """The same memory without keeping it: what a graph leaves in the pool may be overwritten by the next one.
+
+    Made as torch makes the outputs of its own graphs, on NVIDIA and on AMD.
+    """
+    size = tensor.untyped_storage().nbytes()
+    storage = torch._C._construct_storage_from_data_pointer(tensor.untyped_storage().data_ptr(), tensor.device, size)
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 class Captured(NamedTuple):

@@ -109,9 +109,10 @@ class ModelEngine:
         level = levels.choose_level(config.worker.compile_level, device)
         if device.type == "cpu":
             torch.set_num_threads(config.worker.threads or len(os.sched_getaffinity(0)))
-        levels.count_builds()
-        source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
         compiles = device.type != "cpu" or level >= levels.INDUCTOR
+        if compiles:
+            levels.count_builds()
+        source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
         kept = open_cache(config, source.config, device) if compiles else None
         with explained("the model's weights", "choose a smaller model.dtype or another device"):
             loaded = load_model(source, config, device, stages, level)

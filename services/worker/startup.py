@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +102,13 @@ def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], 
     meter = memory.Meter(parts.device)
     weights = meter.restart()
     probe = parts.runner(sizes.num_blocks + 1)
-    run_all(probe, warmup.all_kinds(sizes), lambda done, total: stages("compile", done, total))
+    plans = list(warmup.all_kinds(sizes))
+
+    def compiling(done: int, total: int) -> None:
+        stages("compile", done, total)
+
+    levels.build_ahead(parts.bindings, partial(run_all, probe, plans, lambda done, total: None), compiling)
+    run_all(probe, plans, compiling)
     stages("memory")
     meter.restart()
     run_all(probe, warmup.largest_steps(sizes), lambda done, total: stages("memory", done, total))

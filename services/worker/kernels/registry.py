@@ -12,17 +12,18 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from common import env
 from services.worker.kernels.traceable import traceable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROVIDERS = ("aiter", "triton", "numba", "torch")
-CPU_ONLY = ("numba",)  # dear to import
+ONLY_ON = {"numba": "cpu", "triton": "cuda"}  # dear to import: elsewhere they are not
 
 
 class BindError(Exception):
@@ -165,11 +166,18 @@ def find_impls(provider: str) -> tuple[dict[str, Impl[Any]], str]:
     return impls, ""
 
 
+def find_for(facts: Facts, provider: str) -> tuple[dict[str, Impl[Any]], str]:
+    """As find_impls, but imports nothing that cannot run there."""
+    if ONLY_ON.get(provider, facts.device) != facts.device and not (provider == "triton" and env.interprets_triton()):
+        return {}, "needs a GPU" if facts.device == "cpu" else "for CPUs"
+    return find_impls(provider)
+
+
 def bind(
     priority: Sequence[str],
     facts: Facts,
     choices: Mapping[str, str] | None = None,
-    finder: Callable[[str], tuple[dict[str, Impl[Any]], str]] = find_impls,
+    finder: Callable[[str], tuple[dict[str, Impl[Any]], str]] | None = None,
     opaque: bool = False,
 ) -> Bindings:
     """For each op the first provider of `priority` that can run it; `choices` (op to provider) must be met exactly.
@@ -183,13 +191,12 @@ def bind(
             raise BindError(f"unknown kernel provider {name!r}; known: {', '.join(PROVIDERS)}")
     if unknown := sorted(set(choices) - set(ops)):
         raise BindError(f"unknown op {unknown[0]!r}; known: {', '.join(ops)}")
+    finder = finder or partial(find_for, facts)
     impls: dict[str, tuple[dict[str, Impl[Any]], str]] = {}
 
     def refusal(item: Op[Any], provider: str) -> str | None:
         if provider == "torch":
             return None
-        if provider in CPU_ONLY and facts.device != "cpu":
-            return "for CPUs"
         if provider not in impls:
             impls[provider] = finder(provider)
         found, reason = impls[provider]

@@ -21,6 +21,7 @@ from services.worker.compile import (
     INDUCTOR,
     TRACED,
     Builds,
+    build_ahead,
     builds,
     choose_level,
     compile_pieces,
@@ -214,3 +215,12 @@ def test_counting_does_not_load_a_compiler() -> None:
     """Which would take seconds of every start at level 0."""
     code = "import sys; from services.worker import compile as c; c.builds(); print('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_nothing_is_built_ahead_where_an_op_is_torchs() -> None:
+    """Its dry run would read what no kernel has written."""
+
+    def dry_run() -> None:
+        raise AssertionError("must not run")
+
+    build_ahead(bind(("torch",), Facts("cpu")), dry_run, lambda done, total: None)

@@ -71,6 +71,14 @@ def test_inputs_lie_where_they_are_staged(key: GraphKey) -> None:
         assert tensor.shape == column.shape and np.array_equal(tensor.numpy(), column)
 
 
+def test_an_alias_shares_memory() -> None:
+    owner = torch.arange(24, dtype=torch.bfloat16).view(4, 6)
+    part = graphs.alias(owner[1:, ::2])
+    assert part.dtype == owner.dtype and part.tolist() == owner[1:, ::2].tolist()
+    owner[2, 2] = 99
+    assert part[1, 1] == 99 and part.data_ptr() == owner[1:, ::2].data_ptr()
+
+
 class CalledGraphs(Graphs):
     """Calls the step where a device would replay it."""
 

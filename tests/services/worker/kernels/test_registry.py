@@ -1,12 +1,15 @@
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from services.worker.kernels import registry
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
-from services.worker.kernels.registry import BindError, Facts, Impl, all_ops, bind, find_impls
+from services.worker.kernels.registry import BindError, Facts, Impl, all_ops, bind, find_for, find_impls
 
 CPU = Facts("cpu")
 
@@ -86,3 +89,23 @@ def test_a_different_signature_is_refused() -> None:
 def test_a_provider_without_files_or_library_is_explained() -> None:
     found, reason = find_impls("no_such_provider")
     assert not found and reason == "no no_such_provider implementations in this build"
+
+
+def test_a_worker_imports_no_kernels_of_other_devices() -> None:
+    """Importing Triton and its kernels takes a second of each start."""
+    code = (
+        "import sys; from services.worker.kernels.registry import Facts, bind; "
+        "bind(('triton', 'torch'), Facts('cpu')); bind(('numba', 'torch'), Facts('cuda')); "
+        "print(*{'triton', 'numba'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()
+
+
+def test_triton_may_be_interpreted_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find_impls", lambda provider: ({}, f"{provider} is asked"))
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert find_for(CPU, "triton") == ({}, "needs a GPU")
+    assert find_for(Facts("cuda", "gfx942"), "numba") == ({}, "for CPUs")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert find_for(CPU, "triton") == ({}, "triton is asked")
