@@ -135,7 +135,8 @@ def serve(config: Config) -> int:
         model = session.bring_up(sum(replicas.values()))
         if model:
             elapsed_s = time.time() - psutil.Process().create_time()
-            display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s)
+            keyed = bool(config.api.keys_file or env.api_keys())
+            display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s, keyed)
             session.watch()
         failed = False
     except Failure as failure:
