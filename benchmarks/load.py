@@ -81,10 +81,12 @@ class Stream(asyncio.Protocol):
         return StreamResult(usage["prompt_tokens"], usage["completion_tokens"], *times)
 
 
-def encode_request(path: str, body: dict[str, Any]) -> bytes:
+def encode_request(path: str, body: dict[str, Any], api_key: str = "") -> bytes:
     """The bytes of one streaming request. The server closes the connection after its answer."""
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: valence\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    if api_key:
+        head += f"Authorization: Bearer {api_key}\r\n"
     return head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

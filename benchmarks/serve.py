@@ -33,6 +33,8 @@ from benchmarks.serve_client import Clients, default_clients
 from benchmarks.system import System, cpu_seconds
 from benchmarks.workloads import Ask, Mix, Source, body
 from common import config as configuration
+from common import env
+from valence.chat import authorization
 
 PATH = "/v1/completions"
 GATE_OUTPUT = 64
@@ -64,6 +66,7 @@ class Server:
     chunk: int  # tokens that one step may have
     system: System | None = None  # None: not ours
     is_null: bool = False  # it computes nothing, and its tokens depend on more than the prompt
+    api_key: str = ""
 
     @property
     def url(self) -> str:
@@ -74,11 +77,13 @@ class Server:
         return cpu_seconds(self.system.processes()) if self.system else {}
 
     def request(self, ask: Ask) -> bytes:
-        return encode_request(PATH, body(ask, self.model))
+        return encode_request(PATH, body(ask, self.model), self.api_key)
 
     def complete(self, ask: Ask) -> dict[str, Any]:
         """The whole answer at once. Raises GateRed if it is an error."""
-        answer = httpx.post(self.url + PATH, json=body(ask, self.model), timeout=CALL_S)
+        answer = httpx.post(
+            self.url + PATH, json=body(ask, self.model), headers=authorization(self.api_key), timeout=CALL_S
+        )
         if answer.status_code != httpx.codes.OK:
             raise GateRed(f"HTTP {answer.status_code}: {answer.text[:300]}")
         found: dict[str, Any] = answer.json()
@@ -91,8 +96,12 @@ def serving(arguments: argparse.Namespace) -> Iterator[Server]:
     vocab = arguments.vocab or (models.SHAPES[arguments.model].vocab if arguments.model in models.SHAPES else 30_000)
     if arguments.url:
         place = urlsplit(arguments.url)
-        name = httpx.get(f"{arguments.url}/v1/models", timeout=CALL_S).json()["data"][0]["id"]
-        yield Server(place.hostname or "127.0.0.1", place.port or 80, name, vocab, arguments.chunk)
+        key = arguments.api_key or env.api_key()
+        answer = httpx.get(f"{arguments.url}/v1/models", headers=authorization(key), timeout=CALL_S)
+        if answer.is_error:
+            raise GateRed(f"HTTP {answer.status_code}: {answer.text[:300]}")
+        name = answer.json()["data"][0]["id"]
+        yield Server(place.hostname or "127.0.0.1", place.port or 80, name, vocab, arguments.chunk, api_key=key)
         return
     source = models.find_model(arguments.model, arguments.max_position)
     rows = OPEN_ROWS if arguments.rate else max(map(int, arguments.concurrency.split(",")))
@@ -250,6 +259,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="0.6b", help=f"{', '.join(models.SHAPES)}, or a model source")
     parser.add_argument("--url", default="", help="load this running server instead of starting one")
+    parser.add_argument("--api-key", default="", help="key for --url; empty: VALENCE_API_KEY")
     parser.add_argument("--workload", default="random", choices=["random", "shared-prefix", "chat", "long-prompt"])
     parser.add_argument("--concurrency", default="1,64,256", help="closed loop: streams at a time")
     parser.add_argument("--rate", default="", help="open loop: arrivals per second")

@@ -19,6 +19,7 @@ from common.errors import ConfigError
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Replicas = Annotated[int, Meta(ge=1, le=64)]
 
@@ -69,8 +70,15 @@ class Worker(Branch, frozen=True):
 class Api(Branch, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000
+    keys_file: str = ""  # written by `valence keys`; empty: nobody needs a key, unless VALENCE_API_KEYS has some
+    deadline_s: NotNegative = 0.0  # from a request's arrival to its end, unless it says otherwise; 0: none
+    max_deadline_s: NotNegative = 0.0  # the longest that a request can have; 0: any, also none
     max_open_requests: Positive = 1024  # per replica; more are answered 429
+    max_header_bytes: Annotated[int, Meta(ge=256)] = 32 * 1024  # request line and headers; more are answered 431
+    max_header_s: Seconds = 10.0  # from a connection or the first byte of a request to the end of its headers
     max_body_bytes: Positive = 8 * 1024 * 1024
+    max_body_s: Seconds = 60.0  # for the whole body to come
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all; none: CORS is off
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
     max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
     retry_after_s: Positive = 1

@@ -8,7 +8,10 @@ from common.errors import ConfigError
 KNOWN = {
     "VALENCE_CONFIG": "path of the TOML configuration file",
     "VALENCE_SET": "space-separated a.b=c settings, applied after the file",
+    "VALENCE_API_KEYS": "keys that the API asks for: name=key or just a key, separated by commas or spaces",
+    "VALENCE_API_KEY": "the key that the command line sends to a server",
 }
+FOR_SERVICES = {"VALENCE_API_KEYS"}  # a secret: it reaches the services in no file
 
 
 def check() -> None:
@@ -26,10 +29,18 @@ def settings() -> list[str]:
     return os.environ.get("VALENCE_SET", "").split()
 
 
+def api_keys() -> str:
+    return os.environ.get("VALENCE_API_KEYS", "")
+
+
+def api_key() -> str:
+    return os.environ.get("VALENCE_API_KEY", "")
+
+
 def child_environment(threads: int) -> dict[str, str]:
     """The environment of a service process: everything of ours, BLAS threads bounded to `threads` (0: not bounded)."""
     environment = dict(os.environ)
-    for name in KNOWN:
+    for name in KNOWN.keys() - FOR_SERVICES:
         environment.pop(name, None)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"

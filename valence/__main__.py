@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from common import env
 from common.errors import ConfigError
 from valence.errors import CommandError
 
@@ -35,11 +36,13 @@ ConfigFile = Annotated[str, typer.Option("--config", help="TOML file of settings
 Model = Annotated[str, typer.Option("--model", help="Folder, .gguf file, hub id, or bundled.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (also for ROCm).")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+ApiKey = Annotated[str, typer.Option("--api-key", help="Key for the server; empty: VALENCE_API_KEY.")]
+KeyName = Annotated[str, typer.Argument(help="Letters, digits, dots, hyphens, underscores.")]
+KeysFile = Annotated[str, typer.Option("--file", help="File of keys; empty: api.keys_file of the settings.")]
 
 
 def _load(config: str, model: str, port: int | None, device: str, settings: list[str] | None) -> "Config":
     from common import config as configuration
-    from common import env
 
     env.check()
     named = {"model.source": model, "api.port": "" if port is None else str(port), "worker.device": device}
@@ -174,6 +177,7 @@ def chat(
     system: Annotated[str, typer.Option("--system", help="System message.")] = "",
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 1024,
     temperature: Annotated[float | None, typer.Option("--temperature")] = None,
+    api_key: ApiKey = "",
     run_dir: RunDir = "",
     port: Port = None,
 ) -> None:
@@ -182,15 +186,58 @@ def chat(
     from rich.console import Console
 
     from valence import rundir
-    from valence.chat import Conversation, converse, served_model
+    from valence.chat import Conversation, authorization, converse, served_model
 
     base = url or rundir.url(rundir.running_config(rundir.find(run_dir, port)))
     options: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
         options["temperature"] = temperature
-    with httpx.Client(base_url=base, timeout=httpx.Timeout(10.0, read=None)) as client:
+    headers = authorization(api_key or env.api_key())
+    with httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
         name = model or served_model(client)
         converse(Console(), Conversation(client, name, options, system), name)
+
+
+keys = typer.Typer(no_args_is_help=True, help="Look after the keys of the API.")
+app.add_typer(keys, name="keys")
+
+
+@keys.command("add")
+def add_key(
+    name: KeyName,
+    requests: Annotated[int, typer.Option("--requests", min=0, help="Most requests open at once; 0: any.")] = 0,
+    per_minute: Annotated[int, typer.Option("--per-minute", min=0, help="Most requests a minute; 0: any.")] = 0,
+    file: KeysFile = "",
+    config: ConfigFile = "",
+    settings: Settings = None,
+) -> None:
+    """Make a key and print it, once. A running server takes it at its next request."""
+    from valence.keys import add
+
+    print(add(_keys_file(file, config, settings), name, requests, per_minute))
+
+
+@keys.command("list")
+def list_keys(as_json: AsJson = False, file: KeysFile = "", config: ConfigFile = "", settings: Settings = None) -> None:
+    """Names and limits of the keys; 0 is no limit."""
+    from valence.keys import listed
+
+    _print_listing(listed(_keys_file(file, config, settings)), as_json)
+
+
+@keys.command("remove")
+def remove_key(name: KeyName, file: KeysFile = "", config: ConfigFile = "", settings: Settings = None) -> None:
+    """Take a key back. A running server refuses it from its next request on."""
+    from valence.keys import remove
+
+    remove(_keys_file(file, config, settings), name)
+
+
+def _keys_file(file: str, config: str, settings: list[str] | None) -> Path:
+    path = file or _load(config, "", None, "", settings).api.keys_file
+    if not path:
+        _fail("no file of keys is named; use --file, or set api.keys_file")
+    return Path(path)
 
 
 @app.command()

@@ -87,10 +87,19 @@ def _message(text: str) -> str:
         return text.strip() or "the server gave no reason"
 
 
+def authorization(api_key: str) -> dict[str, str]:
+    """The header that carries a key; none for an empty one. Raises ChatError if no header can carry it."""
+    if not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+        raise ChatError("the API key holds characters that no key has")
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 def served_model(client: httpx.Client) -> str:
     """The name of the first model. Raises ChatError if the server cannot be reached or has none."""
     try:
         response = client.get("/v1/models")
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise ChatError(f"{_message(response.text)} (--api-key or VALENCE_API_KEY has the key)")
         response.raise_for_status()
         return str(response.json()["data"][0]["id"])
     except httpx.HTTPError as error:

@@ -82,17 +82,23 @@ class StartDisplay:
         self._progress.update(task, completed=total or 1, total=total or 1, amount=amount)
 
 
-def example_request(url: str, model: str) -> str:
-    """A command that answers when pasted into a shell."""
+KEY_HEADER = '-H "Authorization: Bearer $VALENCE_API_KEY" '
+
+
+def example_request(url: str, model: str, keyed: bool = False) -> str:
+    """A command that answers when pasted into a shell, which has VALENCE_API_KEY where keys are asked for."""
     body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     return (
-        f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
+        f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"{KEY_HEADER if keyed else ''}-d "
         f"{shlex.quote(json.dumps({**body, 'max_tokens': 64, 'temperature': 0}))}"
     )
 
 
-def announce(console: Console, url: str, model: ModelFacts, logs: Path, command: str, elapsed_s: float) -> None:
-    """What a person needs once everything is ready."""
+def announce(
+    console: Console, url: str, model: ModelFacts, logs: Path, command: str, elapsed_s: float, keyed: bool = False
+) -> None:
+    """What a person needs once everything is ready. `keyed`: the API asks for keys."""
     kv_tokens = model.num_blocks * model.block_tokens
     lines = [
         f"Ready after {elapsed_s:.1f} s: {model.name} ({model.architecture}, {model.dtype or 'unknown dtype'}), "
@@ -106,7 +112,7 @@ def announce(console: Console, url: str, model: ModelFacts, logs: Path, command:
         f"  state {command} status",
         "  end   Ctrl-C",
         "",
-        example_request(url, model.name),
+        example_request(url, model.name, keyed),
         "",
     ]
     for line in lines:

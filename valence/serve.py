@@ -24,8 +24,8 @@ import msgspec
 import psutil
 from rich.console import Console
 
+from common import api_keys, env, model_source
 from common import config as configuration
-from common import model_source
 from common.config import Config
 from common.errors import ConfigError
 from common.lifecycle import EXIT_CONFIG
@@ -82,7 +82,13 @@ def prepare(config: Config) -> Config:
     port = free_port(config.api.host, config.api.port)
     config = msgspec.structs.replace(config, api=msgspec.structs.replace(config.api, port=port))
     run_dir = str(Path(config.run_dir).absolute())
-    return msgspec.structs.replace(config, links=msgspec.structs.replace(config.links, run_dir=run_dir))
+    config = msgspec.structs.replace(config, links=msgspec.structs.replace(config.links, run_dir=run_dir))
+    api_keys.given(env.api_keys())
+    if not config.api.keys_file:
+        return config
+    api_keys.read(config.api.keys_file)
+    keys_file = str(Path(config.api.keys_file).absolute())
+    return msgspec.structs.replace(config, api=msgspec.structs.replace(config.api, keys_file=keys_file))
 
 
 def free_port(host: str, port: int) -> int:
@@ -129,7 +135,8 @@ def serve(config: Config) -> int:
         model = session.bring_up(sum(replicas.values()))
         if model:
             elapsed_s = time.time() - psutil.Process().create_time()
-            display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s)
+            keyed = bool(config.api.keys_file or env.api_keys())
+            display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s, keyed)
             session.watch()
         failed = False
     except Failure as failure:

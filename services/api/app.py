@@ -1,5 +1,6 @@
 """The ASGI application: routes from the endpoints' lists, errors as JSON, request ids and HTTP figures at the edge."""
 
+import ipaddress
 import logging
 import re
 import secrets
@@ -8,15 +9,19 @@ from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common import env
 from common.errors import Reject
 from common.log import RequestLogger
 from services.api import errors
 from services.api.gateway import Gateway
+from services.api.guard import Guard
+from services.api.keys import Keyring
 from services.api.route import Endpoint, TooLarge, discover, request_id
 
 log = logging.getLogger("api")
@@ -28,7 +33,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: list[str]) -> None:
         self._app = app
-        self._figures = gateway.figures
+        self._figures = gateway.figures.edge
         self._plain = {path for path in paths if "{" not in path}
         self._prefixes = [(path.split("{")[0], path) for path in paths if "{" in path]
 
@@ -69,8 +74,9 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def build(gateway: Gateway) -> Edge:
-    """The whole application."""
+    """The whole application. Raises ConfigError if the API keys cannot be read."""
     endpoints = discover()
+    keyring = Keyring(gateway.config.api.keys_file, env.api_keys())
     retry_after_s = gateway.config.api.retry_after_s
 
     def refuse(status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
@@ -105,7 +111,23 @@ def build(gateway: Gateway) -> Edge:
         exception_handlers={Reject: on_reject, HTTPException: on_http, Exception: on_fault},
     )
     app.router.redirect_slashes = False
-    return Edge(app, gateway, [each.path for each in endpoints])
+    public = [each.path for each in endpoints if each.public]
+    guarded: ASGIApp = Guard(app, keyring, public, gateway.figures.edge, retry_after_s) if keyring.needed else app
+    if not (keyring.needed or is_loopback(gateway.config.api.host)):
+        log.warning("anybody who reaches %s can use this server: no API keys are set", gateway.config.api.host)
+    if origins := gateway.config.api.cors_origins:
+        guarded = CORSMiddleware(
+            guarded, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("x-request-id",)
+        )
+    return Edge(guarded, gateway, [each.path for each in endpoints])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address; of names only localhost counts."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _handler(gateway: Gateway, endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:

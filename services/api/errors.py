@@ -11,6 +11,7 @@ STATUS = {
     RejectReason.TOO_LONG: 400,
     RejectReason.NOT_FOUND: 404,
     RejectReason.OVERLOADED: 429,
+    RejectReason.DEADLINE: 504,
     RejectReason.UNAVAILABLE: 503,
     RejectReason.OUT_OF_MEMORY: 503,
     RejectReason.INTERNAL: 500,
@@ -20,12 +21,20 @@ CODES = {
     RejectReason.TOO_LONG: "context_length_exceeded",
     RejectReason.NOT_FOUND: "not_found",
     RejectReason.OVERLOADED: "rate_limit_exceeded",
+    RejectReason.DEADLINE: "deadline_exceeded",
     RejectReason.UNAVAILABLE: "service_unavailable",
     RejectReason.OUT_OF_MEMORY: "out_of_memory",
     RejectReason.INTERNAL: "internal_error",
 }
-HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
+HTTP_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    431: "headers_too_large",
+}
+TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -67,7 +76,9 @@ def encode(error: Problem) -> bytes:
 
 
 def headers_of(status: int, retry_after_s: int) -> dict[str, str]:
-    """Overload and absence pass: clients are told when to come back."""
+    """Overload and absence pass: clients are told when to come back. A deadline that is over stays over."""
+    if status == 504:
+        return {"x-should-retry": "false"}  # OpenAI's clients would try again
     return {"retry-after": str(retry_after_s)} if status in (429, 503) else {}
 
 

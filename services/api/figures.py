@@ -51,8 +51,16 @@ class Figures:
         self.output_tokens = 0
         self.unknown_results = 0
         self.slow_clients = 0
+        self.edge = Answers()
+
+
+class Answers:
+    """What the HTTP edge counts."""
+
+    def __init__(self) -> None:
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
         self.http_seconds: dict[str, Buckets] = {}
+        self.keys: Counter[tuple[str, str]] = Counter()  # (name of the API key, "accepted" or "limited")
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """One HTTP answer, up to its last byte."""

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from common.errors import Reject
 from common.protocol import Submit
-from services.api import route
+from services.api import deadline, route
 from services.api.gateway import Gateway
 from services.api.hub import Hub, Request
 from services.api.schema.generation import GenerationRequest, wants_usage
@@ -24,9 +24,9 @@ Reply = Callable[[str, int, str, Request], msgspec.Struct]
 class Collector:
     """The reader of a request that is answered as a whole: waits for all terminals, or for the client to leave."""
 
-    def __init__(self, request: Request, hub: Hub, wire: Wire) -> None:
+    def __init__(self, request: Request, hub: Hub, wire: Wire, alarm: asyncio.TimerHandle | None = None) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request, self._hub, self._wire = request, hub, wire
+        self._request, self._hub, self._wire, self._alarm = request, hub, wire, alarm
         request.consumer = self
         wire.watch(self.lost)
 
@@ -43,6 +43,8 @@ class Collector:
 
     def close(self) -> None:
         self._wire.on_lost = None
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._hub.cancel(self._request)
 
 
@@ -53,10 +55,12 @@ async def generate(
     model = gateway.facts().name
     identity = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{route.request_id(http)}"
     limit = gateway.config.api.max_buffered_events if asked.stream else 0
+    left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
     request = gateway.open(submits, http.scope["state"]["arrived_s"], limit)
     wire, created = wire_of(http.scope), int(time.time())
+    alarm = deadline.set_alarm(gateway.hub, request, left_s)
     if not asked.stream:
-        collector = Collector(request, gateway.hub, wire)
+        collector = Collector(request, gateway.hub, wire, alarm)
         try:
             await collector.done
         finally:
@@ -64,7 +68,7 @@ async def generate(
         raise_failure(request)
         return route.json(reply(identity, created, model, request))
     chunks = Chunks(kind, identity, created, model, wants_usage(asked))
-    stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked))
+    stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm)
     try:
         await stream.opened
         if not any(choice.received for choice in request.choices):

@@ -26,7 +26,7 @@ async def serve(process: Process) -> None:
 
 async def run(process: Process, gateway: Gateway, listener: Listener) -> None:
     """The same, on a listener that is given."""
-    server = Server(build(gateway))
+    server = Server(build(gateway), gateway.config.api)
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     background = [asyncio.create_task(gateway.node.run()), asyncio.create_task(_sweep(gateway))]
     stopping = asyncio.create_task(process.stopping.wait())

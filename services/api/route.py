@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from common.config import Api
 from services.api import endpoints, errors
 from services.api.gateway import Gateway
 from services.api.schema.parse import Body
@@ -30,6 +31,7 @@ class Endpoint(NamedTuple):
     summary: str
     body: Body[Any] | None = None
     reply: type[msgspec.Struct] | None = None
+    public: bool = False  # answers without an API key
 
 
 def discover() -> list[Endpoint]:
@@ -49,8 +51,17 @@ def request_id(request: Request) -> str:
     return identity
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises HTTPException 413 as soon as it is known to exceed `limit` bytes."""
+async def read_body(request: Request, api: Api) -> bytes:
+    """The whole body. Raises HTTPException 413 as soon as it is known to be too large, 408 if it takes too long."""
+    try:
+        async with asyncio.timeout(api.max_body_s):
+            return await _read_body(request, api.max_body_bytes)
+    except TimeoutError as error:
+        message = f"the body took longer than {api.max_body_s:g} s"
+        raise HTTPException(408, message, {"connection": "close"}) from error
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise HTTPException(413, f"the body of {announced} bytes exceeds the limit of {limit}")

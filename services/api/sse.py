@@ -75,12 +75,20 @@ class Chunks:
 class EventStream:
     """The response of a streaming request; an ASGI application once `opened` is done."""
 
-    def __init__(self, request: Request, hub: Hub, chunks: Chunks, wire: Wire, include_usage: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        hub: Hub,
+        chunks: Chunks,
+        wire: Wire,
+        include_usage: bool,
+        alarm: asyncio.TimerHandle | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()  # something has come from the tokenizer
         self._ended: asyncio.Future[None] = loop.create_future()
         self._request, self._hub, self._chunks, self._wire = request, hub, chunks, wire
-        self._include_usage = include_usage
+        self._include_usage, self._alarm = include_usage, alarm
         self._frames = [chunks.text(choice.index) for choice in request.choices]
         self._started = self._failed = self._gone = False
         request.consumer = self
@@ -133,6 +141,8 @@ class EventStream:
     def close(self) -> None:
         """Nothing more is written; what is not finished is aborted."""
         self._wire.on_writable = self._wire.on_lost = None
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._hub.cancel(self._request)
 
     async def _finish(self, send: Send) -> None:

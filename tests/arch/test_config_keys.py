@@ -9,7 +9,9 @@ scheduler.policy scheduler.max_rows scheduler.step_tokens scheduler.chunk_tokens
 scheduler.plans_in_flight scheduler.max_worker_deaths
 worker.kind worker.device worker.threads worker.kernels worker.compile_level worker.max_graph_rows worker.cache_dir
 worker.step_us
-api.host api.port api.max_open_requests api.max_body_bytes api.max_choices api.max_buffered_events api.retry_after_s
+api.host api.port api.keys_file api.deadline_s api.max_deadline_s
+api.max_open_requests api.max_header_bytes api.max_header_s api.max_body_bytes api.max_body_s api.cors_origins
+api.max_choices api.max_buffered_events api.retry_after_s
 tokenizer.threads tokenizer.max_template_chars
 services.api.replicas services.tokenizer.replicas
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s

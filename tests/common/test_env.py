@@ -53,6 +53,15 @@ def test_the_users_cache_follows_the_desktops_rule(monkeypatch: pytest.MonkeyPat
     assert env.user_cache() == Path.home() / ".cache" / "valence"
 
 
+def test_keys_reach_the_services_by_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_API_KEYS", "ann=vl-1")
+    monkeypatch.setenv("VALENCE_API_KEY", "vl-1")
+    env.check()
+    assert (env.api_keys(), env.api_key()) == ("ann=vl-1", "vl-1")
+    child = env.child_environment(threads=0)
+    assert child["VALENCE_API_KEYS"] == "ann=vl-1" and "VALENCE_API_KEY" not in child
+
+
 def test_triton_is_interpreted_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, interprets in (("1", True), ("true", True), ("0", False), ("", False)):
         monkeypatch.setenv("TRITON_INTERPRET", value)

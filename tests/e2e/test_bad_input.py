@@ -46,6 +46,7 @@ FIELDS = [
     (CHAT, chat(top_p=0), "top_p"),
     (CHAT, chat(top_p=1.5), "top_p"),
     (CHAT, chat(top_k=-5), "top_k"),
+    (CHAT, chat(deadline_ms=0), "deadline_ms"),
     (CHAT, chat(min_p=2), "min_p"),
     (CHAT, chat(max_tokens=0), "max_tokens"),
     (CHAT, chat(max_tokens=-1), "max_tokens"),

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from valence.chat import ChatError, Conversation, Piece, answer, converse, parse_event, served_model
+from valence.chat import ChatError, Conversation, Piece, answer, authorization, converse, parse_event, served_model
 
 
 def event(**fields: object) -> str:
@@ -167,3 +167,19 @@ def test_an_error_is_printed_and_the_session_goes_on() -> None:
         Console(file=out, width=100), Conversation(client(Server('{"error": {"message": "busy"}}', 429)), "t", {}), "x"
     )
     assert "busy" in out.getvalue()
+
+
+def test_a_server_that_asks_for_a_key_is_told_apart() -> None:
+    def ask(request: httpx.Request) -> httpx.Response:
+        if request.headers.get("authorization") == "Bearer vl-1":
+            return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        return httpx.Response(401, json={"error": {"message": "an API key is needed"}})
+
+    with pytest.raises(ChatError, match=r"an API key is needed \(--api-key or VALENCE_API_KEY"):
+        served_model(client(ask))
+    with_key = client(ask)
+    with_key.headers.update(authorization("vl-1"))
+    assert served_model(with_key) == "tiny"
+    assert authorization("") == {}
+    with pytest.raises(ChatError, match="characters"):
+        authorization("vl 1\n")

@@ -46,6 +46,8 @@ def test_the_example_survives_a_shell() -> None:
     words = shlex.split(display.example_request("http://127.0.0.1:8000", "it's a model"))
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "it's a model"
+    keyed = display.example_request("http://127.0.0.1:8000", "tiny", keyed=True)
+    assert '-H "Authorization: Bearer $VALENCE_API_KEY" -d' in keyed
 
 
 def test_the_announcement_names_what_a_person_needs(tmp_path: Path) -> None:

@@ -170,3 +170,17 @@ def test_people_are_shown_a_command_that_exists_here(monkeypatch: pytest.MonkeyP
     assert Path(serve.own_command()).resolve() == (binaries / "valence").resolve()
     monkeypatch.setattr(serve.shutil, "which", lambda name: str(binaries / name))
     assert serve.own_command() == "valence"
+
+
+def test_keys_that_cannot_be_read_are_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(None, ["api.port=0", "links.run_dir=here", "api.keys_file=keys"])
+    with pytest.raises(ConfigError, match="cannot read keys"):
+        serve.prepare(config)
+    (tmp_path / "keys").touch()
+    assert serve.prepare(config).api.keys_file == str(tmp_path / "keys")
+    monkeypatch.setenv("VALENCE_API_KEYS", "ann=")
+    with pytest.raises(ConfigError, match="VALENCE_API_KEYS: entry 1"):
+        serve.prepare(config)

@@ -12,7 +12,7 @@ from services.api.schema.replies import TextChoice, TextCompletion, stop_reason,
 
 
 async def completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
-    body = await read_body(http, gateway.config.api.max_body_bytes)
+    body = await read_body(http, gateway.config.api)
     facts = gateway.facts()
     asked = BODY.parse(body)
     submits = submits_of(asked, facts, gateway.max_choices)

@@ -54,9 +54,16 @@ def package_version() -> str:
 
 
 ENDPOINTS = [
-    Endpoint("GET", "/health", ready, "200 when requests can be served", reply=Health),
-    Endpoint("GET", "/health/live", live, "200 while the process runs", reply=Health),
-    Endpoint("GET", "/health/ready", ready, "200 when requests can be served, else what is missing", reply=Health),
-    Endpoint("GET", "/ping", ready, "The same as /health", reply=Health),
+    Endpoint("GET", "/health", ready, "200 when requests can be served", reply=Health, public=True),
+    Endpoint("GET", "/health/live", live, "200 while the process runs", reply=Health, public=True),
+    Endpoint(
+        "GET",
+        "/health/ready",
+        ready,
+        "200 when requests can be served, else what is missing",
+        reply=Health,
+        public=True,
+    ),
+    Endpoint("GET", "/ping", ready, "The same as /health", reply=Health, public=True),
     Endpoint("GET", "/version", version, "Version of the server", reply=Version),
 ]

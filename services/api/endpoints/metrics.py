@@ -64,6 +64,7 @@ def members(view: Membership) -> Iterator[Metric]:
 
 
 PLACE = ("service", "instance")
+KEYED = ("instance", "key", "result")
 
 
 def load(view: Membership) -> Iterator[Metric]:
@@ -79,15 +80,21 @@ def own(gateway: Gateway, instance: str) -> Iterator[Metric]:
     answers = CounterMetricFamily(
         "valence_http_requests", "HTTP answers", labels=("instance", "route", "method", "status")
     )
-    for (route, method, status), count in sorted(figures.http.items()):
+    for (route, method, status), count in sorted(figures.edge.http.items()):
         answers.add_metric([instance, route, method, str(status)], count)
     yield answers
     seconds = HistogramMetricFamily(
         "valence_http_request_duration_seconds", "Time to an answer's last byte", labels=("instance", "route")
     )
-    for route, buckets in sorted(figures.http_seconds.items()):
+    for route, buckets in sorted(figures.edge.http_seconds.items()):
         seconds.add_metric([instance, route], buckets.cumulative(), buckets.total)
     yield seconds
+    by_key = CounterMetricFamily(
+        "valence_api_key_requests", "POST requests by API key, also those over its limits", labels=KEYED
+    )
+    for (name, result), count in sorted(figures.edge.keys.items()):
+        by_key.add_metric([instance, name, result], count)
+    yield by_key
     yield from latencies(gateway, "valence_", ("instance",), [instance])
     finished = CounterMetricFamily("valence_finished", "Choices by finish reason", labels=("instance", "reason"))
     for reason, count in figures.finished.items():

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Detokenize, Detokenized, ModelFacts, PromptKind, Tokenize, Tokenized
+from services.api.deadline import left_s, within
 from services.api.errors import invalid
 from services.api.gateway import Gateway
 from services.api.route import Endpoint, json, read_body
@@ -72,10 +73,11 @@ def question(asked: TokenizeRequest, facts: ModelFacts) -> Tokenize:
 
 
 async def tokenize(gateway: Gateway, request: Request) -> Response:
-    body = await read_body(request, gateway.config.api.max_body_bytes)
+    body = await read_body(request, gateway.config.api)
     facts = gateway.facts()
     asked = TOKENIZE.parse(body)
-    reply = await gateway.ask(question(asked, facts))
+    async with within(left_s(request, gateway.config.api)):
+        reply = await gateway.ask(question(asked, facts))
     assert isinstance(reply, Tokenized)
     tokens = unpack_i32(reply.tokens).tolist()
     strings = reply.token_strings if asked.return_token_strs else None
@@ -83,12 +85,13 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
 
 
 async def detokenize(gateway: Gateway, request: Request) -> Response:
-    body = await read_body(request, gateway.config.api.max_body_bytes)
+    body = await read_body(request, gateway.config.api)
     facts = gateway.facts()
     asked = DETOKENIZE.parse(body)
     check_model(asked.model, facts)
     check_ids(asked.tokens, facts, "tokens")
-    reply = await gateway.ask(Detokenize(0, pack_i32(asked.tokens)))
+    async with within(left_s(request, gateway.config.api)):
+        reply = await gateway.ask(Detokenize(0, pack_i32(asked.tokens)))
     assert isinstance(reply, Detokenized)
     return json(DetokenizeReply(reply.text))
 

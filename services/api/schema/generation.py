@@ -16,6 +16,7 @@ from services.api.schema.parse import Harmless, anything, one_of
 
 I32_MAX = 2**31 - 1
 Tokens = Annotated[int, Meta(ge=1, le=I32_MAX)]
+Milliseconds = Annotated[int, Meta(ge=1, le=I32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=I32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -51,6 +52,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=I32_MAX)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    deadline_ms: Milliseconds | None = None  # from the request's arrival to its last token
     user: str | None = None  # accepted, not used
 
 

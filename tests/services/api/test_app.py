@@ -103,8 +103,43 @@ def test_answers_are_counted_by_route() -> None:
             for path in ("/v1/models/tiny", "/v1/models/other", "/nothing", "/also/nothing"):
                 await client.get(path)
             await client.request("PROPFIND", "/health")
-            http = system.gateway.figures.http
+            http = system.gateway.figures.edge.http
             assert http["/v1/models/{model:path}", "GET", 200] == http["/v1/models/{model:path}", "GET", 404] == 1
             assert http["other", "GET", 404] == 2 and http["/health", "other", 405] == 1
+
+    scenario(main)
+
+
+ORIGIN = {"origin": "https://page.example"}
+PREFLIGHT = {**ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+
+def test_without_origins_there_is_no_cors() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            assert (await client.options("/v1/models", headers=PREFLIGHT)).status_code == 405
+            response = await client.get("/v1/models", headers=ORIGIN)
+            assert not any(name.startswith("access-control") for name in response.headers)
+
+    scenario(main)
+
+
+def test_pages_of_the_origins_that_are_set_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_API_KEYS", "ann=vl-1")
+
+    async def main() -> None:
+        async with running('api.cors_origins=["https://page.example"]') as (_, client):
+            asked = await client.options("/v1/models", headers=PREFLIGHT)  # a browser sends it without the key
+            assert asked.status_code == 200
+            assert asked.headers["access-control-allow-origin"] == ORIGIN["origin"]
+            assert "authorization" in asked.headers["access-control-allow-headers"]
+            body = {**COMPLETION, "stream": True}
+            for key, status in (("vl-1", 200), ("wrong", 401)):
+                headers = {**ORIGIN, "authorization": f"Bearer {key}"}
+                response = await client.post("/v1/completions", json=body, headers=headers)
+                assert response.status_code == status
+                assert response.headers["access-control-allow-origin"] == ORIGIN["origin"]
+            other = {**PREFLIGHT, "origin": "https://other.example"}
+            assert "access-control-allow-origin" not in (await client.options("/v1/models", headers=other)).headers
 
     scenario(main)

@@ -37,6 +37,7 @@ def test_the_body_is_openais() -> None:
 
 def test_only_passing_states_ask_to_come_back() -> None:
     assert errors.headers_of(429, 3) == errors.headers_of(503, 3) == {"retry-after": "3"}
+    assert errors.headers_of(504, 3) == {"x-should-retry": "false"}
     assert errors.headers_of(400, 3) == errors.headers_of(500, 3) == {}
 
 

@@ -1,4 +1,4 @@
-from services.api.figures import Buckets, Figures
+from services.api.figures import Answers, Buckets
 
 
 def test_values_fall_below_their_bounds() -> None:
@@ -11,7 +11,7 @@ def test_values_fall_below_their_bounds() -> None:
 
 
 def test_answers_are_counted_by_route_and_status() -> None:
-    figures = Figures()
+    figures = Answers()
     figures.answered("/a", "GET", 200, 0.1)
     figures.answered("/a", "GET", 200, 0.3)
     figures.answered("/a", "POST", 500, 0.1)

@@ -81,7 +81,7 @@ def test_a_client_that_leaves_while_it_sends_does_no_harm() -> None:
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             await writer.drain()
             writer.close()
-            await system.until(lambda: sum(system.gateway.figures.http.values()) == 1)
+            await system.until(lambda: sum(system.gateway.figures.edge.http.values()) == 1)
             assert (await client.get("/health/live")).status_code == 200
 
     scenario(main)

@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "include_stop_str_in_output": ([True, None], ["yes"]),
     "priority": ([-5, 0, 2**31 - 1, None], [2**31, 1.5, "high"]),
     "cache_salt": (["tenant", None], ["", 5, "x" * 1025]),
+    "deadline_ms": ([1, 2**31 - 1, None], [0, -1, 1.5, "9", 2**31]),
     "user": (["me", None], [5]),
 }
 

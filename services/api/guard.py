@@ -1,0 +1,77 @@
+"""Around the routes: who may come in, and how much of it. Nothing but the public routes answers without a key.
+
+Owns nothing; the keyring has the state. A key appears in no log, error or figure; its name does.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterable
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from common.errors import RejectReason
+from common.log import RequestLogger
+from services.api import errors
+from services.api.figures import Answers
+from services.api.keys import Excess, Keyring
+
+log = logging.getLogger("api")
+SCHEME = b"bearer"
+LIMITED = errors.CODES[RejectReason.OVERLOADED]
+
+
+class Guard:
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, public: Iterable[str], figures: Answers, retry_after_s: int
+    ) -> None:
+        self._app, self._keyring, self._public = app, keyring, frozenset(public)
+        self._figures, self._retry_after_s = figures, retry_after_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in self._public:
+            await self._app(scope, receive, send)
+            return
+        secret = bearer(scope["headers"])
+        account = self._keyring.find(secret) if secret else None
+        if account is None:
+            await self._unknown(scope, bool(secret))(scope, receive, send)
+            return
+        name = scope["state"]["key"] = account.key.name
+        if scope["method"] != "POST":  # limits count work, not looking
+            await self._app(scope, receive, send)
+            return
+        if excess := account.enter(time.monotonic()):
+            self._figures.keys[name, "limited"] += 1
+            await self._limited(scope, name, excess)(scope, receive, send)
+            return
+        self._figures.keys[name, "accepted"] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            account.leave()
+
+    def _unknown(self, scope: Scope, given: bool) -> Response:
+        if given:
+            message, challenge = "the API key is not known", 'Bearer error="invalid_token"'
+        else:
+            message, challenge = "an API key is needed: send the header Authorization: Bearer KEY", "Bearer"
+        problem = errors.problem(401, message)
+        RequestLogger(log, scope["state"]["request_id"]).info("refused: 401, %s", "wrong key" if given else "no key")
+        return Response(errors.encode(problem), 401, {"www-authenticate": challenge}, "application/json")
+
+    def _limited(self, scope: Scope, name: str, excess: Excess) -> Response:
+        problem = errors.problem(429, excess.message, code=LIMITED)
+        RequestLogger(log, scope["state"]["request_id"]).info("refused: 429, limits of key %s", name)
+        wait_s = math.ceil(excess.wait_s) or self._retry_after_s
+        return Response(errors.encode(problem), 429, {"retry-after": str(wait_s)}, "application/json")
+
+
+def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The key of the one Authorization header; empty if there is none, several, or one of another scheme."""
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
+        return b""
+    scheme, _, secret = values[0].strip().partition(b" ")
+    return secret.strip() if scheme.lower() == SCHEME else b""

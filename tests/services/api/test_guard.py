@@ -1,0 +1,150 @@
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from common import api_keys
+from services.api.app import is_loopback
+from services.api.guard import bearer
+from services.api.route import discover
+from tests.services.api.system import CHAT, COMPLETION, running, scenario
+from tests.services.api.test_app import error_of
+
+SECRET = "vl-ann-secret"
+
+
+def header(secret: str = SECRET) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> str:
+    file = tmp_path / "keys"
+    keys = [api_keys.make("ann", SECRET), api_keys.make("bob", "two", requests=1), api_keys.make("eve", "three", 0, 2)]
+    file.write_bytes(api_keys.write(keys))
+    return f"api.keys_file={file}"
+
+
+def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
+    public = {endpoint.path for endpoint in discover() if endpoint.public}
+    assert public == {"/health", "/health/live", "/health/ready", "/ping"}
+
+    async def main() -> None:
+        async with running(setting) as (_, client):
+            others = [(each.method, each.path) for each in discover() if each.path not in public]
+            assert len(others) >= 9
+            for method, path in [*others, ("GET", "/nothing"), ("OPTIONS", "/v1/models"), ("GET", "/health%0a")]:
+                for headers, challenge in (({}, "Bearer"), (header("wrong"), 'Bearer error="invalid_token"')):
+                    response = await client.request(method, path, headers=headers)
+                    assert response.status_code == 401 and response.headers["www-authenticate"] == challenge
+                    error = error_of(response)
+                    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+                    assert "wrong" not in response.text and len(response.headers["x-request-id"]) == 32
+            for path in public:
+                assert (await client.get(path)).status_code == 200
+            for path in ("/metrics", "/v1/models", "/version", "/openapi.json"):
+                assert (await client.get(path, headers=header())).status_code == 200
+            for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/tokenize", CHAT)):
+                assert (await client.post(path, json=body, headers=header())).status_code in (200, 400)
+                assert (await client.post(path, json=body)).status_code == 401
+            assert (await client.get("/nothing", headers=header())).status_code == 404
+
+    scenario(main)
+
+
+@pytest.mark.parametrize(
+    ("values", "secret"),
+    [
+        ([b"Bearer abc"], b"abc"),
+        ([b"bEARER  abc "], b"abc"),
+        ([b"Basic abc"], b""),
+        ([b"abc"], b""),
+        ([b"Bearer"], b""),
+        ([b"Bearer "], b""),
+        ([b"Bearer abc", b"Bearer abc"], b""),
+        ([], b""),
+    ],
+)
+def test_the_authorization_header(values: list[bytes], secret: bytes) -> None:
+    assert bearer([(b"x", b"y"), *((b"authorization", value) for value in values)]) == secret
+
+
+def test_limits_of_a_key_hold_while_its_streams_are_open(setting: str) -> None:
+    async def main() -> None:
+        async with running(setting, "api.retry_after_s=7") as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: None
+            body = {**COMPLETION, "stream": True}
+            async with asyncio.TaskGroup() as tasks:
+                first = tasks.create_task(client.post("/v1/completions", json=body, headers=header("two")))
+                await system.until(lambda: len(tokenizer.submits) == 1)
+                refused = await client.post("/v1/completions", json=COMPLETION, headers=header("two"))
+                assert refused.status_code == 429 and refused.headers["retry-after"] == "7"
+                assert error_of(refused)["code"] == "rate_limit_exceeded"
+                assert (await client.get("/v1/models", headers=header("two"))).status_code == 200
+                tokenizer.on_submit = tokenizer.answer
+                assert (await client.post("/v1/completions", json=COMPLETION, headers=header())).status_code == 200
+                tokenizer.answer(tokenizer.submits[0])
+                assert (await first).status_code == 200
+            assert (await client.post("/v1/completions", json=COMPLETION, headers=header("two"))).status_code == 200
+
+    scenario(main)
+
+
+def test_requests_a_minute(setting: str) -> None:
+    async def main() -> None:
+        async with running(setting) as (system, client):
+            for _ in range(2):
+                assert (await client.post("/v1/completions", json=COMPLETION, headers=header("three"))).is_success
+            refused = await client.post("/v1/completions", json=COMPLETION, headers=header("three"))
+            assert refused.status_code == 429 and 50 < int(refused.headers["retry-after"]) <= 60
+            keys = system.gateway.figures.edge.keys
+            assert keys == {("eve", "accepted"): 2, ("eve", "limited"): 1}
+            page = (await client.get("/metrics", headers=header())).text
+            assert 'valence_api_key_requests_total{instance="1",key="eve",result="accepted"} 2.0' in page
+            assert "three" not in page and SECRET not in page
+
+    scenario(main)
+
+
+def test_a_key_is_in_no_log(setting: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(setting, "log.level=debug") as (_, client):
+            for secret in (SECRET, "wrong-secret"):
+                await client.post("/v1/completions", json={**COMPLETION, "temperature": 9}, headers=header(secret))
+                await client.get("/v1/models", headers=header(secret))
+
+    with caplog.at_level(logging.DEBUG):
+        scenario(main)
+    ours = [record.getMessage() for record in caplog.records if record.name == "api"]
+    assert any("401" in line for line in ours) and any("GET /v1/models 200" in line for line in ours)
+    assert not any("secret" in record.getMessage() for record in caplog.records if "httpx" not in record.name)
+
+
+def test_keys_of_the_environment_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_API_KEYS", "ann=vl-env")
+
+    async def main() -> None:
+        async with running() as (_, client):
+            assert (await client.get("/v1/models")).status_code == 401
+            assert (await client.get("/v1/models", headers=header("vl-env"))).status_code == 200
+
+    scenario(main)
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_an_open_server_on_the_network_is_warned_about(
+    host: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with running(f"api.host={host}"):
+            pass
+
+    scenario(main)
+    assert ("no API keys are set" in caplog.text) is warned
+
+
+def test_which_addresses_are_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "host.example", "")))
