@@ -1,5 +1,6 @@
 """Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -74,14 +75,16 @@ class Small:
             parameter.data = parameter.data.to(torch.bfloat16).float()
         self.reference.save_pretrained(folder)
         self.reference.cuda()
+        # parameters only: frequencies of rotary embeddings stay in fp32, as in a model that was loaded in bf16
+        self.rounded = copy.deepcopy(self.reference)
+        for parameter in self.rounded.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
 
     @torch.inference_mode()
     def logits(self, sequences: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Of all positions of sequences of one length, float32 [sequences, length, V]."""
-        model = self.reference if dtype == torch.float32 else self.reference.to(dtype)
-        parts = [model(torch.tensor(part).cuda()).logits.float() for part in batches(sequences)]
-        self.reference.float()
-        return torch.cat(parts)
+        model = self.reference if dtype == torch.float32 else self.rounded
+        return torch.cat([model(torch.tensor(part).cuda()).logits.float() for part in batches(sequences)])
 
     def engine(self, *settings: str) -> "Driver":
         from services.worker.model_engine import ModelEngine
