@@ -130,11 +130,10 @@ def caches(model: ModelShape, tokens: int) -> Tensor:
 
 
 def attention(model: ModelShape, tokens: int) -> Iterator[Work]:
-    """Rotation with the cache's writes, and attention over scattered blocks; for decode rows both in one, too."""
+    """Rotation with the cache's writes, and attention over scattered blocks."""
     m, t = model, tokens
     rows, context = rows_of(t)
     is_decode = rows == t
-    apart = 0 if is_decode else m.layers  # times per step
 
     def make_rope() -> tuple[Any, ...]:
         cache = caches(m, t)
@@ -144,8 +143,9 @@ def attention(model: ModelShape, tokens: int) -> Iterator[Work]:
         norm = HeadNorm(random(m.head_dim), random(m.head_dim), EPS) if m.qk_norm else None
         return random(t, m.qkv_width), cos, sin, cache[0], cache[1], slots, norm, None
 
-    turned_bytes = 2 * t * (2 * m.qkv_width + 2 * m.head_dim) + 8 * t
-    yield Work("rope_kv_write", "", m, t, make_rope, turned_bytes, per_step=apart)
+    yield Work(
+        "rope_kv_write", "", m, t, make_rope, 2 * t * (2 * m.qkv_width + 2 * m.head_dim) + 8 * t, per_step=m.layers
+    )
 
     def make_attention() -> tuple[Any, ...]:
         cache = caches(m, t)
@@ -181,19 +181,8 @@ def attention(model: ModelShape, tokens: int) -> Iterator[Work]:
         4 * pairs * m.q_width,
         sdpa,
         contiguous,
-        per_step=apart,
+        per_step=m.layers,
     )
-
-    def make_both() -> tuple[Any, ...]:
-        _, keys, values, plan, spec = make_attention()
-        qkv, cos, sin, _, _, _, norm, _ = make_rope()
-        slots = plan.block_tables[:, (context - 1) // BLOCK_TOKENS].long() * BLOCK_TOKENS + (context - 1) % BLOCK_TOKENS
-        return qkv, (cos, sin), keys, values, slots, norm, plan, spec
-
-    if is_decode:
-        both_bytes = 2 * rows * context * m.kv_elements + 2 * t * (m.qkv_width + m.q_width + 2 * m.head_dim)
-        both_flops = 4 * pairs * m.q_width
-        yield Work("decode_attention", "", m, t, make_both, both_bytes, both_flops, per_step=m.layers)
 
 
 def norms_and_gates(model: ModelShape, tokens: int) -> Iterator[Work]:

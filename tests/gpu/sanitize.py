@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from services.worker.kernels.impl.triton import decode_attention as decoding
 from services.worker.kernels.impl.triton import paged_attention as attention
 from services.worker.kernels.impl.triton import rope_kv_write as rotary
 from services.worker.kernels.registry import Impl
@@ -42,6 +41,6 @@ def run(impl: Impl[Any], dtype: torch.dtype) -> None:
 
 
 if __name__ == "__main__":
-    for implementation in (attention.IMPL, rotary.IMPL, decoding.IMPL):
+    for implementation in (attention.IMPL, rotary.IMPL):
         run(implementation, torch.bfloat16)
     torch.cuda.synchronize()

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from services.worker.kernels.ops.decode_attention import decode_attention
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec, paged_attention
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Bindings
@@ -18,7 +17,6 @@ class Attention:
         self.project, self.out, self.head_norm = qkv, out, head_norm
         self._spec = AttentionSpec(spec.head_dim**-0.5)  # with the scale of the cache that was used last
         self._rope_kv_write, self._paged_attention = bindings(rope_kv_write), bindings(paged_attention)
-        self._decode_attention = bindings(decode_attention)
 
     def attend(
         self,
@@ -35,8 +33,5 @@ class Attention:
         keys, values, scale = cache
         if scale is not self._spec.kv_scale:
             self._spec = self._spec._replace(kv_scale=scale)
-        if rows.num_decode == len(qkv):
-            out = self._decode_attention(qkv, rotation, keys, values, slots, self.head_norm, rows, self._spec)
-            return out.view(len(qkv), -1)
         q = self._rope_kv_write(qkv, *rotation, keys, values, slots, self.head_norm, scale)
         return self._paged_attention(q, keys, values, rows, self._spec).view(len(q), -1)

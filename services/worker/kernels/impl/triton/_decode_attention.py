@@ -4,8 +4,7 @@ A program reads one part of one row's context for one KV head, and all query hea
 device from the rows' true lengths: the grid has a place for each row and `spare` more, and the longest rows are cut so
 that these suffice; short rows, and full chips, have one part and no second pass. Of a row in several parts each leaves
 float32 sums, and the last to arrive joins them (FUSED), or a second kernel does: so on AMD, whose barrier does not wait
-for other waves' stores. Softmax is online, in base 2. With a `Fresh` the queries come from the projection as it is, and
-a row's last part has its new key and value in registers: it writes them to their slot, which nobody reads yet.
+for other waves' stores. Softmax is online, in base 2.
 """
 
 from functools import cache
@@ -18,9 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
-from services.worker.kernels.impl.triton._rotary import limit_of, stored
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
-from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.tuned import table
 
 LOG2E = 1.4426950408889634
@@ -28,7 +25,7 @@ MOST_PARTS = 64  # places beside the rows; joining more takes longer than it sav
 JOINED = 8192  # numbers that a program joins at once
 ROW_BUCKETS = (16, 64, 256, 512, 1024, 4096)  # compiled for
 INTEGERS = ["num_rows", "spare", "table_stride"]  # vary from step to step: never compiled for
-POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr", "slots_ptr"]
+POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr"]
 
 
 class Shape(NamedTuple):
@@ -58,25 +55,6 @@ def _deal(  # type: ignore[no-untyped-def]
     before = ends <= place
     row = tl.sum(before.to(tl.int32), 0)
     return row, tl.sum(tl.where(before, parts, 0), 0), tl.sum(tl.where(ids == row, parts, 0), 0)
-
-
-@triton.jit
-def _turned(  # type: ignore[no-untyped-def]
-    x_ptr, norm_ptr, cos, sin, eps, dims, HEAD_DIM: tl.constexpr, HALF: tl.constexpr
-):
-    """Heads as `rope_kv_write` makes them, float32 [heads, dims]. x_ptr: [heads, 1]; cos, sin: [dims], 1 and 0 behind
-    the 2 * HALF that turn."""
-    inside = dims < HEAD_DIM
-    other = tl.where(dims < HALF, dims + HALF, tl.where(dims < 2 * HALF, dims - HALF, dims))
-    x = tl.load(x_ptr + dims[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-    y = tl.load(x_ptr + other[None, :], mask=inside[None, :], other=0.0).to(tl.float32)
-    if norm_ptr is not None:
-        weight = tl.load(norm_ptr + dims, mask=inside, other=0.0).to(tl.float32)
-        other_weight = tl.load(norm_ptr + other, mask=inside, other=0.0).to(tl.float32)
-        factor = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-        x = x * factor * weight[None, :]
-        y = y * factor * other_weight[None, :]
-    return x * cos[None, :] + y * sin[None, :]
 
 
 @triton.jit
@@ -161,12 +139,6 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     v_scale_ptr,
     sums_ptr,  # for _join, the peaks behind them
     arrived_ptr,  # int32 [R, NUM_KV_HEADS], zero, and zero again at the end
-    cos_ptr,  # [T, 2 * HALF], rows ANGLE_STRIDE apart; None: q and the cache are ready, else q is a projection
-    sin_ptr,
-    slots_ptr,  # int64 [T]
-    q_norm_ptr,  # [HEAD_DIM] or None
-    k_norm_ptr,
-    eps,
     factor,  # float32: from a product to its logit in base 2; with SOFTCAP, to twice the argument of tanh
     num_rows,
     spare,
@@ -186,9 +158,6 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     SHARE_PADDED: tl.constexpr,
     TOGETHER: tl.constexpr,
     FUSED: tl.constexpr,
-    HALF: tl.constexpr,  # of the numbers of a head that turn
-    ANGLE_STRIDE: tl.constexpr,
-    LIMIT: tl.constexpr,  # as for `stored`
     PDL: tl.constexpr,
 ):
     kv_head, place = tl.program_id(0), tl.program_id(1)
@@ -206,16 +175,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     if table_rows_ptr is not None:
         table_row = tl.load(table_rows_ptr + row)
     table_ptr = tables_ptr + table_row.to(tl.int64) * table_stride
-    q_ptr += row.to(tl.int64) * q_stride_t
-    heads_ptr = q_ptr + (kv_head * SHARE + own[:, None]) * q_stride_h
-    if cos_ptr is not None:
-        turning = dims < 2 * HALF
-        angles = row.to(tl.int64) * ANGLE_STRIDE + dims
-        cos = tl.load(cos_ptr + angles, mask=turning, other=1.0).to(tl.float32)
-        sin = tl.load(sin_ptr + angles, mask=turning, other=0.0).to(tl.float32)
-        q = _turned(heads_ptr, q_norm_ptr, cos, sin, eps, dims, HEAD_DIM, HALF).to(q_ptr.dtype.element_ty)
-    else:
-        q = tl.load(heads_ptr + dims[None, :], mask=inside[None, :], other=0.0)
+    q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
+    q = tl.load(q_ptr + dims[None, :], mask=inside[None, :], other=0.0)
     if k_scale_ptr is not None:
         factor *= tl.load(k_scale_ptr)
     low = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
@@ -231,23 +192,6 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
     totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if cos_ptr is not None:  # noqa: SIM102 - this one is decided when it is compiled
-        if part == count - 1:
-            # the new token, which is not in the cache yet
-            end = length - 1
-            slot = tl.load(slots_ptr + row).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM)
-            own_ptr = q_ptr + (NUM_KV_HEADS * SHARE + kv_head) * q_stride_h + tl.zeros([1, 1], tl.int32)
-            turned = _turned(own_ptr, k_norm_ptr, cos, sin, eps, dims, HEAD_DIM, HALF)
-            k = stored(turned, k_ptr, k_scale_ptr, LIMIT)
-            v = tl.load(own_ptr + NUM_KV_HEADS * q_stride_h + dims[None, :], mask=inside[None, :], other=0.0)
-            v = stored(v, v_ptr, v_scale_ptr, LIMIT)
-            tl.store(k_ptr + slot + dims[None, :], k, mask=inside[None, :])
-            tl.store(v_ptr + slot + dims[None, :], v, mask=inside[None, :])
-            peak = tl.sum(q.to(tl.float32) * k.to(q.dtype).to(tl.float32), 1) * factor
-            if SOFTCAP > 0:
-                peak = SOFTCAP - 2 * SOFTCAP / (tl.exp2(peak) + 1)
-            totals += tl.where(tokens == 0, 1.0, 0.0)[None, :]
-            acc += v.to(q.dtype).to(tl.float32)
     # page numbers are read one turn ahead, so that keys do not wait for them; the first or last token stands in for
     # those outside
     first_seen, last_seen = tl.maximum(low, begin), tl.maximum(end - 1, 0)
@@ -354,15 +298,6 @@ class Plan(NamedTuple):
     join: dict[str, Any] | None  # None: fused
 
 
-class Fresh(NamedTuple):
-    """What turns a projection into queries and the step's new keys and values; as for `rope_kv_write`."""
-
-    cos: Tensor
-    sin: Tensor
-    slots: Tensor
-    head_norm: HeadNorm | None
-
-
 def decode(q: Tensor, out: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> None:
     """Writes out[:num_decode]. q, out: [T, H, D]; caches: [blocks, B, K, D], contiguous."""
     launch(q, out, k_cache, v_cache, rows, spec, None)
@@ -376,25 +311,18 @@ def launch(
     rows: AttentionRows,
     spec: AttentionSpec,
     shape: Shape | None,
-    fresh: Fresh | None = None,
 ) -> None:
-    """As `decode`; None: the shape that `choose` gives. With `fresh` q is the projection, [T, H + 2K, D]."""
+    """As `decode`; None: the shape that `choose` gives."""
     device, num_rows, tables = q.device, rows.num_decode, rows.block_tables
     plan = _plan(
-        device, q.dtype, k_cache.dtype, out.shape[1:], k_cache.shape[2], rows.block_tokens, num_rows, spec[:3], shape
+        device, q.dtype, k_cache.dtype, q.shape[1:], k_cache.shape[2], rows.block_tokens, num_rows, spec[:3], shape
     )
     sums = torch.empty(plan.scratch, dtype=torch.float32, device=device)
     k_scale, v_scale = spec.kv_scale or (None, None)
-    turning: tuple[Any, ...] = (None, None, None, None, None, 0.0)
-    half = stride = 0
-    if fresh is not None:
-        turning = (fresh.cos, fresh.sin, fresh.slots, *(fresh.head_norm or (None, None, 0.0)))
-        half, stride = fresh.cos.shape[-1] // 2, fresh.cos.stride(0)
     decode_kernel[plan.grid](
         q, out, k_cache, v_cache, rows.context_lens, tables, rows.table_rows, spec.sinks, k_scale, v_scale,
-        sums, None if plan.join else _arrivals(device), *turning, plan.factor,
-        num_rows, plan.spare, tables.stride(0), q.stride(0), q.stride(1),
-        HALF=half, ANGLE_STRIDE=stride, LIMIT=limit_of(k_cache) if fresh else 0.0, **plan.decode,
+        sums, None if plan.join else _arrivals(device), plan.factor,
+        num_rows, plan.spare, tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
     )  # fmt: skip
     if plan.join:
         join_kernel[plan.grid](out, rows.context_lens, spec.sinks, v_scale, sums, num_rows, plan.spare, **plan.join)
@@ -513,15 +441,8 @@ def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool
     return Shape(32, 2, 4, 2.0) if width <= 256 else Shape(32, 4, 3, 2.0)
 
 
-def _aot(
-    name: str,
-    heads: tuple[int, int, int],
-    shape: Shape,
-    extras: bool = False,
-    num_rows: int = 16,
-    fresh: bool | None = None,
-) -> AotCase:
-    """`extras`: everything optional at once, with 8-bit keys and values. `fresh`: with norms of heads or without."""
+def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16) -> AotCase:
+    """`extras`: everything optional at once, with 8-bit keys and values."""
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
     sizes = _sizes(*heads, shape.block_kv, num_rows)
     signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
@@ -533,10 +454,6 @@ def _aot(
     signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused}
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
-    angle, norm = "*bf16:16" if fresh is not None else None, "*bf16:16" if fresh else None
-    signature |= {"cos_ptr": angle, "sin_ptr": angle, "q_norm_ptr": norm, "k_norm_ptr": norm, "eps": "fp32"}
-    signature |= {"slots_ptr": "*i64" if fresh is not None else None, "LIMIT": 448.0 if extras else 0.0}
-    signature |= {"HALF": heads[2] // 2, "ANGLE_STRIDE": 2 * heads[2]}
     if name.startswith("join"):
         return AotCase(name, join_kernel, {key: signature[key] for key in join_kernel.arg_names})
     return AotCase(name, decode_kernel, signature, shape.num_warps, shape.num_stages)
@@ -556,11 +473,4 @@ AOT = (
     _aot("16x8x192_amd", (16, 8, 192), default_shape(2, 2, 192, True)),
     _aot("16x8x256_amd", (16, 8, 256), default_shape(2, 2, 256, True)),
     _aot("32x8x128_extras_amd", (32, 8, 128), default_shape(2, 1, 128, True), extras=True),
-    _aot("fresh_16x8x128", (16, 8, 128), _NVIDIA, fresh=True),
-    _aot("fresh_16x8x128_amd", (16, 8, 128), _AMD, fresh=True),
-    _aot("fresh_16x8x128_256rows", (16, 8, 128), _NVIDIA, num_rows=256, fresh=True),
-    _aot("fresh_32x8x128", (32, 8, 128), _NVIDIA, fresh=False),
-    _aot("fresh_32x8x128_amd", (32, 8, 128), _AMD, fresh=False),
-    _aot("fresh_32x4x128", (32, 4, 128), _NVIDIA, fresh=True),
-    _aot("fresh_32x8x128_extras_amd", (32, 8, 128), default_shape(2, 1, 128, True), extras=True, fresh=True),
 )
