@@ -27,6 +27,8 @@ MOST_LAUNCHES = 64
 SHORT, LONG, LONGEST = 640, 8192, 100_000
 BATCHES = (1, 4, 8, 16, 64, 256, 512)
 WAVES = (0.5, 1.0, 2.0, 3.0, 4.0)
+FEW_ROWS = 16  # up to which joining many short parts can take longer than fewer parts would
+LEAST = (1, 2, 3, 4)
 GEOMETRY = (
     (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 4, 4), (128, 4, 2), (128, 8, 2),
     (32, 4, 3), (32, 4, 5), (32, 2, 4), (64, 8, 3), (128, 8, 3),
@@ -63,7 +65,7 @@ def contexts(rows: int) -> dict[str, list[int]]:
 
 
 def candidates(device: torch.device) -> list[Shape]:
-    """Without `waves`, for which nothing is compiled."""
+    """Without `waves` and `least`, for which nothing is compiled."""
     fused = torch.version.hip is None
     shapes = [Shape(*geometry, waves=2.0, fused=fused) for geometry in GEOMETRY]
     if fused:
@@ -205,7 +207,9 @@ def run(bench: Bench) -> list[Tuned]:
             bucket = next(bucket for bucket in (16, 64, 256, 512) if rows <= bucket)
             usable = [shape for shape in shapes if Task(heads, bucket, shape) in good]
             waves = WAVES if rows * heads.kv < 1024 else (2.0,)
-            found.append(best(bench, heads, rows, [s._replace(waves=w) for s in usable for w in waves], pool))
+            least = LEAST if rows <= FEW_ROWS else (1,)
+            layouts = [s._replace(waves=w, least=n) for s in usable for w in waves for n in least]
+            found.append(best(bench, heads, rows, layouts, pool))
     return [Tuned("paged_attention", found)]
 
 

@@ -50,7 +50,14 @@ def test_the_configured_share_of_memory_is_used(make_small: Callable[[str], Any]
     free, total = torch.cuda.mem_get_info()
     share = (total - free) / total + 0.1  # what is in use already, and a tenth
     torch.cuda.empty_cache()
-    driver = make_small("llama").engine("kv.blocks=0", f"kv.gpu_memory_utilization={share}", "scheduler.max_rows=64")
+    # a cache is never larger than its rows can fill, so there are many
+    settings = (
+        "kv.blocks=0",
+        f"kv.gpu_memory_utilization={share}",
+        "scheduler.max_rows=4096",
+        "worker.max_graph_rows=16",
+    )
+    driver = make_small("llama").engine(*settings)
     free, _ = torch.cuda.mem_get_info()
     assert share - 0.02 < (total - free) / total < share + 0.01
     assert driver.engine.facts.num_blocks > 1000

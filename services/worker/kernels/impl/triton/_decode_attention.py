@@ -24,23 +24,25 @@ LOG2E = 1.4426950408889634
 MOST_PARTS = 64  # places beside the rows; joining more takes longer than it saves
 JOINED = 8192  # numbers that a program joins at once
 ROW_BUCKETS = (16, 64, 256, 512, 1024, 4096)  # compiled for
-INTEGERS = ["num_rows", "spare", "table_stride"]  # vary from step to step: never compiled for
+INTEGERS = ["num_rows", "spare", "least", "table_stride"]  # vary from step to step: never compiled for
 POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr"]
 
 
 class Shape(NamedTuple):
-    """How the work is laid out. `waves`: places for parts, in programs per processor."""
+    """How the work is laid out. `waves`: places for parts, in programs per processor; `least`: blocks of a part, where
+    a row has so many."""
 
     block_kv: int
     num_warps: int
     num_stages: int
     waves: float
     fused: bool = True
+    least: int = 1
 
 
 @triton.jit
 def _deal(  # type: ignore[no-untyped-def]
-    context_ptr, place, num_rows, spare, BLOCK_KV: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr
+    context_ptr, place, num_rows, spare, least, BLOCK_KV: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr
 ):
     """Of this place: its row (num_rows or more: none), the row's first place, and the row's parts."""
     ids = tl.arange(0, BLOCK_R)
@@ -48,7 +50,7 @@ def _deal(  # type: ignore[no-untyped-def]
     blocks = tl.cdiv(lengths, BLOCK_KV)
     if WINDOW > 0:
         blocks -= tl.maximum(lengths - WINDOW, 0) // BLOCK_KV
-    share = tl.maximum(tl.cdiv(tl.sum(blocks, 0), spare), 1)
+    share = tl.maximum(tl.cdiv(tl.sum(blocks, 0), spare), least)
     # together at most num_rows + spare
     parts = tl.where(ids < num_rows, tl.maximum(tl.cdiv(blocks, share), 1), 0)
     ends = tl.cumsum(parts, 0)
@@ -142,6 +144,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     factor,  # float32: from a product to its logit in base 2; with SOFTCAP, to twice the argument of tanh
     num_rows,
     spare,
+    least,
     table_stride,
     q_stride_t,
     q_stride_h,
@@ -167,7 +170,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     own = tl.where(heads < SHARE, heads, 0)
     release(PDL)
     wait(PDL)
-    row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    row, first, count = _deal(context_ptr, place, num_rows, spare, least, BLOCK_KV, WINDOW, BLOCK_R)
     if row >= num_rows:
         return
     length = tl.load(context_ptr + row)
@@ -262,6 +265,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
     sums_ptr,
     num_rows,
     spare,
+    least,
     NUM_KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -277,7 +281,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
     kv_head, place = tl.program_id(0), tl.program_id(1)
     release(PDL)
     wait(PDL)
-    row, first, count = _deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    row, first, count = _deal(context_ptr, place, num_rows, spare, least, BLOCK_KV, WINDOW, BLOCK_R)
     if (row < num_rows) & (place == first) & (count > 1):
         out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
         peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * HEAD_DIM)
@@ -292,6 +296,7 @@ class Plan(NamedTuple):
 
     grid: tuple[int, int]
     spare: int
+    least: int
     scratch: tuple[int, int, int]
     factor: float
     decode: dict[str, Any]  # keyword arguments
@@ -322,10 +327,12 @@ def launch(
     decode_kernel[plan.grid](
         q, out, k_cache, v_cache, rows.context_lens, tables, rows.table_rows, spec.sinks, k_scale, v_scale,
         sums, None if plan.join else _arrivals(device), plan.factor,
-        num_rows, plan.spare, tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
+        num_rows, plan.spare, plan.least, tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
     )  # fmt: skip
     if plan.join:
-        join_kernel[plan.grid](out, rows.context_lens, spec.sinks, v_scale, sums, num_rows, plan.spare, **plan.join)
+        join_kernel[plan.grid](
+            out, rows.context_lens, spec.sinks, v_scale, sums, num_rows, plan.spare, plan.least, **plan.join
+        )
 
 
 @cache
@@ -349,6 +356,7 @@ def _plan(
     return Plan(
         grid=(num_kv_heads, num_rows + spare),
         spare=spare,
+        least=shape.least,
         scratch=(num_rows + spare, num_heads, head_dim + 2),
         factor=2 * LOG2E * scale / softcap if softcap else scale * LOG2E,
         decode={
@@ -423,7 +431,7 @@ def choose(
         return 100 * heads + abs(log2(entry["rows"] / max(num_rows, 1)))
 
     best = min(fitting, key=distance)
-    return Shape(*(best[name] for name in Shape._fields))
+    return Shape(**{name: best[name] for name in Shape._fields if name in best})
 
 
 def small_lds(device: torch.device) -> bool:

@@ -19,27 +19,32 @@ from services.worker.kernels.ops.paged_attention import (
 
 
 @triton.jit
-def _deal_all(out_ptr, context_ptr, num_rows, spare, BLOCK_KV: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
+def _deal_all(out_ptr, context_ptr, num_rows, spare, least, BLOCK_KV: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: E501  # fmt: skip
     place = tl.program_id(0)
-    row, first, count = _decode_attention._deal(context_ptr, place, num_rows, spare, BLOCK_KV, WINDOW, BLOCK_R)
+    row, first, count = _decode_attention._deal(context_ptr, place, num_rows, spare, least, BLOCK_KV, WINDOW, BLOCK_R)
     tl.store(out_ptr + place * 3, row)
     tl.store(out_ptr + place * 3 + 1, first)
     tl.store(out_ptr + place * 3 + 2, count)
 
 
-def deal(lengths: Sequence[int], spare: int, device: torch.device, window: int = 0) -> list[tuple[int, int, int]]:
+def deal(
+    lengths: Sequence[int], spare: int, device: torch.device, window: int = 0, least: int = 1
+) -> list[tuple[int, int, int]]:
     """(row, the row's first place, the row's parts) of each place that has work."""
     context = torch.tensor(lengths, dtype=torch.int32, device=device)
     out = torch.zeros(len(lengths) + spare, 3, dtype=torch.int32, device=device)
-    _deal_all[(len(out),)](out, context, len(lengths), spare, BLOCK_KV=16, WINDOW=window, BLOCK_R=16)
+    _deal_all[(len(out),)](out, context, len(lengths), spare, least, BLOCK_KV=16, WINDOW=window, BLOCK_R=16)
     found = [(row, first, count) for row, first, count in out.tolist()]
     return [entry for entry in found if entry[0] < len(lengths)]
 
 
 @pytest.mark.parametrize("lengths", [[1], [5000], [0, 16, 17, 0], [300] * 5, [2000, 16, 16, 16], [16] * 16])
 @pytest.mark.parametrize("spare", [1, 4, 9])
-def test_every_row_has_its_parts_and_no_part_is_empty(lengths: list[int], spare: int, device: torch.device) -> None:
-    places = deal(lengths, spare, device)
+@pytest.mark.parametrize("least", [1, 3])
+def test_every_row_has_its_parts_and_no_part_is_empty(
+    lengths: list[int], spare: int, least: int, device: torch.device
+) -> None:
+    places = deal(lengths, spare, device, least=least)
     assert sorted({row for row, _, _ in places}) == list(range(len(lengths)))
     place = 0
     for row, length in enumerate(lengths):
@@ -53,6 +58,14 @@ def test_every_row_has_its_parts_and_no_part_is_empty(lengths: list[int], spare:
 def test_the_longest_rows_are_cut_most(device: torch.device) -> None:
     assert deal([2000, 16, 16, 160], 8, device)[0] == (0, 0, 7)
     assert {row: count for row, _, count in deal([1600, 800, 16], 6, device)} == {0: 4, 1: 2, 2: 1}
+
+
+def test_parts_of_short_rows_have_the_least_number_of_blocks(device: torch.device) -> None:
+    def parts(length: int, least: int) -> int:
+        return deal([length], 9, device, least=least)[0][2]
+
+    assert [parts(16 * 8, least) for least in (1, 2, 3, 8, 20)] == [8, 4, 3, 1, 1]
+    assert parts(16 * 90, 3) == parts(16 * 90, 1) == 9
 
 
 def test_only_the_window_counts(device: torch.device) -> None:
@@ -81,7 +94,7 @@ def test_parts_join_to_the_meaning(
         sinks=spec.sinks if spec.sinks is None else there(spec.sinks),
         kv_scale=None if spec.kv_scale is None else KvScale(*(there(scale) for scale in spec.kv_scale)),
     )
-    shape = Shape(block_kv, 4, 1, 1.0, fused)
+    shape = Shape(block_kv, 4, 1, 1.0, fused, least=2)
     for _ in range(2):  # the second finds the counters that the first has left
         out = torch.full(q.shape, torch.nan, device=device)
         launch(there(q), out, there(k_cache), there(v_cache), rows, spec, shape)
