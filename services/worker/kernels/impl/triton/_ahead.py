@@ -28,6 +28,9 @@ class Asked:
     def note(self, **kernel: Any) -> bool:
         """Triton's `jit_cache_hook`. True: the kernel is neither compiled nor launched."""
         function, form = kernel["fn"].jit_function, kernel["compile"]
+        # Triton's key of a function that calls another depends on which of the two was asked first: in the order of
+        # launches it is the same in every start, in the threads of `build` it would not be
+        assert function.cache_key
         self._kernels[id(function), form["key"]] = function, form["specialization_data"]
         return True
 

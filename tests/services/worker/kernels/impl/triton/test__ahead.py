@@ -8,7 +8,7 @@ PROGRAM = """
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from services.worker.kernels.impl.triton import _ahead, _builds, rms_norm, silu_and_mul
+from services.worker.kernels.impl.triton import _ahead, _builds, _gate, _norm, rms_norm, silu_and_mul
 
 
 class Driver:
@@ -38,6 +38,7 @@ with _ahead.collect() as asked:
     launch()
 assert _ahead.is_first()
 assert len(asked) == 2 and sum(_builds.COUNTS.values()) == 0, (len(asked), _builds.COUNTS)
+assert _norm.norm_kernel.hash and _gate.gate_kernel.hash, "keys are made in the order of launches, not by the threads"
 reports = []
 asked.build(2, lambda done, total: reports.append((done, total)))
 assert reports == [(1, 2), (2, 2)] and sum(_builds.COUNTS.values()) == 2, (reports, _builds.COUNTS)
