@@ -202,6 +202,7 @@ class Members(Message, frozen=True):
     departed: list[int]
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
+    schedulers: int = 0  # that there should be, this one included; 0: as configured
 
 
 class Submit(Message, frozen=True):
@@ -302,6 +303,8 @@ class Admit(Message, frozen=True):
     cache_salt: str = ""
     output: bytes = b""  # _i32
     origin: int = -1  # the sequence's first id, where another tokenizer admitted it before
+    again: bool = False  # accepted before: never refused for load, and begins anew where it was aborted
+    attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
 
 
 class Stop(Message, frozen=True):
@@ -363,6 +366,12 @@ class WorkerReady(Message, frozen=True):
     max_rows: int
 
 
+class Schedulers(Message, frozen=True):
+    """There shall be so many schedulers, instances 0 to count - 1; each tells everybody in its `Members`."""
+
+    count: int
+
+
 class StatusQuery(Message, frozen=True):
     """Answered by `Status` at `reply_to`."""
 
@@ -380,6 +389,7 @@ class Status(Message, frozen=True):
     members: list[Member]
     load: Load
     model: ModelFacts | None
+    schedulers: int = 0  # as in Members
 
 
 class Story(Message, frozen=True):
@@ -388,6 +398,8 @@ class Story(Message, frozen=True):
 
 ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
 ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | StatusQuery | StoryQuery
+ToScheduler = (
+    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | StatusQuery | StoryQuery | Schedulers
+)
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

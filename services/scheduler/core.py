@@ -174,6 +174,8 @@ class SchedulerCore:
         if not 0 <= admit.seq_id <= admit.seq_id + max(admit.n, 1) <= MAX_ID:
             state.counters["unknown_results"] += 1
             return
+        if admit.again:
+            state.past.forget(admit.seq_id)
         if admit.origin >= 0:
             if outdated(state, admit):
                 state.counters["unknown_results"] += 1
@@ -181,6 +183,10 @@ class SchedulerCore:
             if (batch := take_over(state, admit)) is not None:
                 self._effects.append(SendTokens(tokenizer_of(admit.seq_id), batch))
                 return
+        if admit.attach:
+            unknown = Refused(admit.seq_id, RejectReason.NOT_FOUND, "this scheduler does not have it")
+            self._effects.append(SendRefused(tokenizer_of(admit.seq_id), unknown))
+            return
         try:
             sequences = self._new_sequences(admit)
         except Reject as reject:

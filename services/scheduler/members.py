@@ -87,6 +87,10 @@ class Registry:
         late = [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._dead_after_s]
         return [self._members[key].peer for key in late if key in self._members]
 
+    def forgive(self, now_s: float) -> None:
+        """Nobody has been silent so far."""
+        self._heard_s = dict.fromkeys(self._heard_s, now_s)
+
     def members(self) -> list[Member]:
         return list(self._members.values())
 

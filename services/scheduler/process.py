@@ -7,11 +7,13 @@ Owns the registry, the links and the choice of the worker; the core owns request
 import asyncio
 import gc
 import logging
+import time
 
 import msgspec
 
 from common import config as configuration
 from common.lifecycle import Process, scheduler_endpoint
+from common.membership import MOST_SCHEDULERS
 from common.metrics import checked
 from common.protocol import (
     Abort,
@@ -22,6 +24,8 @@ from common.protocol import (
     ModelFacts,
     Peer,
     Refused,
+    Schedulers,
+    State,
     Status,
     StatusQuery,
     StepResult,
@@ -49,6 +53,7 @@ from services.scheduler.events import (
 from services.scheduler.members import Registry
 
 log = logging.getLogger("scheduler")
+DRAIN_LOOK_S = 0.1
 
 
 class SchedulerProcess:
@@ -56,7 +61,7 @@ class SchedulerProcess:
         self.process = process
         self.core = core
         links = process.config.links
-        endpoint = scheduler_endpoint(process.config)
+        endpoint = scheduler_endpoint(process.config, process.instance)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
         root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else f"tcp://{links.host}:"
         self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s)
@@ -68,6 +73,8 @@ class SchedulerProcess:
         self._model: ModelFacts | None = None
         self._early: list[Admit | Abort | Stop] | None = []  # came before the first worker; None once there was one
         self._changed = False  # members changed since the last broadcast
+        self._schedulers = process.config.services.scheduler.replicas  # that there should be
+        self._beat_s = float("-inf")
 
     def receive(self, batch: list[tuple[int, ToScheduler]]) -> None:
         """All frames of one wake-up, in order."""
@@ -89,8 +96,8 @@ class SchedulerProcess:
 
     def _queue(self, events: list[Event], message: Admit | Abort | Stop) -> None:
         """A successor of a scheduler gets its predecessor's requests before its worker: the core cannot judge them."""
-        if self._early is None:
-            events.append(message)
+        if self._early is None or (isinstance(message, Admit) and message.attach):
+            events.append(message)  # without a worker nothing runs that somebody could go on with
         elif len(self._early) < 2 * self.process.config.scheduler.max_waiting:
             self._early.append(message)
         elif isinstance(message, Admit):
@@ -109,8 +116,11 @@ class SchedulerProcess:
                 return self._on_left(peer, "left") if peer else []
             case WorkerReady():
                 return self._on_worker(sender, message)
+            case Schedulers(count) if 1 <= count <= MOST_SCHEDULERS:
+                self._changed |= count != self._schedulers
+                self._schedulers = count
             case StatusQuery(reply_to):
-                status = Status(self.registry.members(), self.core.load(), self._model)
+                status = Status(self.registry.members(), self.core.load(), self._model, self._schedulers)
                 self._reply(reply_to, status)
             case StoryQuery(reply_to, seq_id):
                 self._reply(reply_to, Story(self.core.story(seq_id)))
@@ -196,27 +206,39 @@ class SchedulerProcess:
     def _broadcast(self) -> None:
         self._changed = False
         message = self.registry.message(self.core.load(), self._model)
+        message = msgspec.structs.replace(message, schedulers=self._schedulers)
         for link in self._links.values():
             link.send(message)
 
     def beat(self) -> None:
         """Every heartbeat interval: silent members leave, everybody hears the members, the core sees the time."""
         events: list[Event] = [Tick()]
-        for peer in self.registry.silent(self._now_s()):
+        now_s, self._beat_s, before_s = self._now_s(), self._now_s(), self._beat_s
+        if now_s - before_s > self.process.config.links.dead_after_s / 2:
+            self.registry.forgive(now_s)  # this process was stopped: what the others sent meanwhile is not read yet
+        for peer in self.registry.silent(now_s):
             self.registry.remove(peer.incarnation)
             events += self._on_left(peer, "went silent")
         self._handle(events)
         load = self.core.load()
         values = checked(self.core.metrics() | self.process.usage())
-        self.registry.update_own("ready", load.steps, None, values)
+        state: State = "draining" if self.process.stopping.is_set() else "ready"
+        self.registry.update_own(state, load.steps, None, values)
         self._broadcast()
+
+    @property
+    def has_siblings(self) -> bool:
+        return self._schedulers > 1 or self.process.instance >= self._schedulers
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
 
 async def serve(process: Process) -> None:
-    """Until SIGTERM. Tokenizers hand open requests to the next scheduler, so there is nothing to wait for."""
+    """Until SIGTERM. Tokenizers hand open requests to the next scheduler, so a lone one has nothing to wait for.
+
+    Where there are others, tokenizers move what is open as soon as they hear that this one drains.
+    """
     config = process.config
     core = SchedulerCore(config.scheduler, config.kv, process.incarnation, config.links.recover_s)
     scheduler = SchedulerProcess(process, core)
@@ -229,4 +251,8 @@ async def serve(process: Process) -> None:
             await asyncio.wait_for(process.stopping.wait(), process.config.links.heartbeat_s)
         except TimeoutError:
             continue
+    deadline_s = time.monotonic() + min(config.links.drain_s, config.links.dead_after_s)
+    while scheduler.has_siblings and not core.idle and time.monotonic() < deadline_s:
+        scheduler.beat()
+        await asyncio.sleep(min(DRAIN_LOOK_S, config.links.heartbeat_s))
     scheduler.inbox.close()
