@@ -194,7 +194,7 @@ class Node(Generic[T]):
             return  # late word of a scheduler that has been replaced
         self.inbox.departed = self.view.departed
         if self.process.incarnation in self.view.departed:
-            raise RuntimeError("no scheduler counts this process as alive any more; ending, to start afresh")
+            raise RuntimeError("every scheduler that speaks has given this process up; ending, to start afresh")
         self._follow(self.view.count)
         if change.new_scheduler:
             self._greet(change.scheduler)

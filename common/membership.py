@@ -90,6 +90,7 @@ class Membership:
         self.load = Load()  # the sum
         self.scheduler = 0  # incarnation of the scheduler that spoke last
         self.count = 0  # schedulers that there should be; 0: as configured
+        self.speaking: dict[int, View] = {}  # those of `views` that are not lost
         self.foreign: frozenset[int] = frozenset()  # instances with another model, which are not used
 
     def update(self, sender: int, message: Members, now_s: float) -> Change:
@@ -134,13 +135,14 @@ class Membership:
         self.departed = frozenset().union(*(view.departed for view in self.views.values())) - members.keys()
         self.count = max(view.count for view in speaking)
         self.load = _sum_of([view.load for view in speaking])
-        self._agree({instance: view for instance, view in sorted(self.views.items()) if view in speaking})
+        self.speaking = {instance: view for instance, view in sorted(self.views.items()) if view in speaking}
+        self._agree()
 
-    def _agree(self, speaking: dict[int, View]) -> None:
+    def _agree(self) -> None:
         """The system's model is that of the first scheduler that has one, also while its workers are away."""
-        reference = next((view.known_model for view in speaking.values() if view.known_model), None)
+        reference = next((view.known_model for view in self.speaking.values() if view.known_model), None)
         models, foreign = [], []
-        for instance, view in speaking.items():
+        for instance, view in self.speaking.items():
             if view.model is None or reference is None:
                 continue
             if same_model(view.model, reference):

@@ -222,7 +222,8 @@ class SchedulerProcess:
         self._handle(events)
         load = self.core.load()
         values = checked(self.core.metrics() | self.process.usage())
-        state: State = "draining" if self.process.stopping.is_set() else "ready"
+        leaves = self.process.stopping.is_set() or self.process.instance >= self._schedulers
+        state: State = "draining" if leaves else "ready"
         self.registry.update_own(state, load.steps, None, values)
         self._broadcast()
 

@@ -11,7 +11,7 @@ def test_changes_are_told_once() -> None:
     first = view.update(7, Members([member("api", 0, 1), member("worker", 0, 2)], [], Load()), 1.0)
     assert ([p.incarnation for p in first.joined], first.left, first.new_scheduler) == ([1, 2], [], True)
     again = view.update(7, Members([member("api", 0, 1), member("worker", 0, 2)], [], Load()), 2.0)
-    assert again == ([], [], False)
+    assert again == ([], [], False, 0)
     replaced = view.update(7, Members([member("api", 0, 3), member("worker", 0, 2)], [1], Load()), 3.0)
     assert ([p.incarnation for p in replaced.joined], [p.incarnation for p in replaced.left]) == ([3], [1])
     assert view.departed == {1}
@@ -42,7 +42,7 @@ def test_a_scheduler_is_silent_after_missed_beats() -> None:
 
 def test_peers_outlast_a_change_of_scheduler() -> None:
     """A new scheduler hears of its members one by one; until then nobody is given up."""
-    view = Membership(own=1, grace_s=5.0)
+    view = Membership(own=1, dead_after_s=5.0)
     first = [member("scheduler", 0, 7), member("api", 0, 1), member("tokenizer", 0, 2), member("tokenizer", 1, 3)]
     view.update(7, Members(first, [], Load()), 1.0)
     change = view.update(8, Members([member("scheduler", 0, 8), member("tokenizer", 1, 4)], [], Load()), 2.0)
@@ -55,7 +55,7 @@ def test_peers_outlast_a_change_of_scheduler() -> None:
 
 
 def test_the_grace_ends() -> None:
-    view = Membership(own=1, grace_s=5.0)
+    view = Membership(own=1, dead_after_s=5.0)
     view.update(7, Members([member("tokenizer", 0, 2)], [], Load()), 1.0)
     assert view.update(8, Members([], [], Load()), 2.0).left == []
     assert view.update(8, Members([], [], Load()), 6.9).left == []

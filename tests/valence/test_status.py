@@ -60,15 +60,16 @@ def test_all_ready_means_nobody_is_missing() -> None:
     assert all_ready(views, status)
     killed = [view("api", 0, "exited"), *views[1:]]  # the scheduler has not noticed
     assert not all_ready(killed, status)
-    assert document(killed, status)["ready"] is False
+    assert document(killed, {0: status})["ready"] is False
 
 
 def test_the_document_without_a_scheduler() -> None:
-    found = document([view("scheduler", 0, "backoff")], None)
+    found = document([view("scheduler", 0, "backoff")], {})
     assert found == {
         "model": None,
         "ready": False,
         "processes": [{"service": "scheduler", "instance": 0, "pid": None, "state": "backoff", "since": 900.0}],
+        "schedulers": [],
         "requests": {"running": 0, "waiting": 0},
         "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},
     }

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from common.membership import Membership, View
+from common.membership import Membership
 from common.metrics import METRICS
 from common.protocol import Load
 from services.api.figures import Buckets
@@ -86,14 +86,9 @@ def load(view: Membership) -> Iterator[Metric]:
     for name in Load.__struct_fields__:
         if name != "steps":
             gauge = GaugeMetricFamily(f"valence_load_{name}", f"Scheduler gauge: {name}", labels=("instance",))
-            for instance, each in speaking(view).items():
+            for instance, each in view.speaking.items():
                 gauge.add_metric([str(instance)], getattr(each.load, name))
             yield gauge
-
-
-def speaking(view: Membership) -> dict[int, View]:
-    """The schedulers that are members now."""
-    return {instance: each for instance, each in sorted(view.views.items()) if each.scheduler in view.members}
 
 
 def own(gateway: Gateway, instance: str) -> Iterator[Metric]:
@@ -146,16 +141,15 @@ def vllm(gateway: Gateway, view: Membership) -> Iterator[Metric]:
     """The names that dashboards, autoscalers and routers of the field read."""
     model = view.model
     labels, values = ("model_name", "engine"), [model.name if model else "", "0"]
-    engines = speaking(view)
     for name, (meaning, value) in VLLM_GAUGES.items():
         gauge = GaugeMetricFamily(f"vllm:{name}", meaning, labels=labels)
-        for instance, each in engines.items():
+        for instance, each in view.speaking.items():
             gauge.add_metric([values[0], str(instance)], value(each.load))
         yield gauge
     settings = GaugeMetricFamily(
         "vllm:cache_config_info", "Settings of the KV cache", labels=("block_size", "num_gpu_blocks", "engine")
     )
-    for instance, each in engines.items():
+    for instance, each in view.speaking.items():
         if each.model:
             settings.add_metric([str(each.model.block_tokens), str(each.model.num_blocks), str(instance)], 1)
     yield settings

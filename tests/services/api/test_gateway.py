@@ -37,7 +37,7 @@ def test_what_is_missing_is_named() -> None:
             system.tokenizer()
             await system.until(lambda: not gateway.missing())
             assert gateway.facts() == FACTS
-            gateway.node.view.heard_s = time.monotonic() - 6
+            gateway.node.view.views[0].heard_s = time.monotonic() - 6
             assert [each.service for each in gateway.missing()] == ["scheduler"]
             gateway.draining = True
             assert next(each.service for each in gateway.missing()) == "api"

@@ -31,7 +31,7 @@ def test_everything_is_exposed_and_parses() -> None:
             assert found["valence_requests_total", api] == 1 and found["valence_requests_total", tokenizer] == 5
             assert found["valence_resident_bytes", api] > 0
             assert found["valence_up", (("instance", "1"), ("service", "api"), ("state", "ready"))] == 1
-            assert found["valence_load_running", ()] == 3
+            assert found["valence_load_running", (("instance", "0"),)] == 3
             assert found["valence_finished_total", (("instance", "1"), ("reason", "length"))] == 1
             assert found["vllm:num_requests_running", vllm] == 3 and found["vllm:num_requests_waiting", vllm] == 2
             assert abs(found["vllm:kv_cache_usage_perc", vllm] - 0.4) < 1e-9
