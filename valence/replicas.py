@@ -86,6 +86,8 @@ class Change:
             program = Program(service, instance)
             self._write({**replicas, service: instance + 1})
             self._supervisor.add(program)
+            if service == "scheduler":
+                self._client.follow(instance + 1)
             self._wait_ready(program, old_pid=0)
             if service == "scheduler":
                 self._set_schedulers(instance + 1)

@@ -33,7 +33,7 @@ class StatusClient:
             own = f"tcp://{links.host}:0"
         self._inbox: Inbox[ToAdmin] = Inbox(own, ToAdmin, QUEUE, self._counters)
         self._schedulers: list[Push] = []
-        self._follow(config.services.scheduler.replicas)
+        self.follow(config.services.scheduler.replicas)
 
     def __enter__(self) -> "StatusClient":
         return self
@@ -43,7 +43,8 @@ class StatusClient:
             push.close()
         self._inbox.close()
 
-    def _follow(self, count: int) -> None:
+    def follow(self, count: int) -> None:
+        """There may be so many schedulers."""
         while len(self._schedulers) < count:
             endpoint = scheduler_endpoint(self._config, len(self._schedulers))
             self._schedulers.append(Push(endpoint, self._incarnation, QUEUE, self._counters))
@@ -65,16 +66,13 @@ class StatusClient:
             for sender, message in self._inbox.drain():
                 if isinstance(message, Status):
                     found[instance_of(sender, message)] = message
-                    self._follow(min(message.schedulers, MOST_SCHEDULERS))
+                    self.follow(min(message.schedulers, MOST_SCHEDULERS))
             end_s = min(end_s, time.monotonic() + OTHERS_S)
-        count = max((each.schedulers for each in found.values()), default=0)
-        while 0 < count < len(self._schedulers) and len(self._schedulers) - 1 not in found:
-            self._schedulers.pop().close()  # there is no such scheduler any more
         return found
 
     def set_schedulers(self, count: int) -> None:
         """Tells all schedulers how many there shall be. `Status` shows who has heard it."""
-        self._follow(count)
+        self.follow(count)
         for push in self._schedulers:
             push.send(Schedulers(count))
 

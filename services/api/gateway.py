@@ -75,7 +75,7 @@ class Gateway:
     def impaired(self) -> list[Missing]:
         """Schedulers that should serve and do not."""
         view, now_s, found = self.node.view, time.monotonic(), []
-        for instance in self.node.schedulers:
+        for instance in self.node.schedulers[: view.count or None]:
             name = f"scheduler-{instance}"
             if view.lost(instance, now_s):
                 found.append(Missing(name, f"{name} is not heard"))
