@@ -78,3 +78,9 @@ def test_silent_members_are_found_and_removed(registry: Registry) -> None:
 def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
     assert registry.remove(1) is None
     assert registry.service_of(1) == "scheduler"
+
+
+def test_nobody_is_silent_while_the_scheduler_itself_was_stopped(registry: Registry) -> None:
+    hello(registry, peer("worker", 0, 11), now_s=0.0)
+    registry.forgive(100.0)
+    assert registry.silent(105.0) == [] and [p.incarnation for p in registry.silent(105.1)] == [11]

@@ -24,6 +24,7 @@ from common.protocol import (
     Peer,
     Refused,
     Sampling,
+    Schedulers,
     Status,
     StatusQuery,
     StepPlan,
@@ -47,10 +48,10 @@ FACTS = ModelFacts("m", "x", vocab_size=100, max_model_len=64, eos_token_ids=(0,
 class Actor:
     """One process of the system, played by the test."""
 
-    def __init__(self, run_dir: Path, service: str, incarnation: int, union: Any) -> None:
+    def __init__(self, run_dir: Path, endpoint: str, service: str, incarnation: int, union: Any) -> None:
         self.inbox: Inbox = Inbox(f"ipc://{run_dir}/{service}-{incarnation}", union, 1000, LinkCounters())
         self.peer = Peer(service, 0, incarnation, self.inbox.endpoint)
-        self.push = Push(f"ipc://{run_dir}/scheduler", incarnation, 1000, LinkCounters())
+        self.push = Push(endpoint, incarnation, 1000, LinkCounters())
         self.seen: list = []
 
     def join(self) -> Members:
@@ -82,10 +83,11 @@ class Actor:
 class Stage:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
+        self.endpoint = f"ipc://{run_dir}/scheduler"
         self.actors: list[Actor] = []
 
     def actor(self, service: str, incarnation: int, union: Any) -> Actor:
-        actor = Actor(self.run_dir, service, incarnation, union)
+        actor = Actor(self.run_dir, self.endpoint, service, incarnation, union)
         self.actors.append(actor)
         return actor
 
@@ -260,3 +262,43 @@ def test_sigterm_ends_it_well(scheduler: subprocess.Popen, stage: Stage, tmp_pat
     scheduler.send_signal(signal.SIGTERM)
     assert scheduler.wait(LIMIT_S) == 0
     assert not (tmp_path / "scheduler").exists()
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """Scheduler 1 of two."""
+    settings = [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.05", "links.dead_after_s=60"]
+    options = [f"--set={setting}" for setting in (*settings, "services.scheduler.replicas=2")]
+    process = subprocess.Popen([sys.executable, "-m", "services.scheduler", "--instance=1", *options])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_one_of_several_drains_until_tokenizers_have_moved_everything(
+    second: subprocess.Popen, stage: Stage, tmp_path: Path
+) -> None:
+    stage.endpoint = f"ipc://{tmp_path}/scheduler-1"
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit(max_tokens=50))
+    answer(worker, 1)
+    second.send_signal(signal.SIGTERM)
+    draining = tokenizer.until(lambda m: isinstance(m, Members) and m.members[0].state == "draining")
+    assert (draining.members[0].peer.instance, draining.schedulers) == (1, 2)
+    answer(worker, 2)
+    assert second.poll() is None, "it goes on until all is taken from it"
+    tokenizer.push.send(Abort(SEQ))
+    assert second.wait(LIMIT_S) == 0
+
+
+def test_the_number_of_schedulers_is_told_to_everybody(second: subprocess.Popen, stage: Stage, tmp_path: Path) -> None:
+    stage.endpoint = f"ipc://{tmp_path}/scheduler-1"
+    tokenizer, asker = stage.tokenizer(), stage.actor("admin", 55, ToAdmin)
+    for count in (10**6, 0, 3):
+        asker.push.send(Schedulers(count))
+    members = tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers != 2)
+    assert members.schedulers == 3 and members.members[0].state == "ready"
+    asker.push.send(Schedulers(1))
+    tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers == 1 and m.members[0].state == "draining")
+    asker.push.send(StatusQuery(asker.inbox.endpoint))
+    assert asker.next(Status).schedulers == 1
