@@ -118,7 +118,8 @@ class Node(Generic[T]):
 
     def tell_all(self, message: msgspec.Struct) -> bool:
         """To all schedulers; False if one could not be told."""
-        return all([link.send(message) for link in self._schedulers.values()])
+        sent = [link.send(message) for link in self._schedulers.values()]
+        return all(sent)
 
     @property
     def schedulers(self) -> list[int]:

@@ -1,8 +1,8 @@
 """A process's view of the others, made from the `Members` messages of all schedulers. Pure.
 
-Owned by the process that receives the messages; tells what joined and what left since the message before. There is one
-`View` per scheduler instance, and their union: a peer is a member while any scheduler that still speaks lists it. So the
-loss of one scheduler takes nobody away but itself and its workers.
+Owned by the process that receives the messages; tells what joined and what left since the message before. There is a
+`View` per scheduler instance, and their union: a peer is a member while any scheduler that still speaks lists it. So
+the loss of one scheduler takes nobody away but itself and its workers.
 """
 
 from collections import deque

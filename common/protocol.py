@@ -69,13 +69,10 @@ class Peer(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True):
-    """How output tokens are chosen and when they end. The seed is always resolved (the API draws one if none is given).
-
-    Choice i of a request samples with seed + i (mod 2**64).
-    """
+    """How output tokens are chosen and when they end. The seed is always resolved (by the API if none is given)."""
 
     max_tokens: int
-    seed: int = 0
+    seed: int = 0  # choice i of a request samples with seed + i (mod 2**64)
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
@@ -193,13 +190,10 @@ class Goodbye(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """The scheduler's view, to every member: on change, and every `links.heartbeat_s` as its own heartbeat.
-
-    Frames of an incarnation in `departed` are dropped by every receiver.
-    """
+    """A scheduler's view, to all its members: on change, and every `links.heartbeat_s` as its own heartbeat."""
 
     members: list[Member]
-    departed: list[int]
+    departed: list[int]  # frames of these incarnations are dropped
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
@@ -398,8 +392,7 @@ class Story(Message, frozen=True):
 
 ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
 ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
-ToScheduler = (
-    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | StatusQuery | StoryQuery | Schedulers
-)
+FromAdmin = StatusQuery | StoryQuery | Schedulers
+ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | FromAdmin
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

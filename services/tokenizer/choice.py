@@ -1,11 +1,11 @@
 """Which scheduler gets a request: by prefix, bounded by load. Pure; called by the lanes.
 
 A prefix belongs to one scheduler, by rendezvous hashing weighted with KV blocks: all tokenizers agree without a word.
-The prompt's first 64, 256, 1024, 4096 tokens are asked for, the shortest first, so that requests with one system prompt
-stay together. An owner takes it while it has fewer open sequences than `HEADROOM` times the mean plus `SLACK`. From half
-the slack over the mean on, each conversation (the longest such prefix) leaves the owners of shorter ones at a point of
-its own, so that of a hot prefix always the same conversations go elsewhere. What has no owner, or whose owners are all
-full, goes to the emptier of two schedulers that are not above the mean.
+The prompt's first 64, 256, 1024, 4096 tokens are looked at, the shortest first, so that requests with one system prompt
+stay together. An owner takes it while it has fewer open sequences than `HEADROOM` times the mean plus `SLACK`. From
+half the slack over the mean on, each conversation (the longest such prefix) leaves the owners of shorter ones at a
+point of its own, so that of a hot prefix always the same conversations go elsewhere. What has no owner, or whose owners
+are all full, goes to the emptier of two schedulers that are not above the mean.
 """
 
 import math

@@ -1,9 +1,10 @@
 """The schedulers as this tokenizer sees them: what each has of our sequences, and what waits to be sent to it.
 
-Owned by the Streams; the process tells who takes work. A sequence is in the lane of the scheduler that has it, so tokens
-of any other find nothing. One that came from a dead tokenizer is asked for at all schedulers: it is in no lane until its
-scheduler's tokens come, or all have denied it. What is taken away from a scheduler is aborted there as soon as it speaks,
-and may return only after the last of its old tokens: when the scheduler has told of its end, or `expire_s` later.
+Owned by the Streams; the process tells who takes work. A sequence is in the lane of the scheduler that has it, so that
+tokens of any other find nothing. One that came from a dead tokenizer is asked for at all schedulers: it is in no lane
+until its scheduler's tokens come, or all have denied it. What is taken away from a scheduler is aborted there as soon
+as it speaks, and may return only after the last of its old tokens: when the scheduler has told of its end, or
+`expire_s` later.
 """
 
 from collections.abc import Callable
@@ -81,7 +82,7 @@ class Lanes:
         lane.sequences[sequence.seq_id] = sequence
 
     def ask(self, sequence: Sequence) -> None:
-        """Looks for a sequence that a dead tokenizer had. If there is but one scheduler, it is admitted there as well."""
+        """Looks for a sequence that a dead tokenizer had. A lone scheduler admits it if it does not know it."""
         speakers = self._speakers()
         if len(speakers) < 2:
             self._admit(sequence, admission(sequence, again=False))
@@ -109,7 +110,7 @@ class Lanes:
         self._settle(sequence, lane)
 
     def _settle(self, sequence: Sequence, lane: Lane) -> None:
-        """This scheduler has it now. Others may have an old copy, or get it yet from the dead tokenizer's last words."""
+        """This scheduler has it. Others may have an old copy, or get it yet from the dead tokenizer's last words."""
         origin = sequence.request.submit.origin
         for other in self.all.values():
             other.asked.pop(sequence.seq_id, None)
@@ -186,4 +187,5 @@ class Lanes:
         self.place(sequence, lane)
 
     def flush(self) -> bool:
-        return all([lane.upstream.flush() for lane in self.all.values()])
+        sent = [lane.upstream.flush() for lane in self.all.values()]
+        return all(sent)

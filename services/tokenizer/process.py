@@ -222,7 +222,7 @@ class TokenizerProcess:
         self._flush()
 
     def _follow(self, change: Change) -> None:
-        """One scheduler has spoken: what it has, and what others have that are not heard, goes to where it is served."""
+        """One scheduler has spoken. What those have that are going or not heard moves to others."""
         view, lanes, now_s = self.node.view, self.streams.lanes, self._loop.time()
         if change.new_scheduler:
             lanes.renewed(change.scheduler)

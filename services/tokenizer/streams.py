@@ -133,9 +133,7 @@ class Streams:
         lane = self.lanes.lane(scheduler)
         if message.seq_id in lane.asked:
             self.lanes.denied(message.seq_id, lane)
-            return
-        sequence = lane.sequences.get(message.seq_id)
-        if sequence is None:
+        elif (sequence := lane.sequences.get(message.seq_id)) is None:
             self.counts.unknown_results += 1
         elif message.seq_id == sequence.request.submit.seq_id and not sequence.request.readmitted:
             reject = Reject(RejectReason(message.reason), message.message, message.param)

@@ -1,7 +1,7 @@
 """The worker's heartbeat thread: beats while the main thread loads weights or runs a long step.
 
-It follows the process to another scheduler. Reads plain attributes that only the main thread writes; owns its socket. `progress` lets the scheduler tell a slow
-step from a stuck one.
+Reads plain attributes that only the main thread writes, also to whom it beats; owns its socket. `progress` lets the
+scheduler tell a slow step from a stuck one.
 """
 
 import threading

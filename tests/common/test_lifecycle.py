@@ -193,7 +193,10 @@ def test_a_node_that_was_given_up_faults(tmp_path: Path) -> None:
 
 def test_every_scheduler_has_an_address_of_its_own(tmp_path: Path) -> None:
     local = load(None, [f"links.run_dir={tmp_path}"])
-    assert [scheduler_endpoint(local, i) for i in (0, 1)] == [f"ipc://{tmp_path}/scheduler", f"ipc://{tmp_path}/scheduler-1"]
+    assert [scheduler_endpoint(local, i) for i in (0, 1)] == [
+        f"ipc://{tmp_path}/scheduler",
+        f"ipc://{tmp_path}/scheduler-1",
+    ]
     remote = load(None, ["links.transport=tcp", "links.scheduler_port=65530"])
     assert scheduler_endpoint(remote, 5) == "tcp://127.0.0.1:65535"
     with pytest.raises(ConfigError, match="no port for scheduler 6"):

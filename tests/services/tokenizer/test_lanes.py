@@ -84,7 +84,9 @@ def pair() -> Pair:
 
 
 def again(output: str, **fields: Any) -> Admit:
-    return Admit(X, pack_i32(list(b"hi")), Sampling(50, seed=3), output=pack_i32(list(output.encode())), again=True, **fields)
+    return Admit(
+        X, pack_i32(list(b"hi")), Sampling(50, seed=3), output=pack_i32(list(output.encode())), again=True, **fields
+    )
 
 
 def test_what_ends_a_sequence_goes_where_it_is(pair: Pair) -> None:

@@ -11,7 +11,9 @@ def test_it_beats_while_the_main_thread_is_busy(tmp_path: Path) -> None:
     config = load(None, [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.02"])
     process = Process("worker", 0, config)
     inbox: Inbox = Inbox(scheduler_endpoint(config), ToScheduler, 100, LinkCounters())
-    beacon = Beacon(process, Place(scheduler_endpoint(config), Hello(process.peer("ipc://x"), "hash")), lambda: {"steps": 4.0})
+    beacon = Beacon(
+        process, Place(scheduler_endpoint(config), Hello(process.peer("ipc://x"), "hash")), lambda: {"steps": 4.0}
+    )
     beacon.start()
 
     def next_message(kind: type) -> object:
