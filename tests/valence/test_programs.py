@@ -76,6 +76,12 @@ def test_names_are_read_back() -> None:
     ]
 
 
+def test_workers_and_schedulers_have_replicas_too() -> None:
+    config = load(None, ["services.scheduler.replicas=2", "services.worker.replicas=3"])
+    names = [program.name for program in programs(configured_replicas(config))]
+    assert names[:5] == ["worker-0", "worker-1", "worker-2", "scheduler-0", "scheduler-1"]
+
+
 def test_percent_signs_reach_the_environment(tmp_path: Path) -> None:
     section = program_section(Program("api", 0), ["true"], {"RATE": "50%"}, 1, tmp_path / "x.log")
     assert 'environment = RATE="50%%"' in section

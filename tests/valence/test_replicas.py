@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from common.config import load
 from common.protocol import Load, Member, Peer, Status
 from tests.valence.running import Server, serving, still_running
 from valence.programs import Program
@@ -42,6 +43,27 @@ def test_scale_up_and_down_one_by_one(server: Server) -> None:
     assert sorted(shrunk) == ["api-0", "scheduler-0", "tokenizer-0", "worker-0"]
     assert shrunk["tokenizer-0"]["pid"] == kept_pid
     assert len(still_running(server.run_dir)) == 6
+
+
+def test_schedulers_are_scaled_and_restarted_while_workers_stay(server: Server) -> None:
+    before = processes(server)
+    assert server.command("scale", "scheduler", "3").returncode == 0
+    grown = processes(server)
+    assert [grown[f"scheduler-{i}"]["state"] for i in range(3)] == ["ready"] * 3
+    assert load(server.run_dir / "config.toml").services.scheduler.replicas == 3
+    answer = server.command("restart", "scheduler")
+    assert answer.returncode == 0, answer.stderr
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line.strip()] == [
+        "scheduler-0",
+        "scheduler-1",
+        "scheduler-2",
+    ]
+    answer = server.command("scale", "scheduler", "1")
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line.strip()] == ["scheduler-2", "scheduler-1"]
+    after = processes(server)
+    assert after.keys() == before.keys()
+    changed = {name for name in before if before[name]["pid"] != after[name]["pid"]}
+    assert changed == {"scheduler-0"} and after["worker-0"]["state"] == "ready"
 
 
 @pytest.mark.parametrize(
