@@ -96,6 +96,8 @@ class Membership:
     def update(self, sender: int, message: Members, now_s: float) -> Change:
         """Takes the newest message of one scheduler. `now_s` is any monotonic clock."""
         instance = self._instance_of(sender, message)
+        if not 0 <= instance < MOST_SCHEDULERS:
+            return Change([], [], False, instance)  # no scheduler of ours
         view = self.views.get(instance)
         if view is None:
             view = self.views[instance] = View()

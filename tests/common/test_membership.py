@@ -168,6 +168,13 @@ def test_all_schedulers_serve_one_model() -> None:
     assert view.model is not None and view.model.vocab_size == 99 and not view.foreign, "the first one is lost"
 
 
+def test_a_scheduler_beyond_all_numbers_is_none() -> None:
+    view = both()
+    stranger = Members([member("scheduler", 64, 77), member("api", 5, 55)], [1, 2, 100], Load(), MODEL)
+    assert view.update(77, stranger, 2.0) == ([], [], False, 64)
+    assert view.instance_of(77) is None and sorted(view.members) == [1, 2, 100, 101] and not view.departed
+
+
 def test_loads_add_up_and_the_highest_number_of_schedulers_counts() -> None:
     view = both()
     view.update(*says(100, API, load=Load(running=2, blocks_total=10), schedulers=2), 2.0)
