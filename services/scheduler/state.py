@@ -16,6 +16,7 @@ import msgspec
 from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
+from services.scheduler.book import Book
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
 from services.scheduler.past import Past
@@ -61,7 +62,7 @@ def by_key(row: Row) -> Key:
 class State:
     """`ready` is False while no worker is there; `worker` then still holds the facts of the last one."""
 
-    def __init__(self, limits: Scheduler, kv: Kv, hash_seed: int) -> None:
+    def __init__(self, limits: Scheduler, kv: Kv, hash_seed: int, book: Book | None = None) -> None:
         self.limits = limits
         self.prefix_cache = kv.prefix_cache
         self.hash_seed = hash_seed
@@ -74,9 +75,30 @@ class State:
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
-        self.past = Past()
-        self.outbox = Outbox()
-        self.counters: Counter[str] = Counter()
+        self.waiting_tokens = 0  # known tokens of the sequences in the queue
+        self._book = book or Book()
+
+    @property
+    def past(self) -> Past:
+        return self._book.past
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._book.outbox
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self._book.counters
+
+    @property
+    def pending_tokens(self) -> int:
+        """Known tokens that no issued plan computes."""
+        return self.waiting_tokens + self.filling_tokens
+
+    @property
+    def filling_tokens(self) -> int:
+        """Of these, those of sequences that have rows."""
+        return sum(row.sequence.known - row.scheduled for row in self.filling)
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
@@ -85,12 +107,44 @@ class State:
             self.past.names[sequence.origin] = sequence.seq_id
         if self.worker is not None:
             self.worker.stops.add(sequence.sampling)
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
+        self.waiting_tokens += sequence.known
+
+    def adopt(self, sequence: Sequence, why: str) -> None:
+        """A sequence of another group of the same model, without a row, stands here from now on.
+
+        It ends if it is too long for this group: the caller has looked for one in which it is not.
+        """
+        worker = self.worker
+        assert worker is not None and self.ready
+        self.sequences[sequence.seq_id] = sequence
+        worker.stops.add(sequence.sampling)
+        sequence.note(self.now_s, why)
+        if sequence.stage is Stage.WAITING:
+            self._wait(sequence)
+        sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, worker.longest)
+        if sequence.known >= sequence.limit:
+            message = f"its {sequence.known} tokens fit no worker group any more; the largest takes {worker.longest}"
+            self.finish(sequence, FinishReason.ERROR, message=message)
+
+    def part(self, sequence: Sequence) -> None:
+        """A sequence without a row leaves for another group."""
+        assert sequence.row is None, "a sequence that moves has no row"
+        if sequence.stage is Stage.WAITING:
+            self.waiting.remove(sequence)
+            self.waiting_tokens -= sequence.known
+        del self.sequences[sequence.seq_id]
+        if self.worker is not None:
+            self.worker.stops.remove(sequence.sampling)
 
     def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
         """From the queue (the caller takes it out) to a row; `blocks` are already this sequence's."""
         worker = self.worker
         assert worker is not None
+        self.waiting_tokens -= sequence.known
         sequence.move(Stage.FILLING, self.now_s, why)
         row = Row(sequence, worker.slots.take(), blocks, computed, computed // worker.pool.block_tokens)
         sequence.row = row
@@ -147,7 +201,7 @@ class State:
 
     def _requeue(self, sequence: Sequence, why: str) -> None:
         sequence.move(Stage.WAITING, self.now_s, why)
-        self.waiting.add(sequence)
+        self._wait(sequence)
 
     def _release(self, row: Row) -> None:
         worker = self.worker
@@ -168,6 +222,7 @@ class State:
             self._release(sequence.row)
         elif sequence.stage is Stage.WAITING:
             self.waiting.remove(sequence)
+            self.waiting_tokens -= sequence.known
         sequence.move(Stage.FINISHED, self.now_s, f"{reason.name} {message}" if message else reason.name)
         if self.worker is not None:
             self.worker.stops.remove(sequence.sampling)
@@ -222,8 +277,11 @@ class State:
             elif sequence.known >= sequence.limit:
                 self.finish(sequence, FinishReason.LENGTH)
 
-    def detach(self, reason: str) -> None:
-        """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker."""
+    def detach(self, reason: str, died: bool = True) -> None:
+        """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker.
+
+        A death counts against the sequences that ran in it; a worker that has left on purpose (not `died`) does not.
+        """
         self.ready = False
         self.in_flight.clear()
         worker = self.worker
@@ -232,9 +290,9 @@ class State:
             sequence = row.sequence
             worker.rows.flush(row)
             self._release(row)
-            sequence.worker_deaths += 1
+            sequence.worker_deaths += died
             self._requeue(sequence, f"worker lost: {reason}")
-            if sequence.worker_deaths >= self.limits.max_worker_deaths:
+            if died and sequence.worker_deaths >= self.limits.max_worker_deaths:
                 message = f"the worker died {sequence.worker_deaths} times while it ran this request"
                 self.finish(sequence, FinishReason.ERROR, message=message)
         worker.pool.forget()

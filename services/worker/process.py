@@ -83,13 +83,14 @@ class WorkerProcess:
         own = self.process.incarnation
         if own in self.view.departed:
             raise RuntimeError("the scheduler has given this worker up; ending, to start afresh")
-        self.beacon.joined = own in self.view.members
+        member = self.view.members.get(own)
+        self.beacon.joined = member is not None
         if change.new_scheduler:
             self._in_flight.clear()
             engine.reset()
             self._announced = False
-        if self.beacon.joined and (not self._announced or message.model is None):
-            # Repeated until the scheduler has it: the link may still lead to a scheduler that has just died.
+        if member is not None and (not self._announced or member.state != "ready"):
+            # Repeated until the scheduler plans for us: the link may still lead to a scheduler that has just died.
             self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
