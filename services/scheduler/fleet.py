@@ -176,7 +176,8 @@ class Fleet:
         self._arrivals = core.state.waiting.arrivals
 
     def _keep_early(self, admit: Admit, early: list[FleetEvent]) -> None:
-        if len(early) < 2 * self._max_waiting:
+        # What comes with output or from another tokenizer was accepted before.
+        if len(early) < 2 * self._max_waiting or admit.output or admit.origin >= 0:
             early.append(admit)
             return
         text = "the scheduler has just started and its queue is full"
