@@ -9,16 +9,15 @@ its worker still sends is nobody's.
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from heapq import nsmallest
 from typing import Any
 
 from common.config import Kv, Scheduler
-from common.errors import RejectReason
-from common.protocol import Admit, Load, ModelFacts, Refused, WorkerReady, tokenizer_of
-from services.scheduler import places, router
+from common.protocol import Admit, Load, ModelFacts, WorkerReady
+from services.scheduler import moves, places, router
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.book import Book
 from services.scheduler.core import COUNTERS, SchedulerCore
+from services.scheduler.early import Early
 from services.scheduler.events import (
     ApiLost,
     Drain,
@@ -30,13 +29,11 @@ from services.scheduler.events import (
     GroupRefused,
     GroupResult,
     SendPlan,
-    SendRefused,
     Tick,
     TokenizerLost,
     WorkerFault,
     WorkerLost,
 )
-from services.scheduler.request import Sequence, Stage
 
 
 def difference(ours: ModelFacts, theirs: ModelFacts) -> str:
@@ -60,7 +57,7 @@ class Fleet:
         self._groups: dict[int, SchedulerCore] = {}
         self._lobby = self._new_core()  # its sequences wait; used while there are no groups
         self._empty_since_s = 0.0
-        self._early: list[FleetEvent] | None = []  # came before the first group; None once there was one
+        self._early: Early | None = Early(2 * limits.max_waiting)  # None once there was a group
         self._arrivals = 0
         self._past_steps = 0  # of groups that have gone
         self._draining = False
@@ -99,7 +96,7 @@ class Fleet:
     @property
     def idle(self) -> bool:
         """Nothing is open: a draining scheduler may leave."""
-        return not self._early and all(core.idle for core in self._cores())
+        return not (self._early and self._early.events) and all(core.idle for core in self._cores())
 
     def metrics(self) -> dict[str, float]:
         """Figures of all groups together, by the names of common/metrics.py."""
@@ -148,15 +145,15 @@ class Fleet:
     def _on_named(self, event: Any) -> None:
         """About one sequence. If nobody has it, any core will count that."""
         if self._early is not None:
-            if len(self._early) < 2 * self._max_waiting:
-                self._early.append(event)
+            self._early.add(event)
             return
         core = self._home(event.seq_id) or next(self._cores())
         core.apply(event, self._now_s)
 
     def _on_admit(self, admit: Admit) -> None:
         if self._early is not None:
-            self._keep_early(admit, self._early)
+            if refusal := self._early.add(admit):
+                self._book.effects.append(refusal)
             return
         if len(self._groups) <= 1:
             self._admit(next(self._cores()), admit)
@@ -174,15 +171,6 @@ class Fleet:
         core.state.waiting.arrivals = self._arrivals
         core.apply(admit, self._now_s)
         self._arrivals = core.state.waiting.arrivals
-
-    def _keep_early(self, admit: Admit, early: list[FleetEvent]) -> None:
-        # What comes with output or from another tokenizer was accepted before.
-        if len(early) < 2 * self._max_waiting or admit.output or admit.origin >= 0:
-            early.append(admit)
-            return
-        text = "the scheduler has just started and its queue is full"
-        refused = Refused(admit.seq_id, RejectReason.OVERLOADED, text)
-        self._book.effects.append(SendRefused(tokenizer_of(admit.seq_id), refused))
 
     def _known(self, admit: Admit) -> SchedulerCore | None:
         """Where (some of) the request's sequences are already."""
@@ -230,9 +218,9 @@ class Fleet:
         self._groups[group] = core
         self._book.effects.append(GroupJoined(group, ready.model))
         early, self._early = self._early, None
-        for waiting in early or ():
+        for waiting in early.events if early else ():
             self._handlers.get(type(waiting), self._on_named)(waiting)
-        self._rebalance()
+        moves.balance(list(self._groups.values()), self._now_s)
 
     def _objection(self, ready: WorkerReady) -> str:
         """Why this group cannot be used now; empty if it can."""
@@ -263,8 +251,7 @@ class Fleet:
             self._lobby, self._empty_since_s = core, self._now_s
             return
         self._past_steps += core.load().steps
-        for sequence in sorted(core.state.sequences.values(), key=_by_key):
-            self._move(core, self._place(sequence), sequence)
+        moves.empty(core, list(self._groups.values()), self._now_s)
 
     def _tag_faults(self, group: int) -> None:
         effects = self._book.effects
@@ -272,47 +259,11 @@ class Fleet:
             if isinstance(effect, WorkerFault) and effect.group < 0:
                 effects[idx] = WorkerFault(effect.reason, group)
 
-    def _place(self, sequence: Sequence) -> SchedulerCore:
-        """The best group for a sequence that has lost its own."""
-        cores = list(self._groups.values())
-        output = router.expected_output(sequence.sampling.max_tokens, sequence.num_output)
-        return cores[router.choose([places.of_sequence(core.state, sequence) for core in cores], output)]
-
-    def _move(self, source: SchedulerCore, target: SchedulerCore, sequence: Sequence) -> None:
-        source.state.part(sequence)
-        target.state.now_s = self._now_s
-        target.state.adopt(sequence, "moved to another worker group")
-        target.changed = True
-        self._book.counters["moved"] += 1
-
-    def _rebalance(self) -> None:
-        """Groups with nothing to wait for take sequences that others have passed over."""
-        cores = list(self._groups.values())
-        for taker in cores:
-            room = min(places.room(taker.state), router.MOST_MOVES)
-            donors = [core for core in cores if core is not taker and core.left_over]
-            for donor in sorted(donors, key=lambda core: -core.left_over) if room else ():
-                room -= self._take(donor, taker, min(room, donor.left_over))
-
-    def _take(self, donor: SchedulerCore, taker: SchedulerCore, most: int) -> int:
-        """Moves sequences, the oldest first, as long as they gain by it. Returns how many."""
-        waiting = (sequence for sequence in donor.state.sequences.values() if sequence.stage is Stage.WAITING)
-        moved = 0
-        for sequence in nsmallest(most, waiting, key=_by_key):
-            output = router.expected_output(sequence.sampling.max_tokens, sequence.num_output)
-            here = places.of_next(donor.state, sequence)
-            if not router.should_move(here, places.of_sequence(taker.state, sequence), output):
-                break
-            self._move(donor, taker, sequence)
-            moved += 1
-        donor.left_over -= moved
-        return moved
-
     # All
 
     def _on_peer_lost(self, event: TokenizerLost | ApiLost) -> None:
-        if self._early:
-            self._early.append(event)
+        if self._early is not None:
+            self._early.add(event)
         for core in self._cores():
             core.apply(event, self._now_s)
 
@@ -326,9 +277,4 @@ class Fleet:
             core.apply(event, self._now_s)
             if group in self._groups and not core.state.ready:
                 self._fell(group)
-        if len(self._groups) > 1:
-            self._rebalance()
-
-
-def _by_key(sequence: Sequence) -> Any:
-    return sequence.key
+        moves.balance(list(self._groups.values()), self._now_s)

@@ -9,6 +9,11 @@ from services.scheduler.router import Place, expected_output
 from services.scheduler.state import State
 
 
+def filling_tokens(state: State) -> int:
+    """Known tokens of sequences with rows that no issued plan computes."""
+    return sum(row.sequence.known - row.scheduled for row in state.filling)
+
+
 def of_tokens(state: State, tokens: bytes | bytearray, wanted: int, root: bytes, chain: list[bytes]) -> Place:
     """For a sequence with these known tokens, at the end of this group's queue.
 
@@ -24,7 +29,7 @@ def of_tokens(state: State, tokens: bytes | bytearray, wanted: int, root: bytes,
     missing = -(-known // pool.block_tokens) - len(found) - pool.free_after_share(found)
     return Place(
         uncached=known - len(found) * pool.block_tokens,
-        pending=state.pending_tokens,
+        pending=state.waiting_tokens + filling_tokens(state),
         open=len(state.sequences),
         missing=max(missing, 0) * pool.block_tokens,
         short=max(min(wanted, worker.facts.max_model_len) - worker.longest, 0),
@@ -43,7 +48,7 @@ def of_next(state: State, sequence: Sequence) -> Place:
     assert worker is not None
     place = of_sequence(state, sequence)
     rows = worker.slots.max_rows - worker.slots.free
-    return place._replace(pending=state.filling_tokens, open=rows + (worker.slots.free == 0))
+    return place._replace(pending=filling_tokens(state), open=rows + (worker.slots.free == 0))
 
 
 def room(state: State) -> int:

@@ -6,7 +6,7 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from math import inf
@@ -21,7 +21,7 @@ from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
 from services.scheduler.past import Past
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
-from services.scheduler.request import NEVER, Row, Sequence, Stage
+from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
 from services.scheduler.waiting import WaitingQueue
@@ -90,16 +90,6 @@ class State:
     def counters(self) -> Counter[str]:
         return self._book.counters
 
-    @property
-    def pending_tokens(self) -> int:
-        """Known tokens that no issued plan computes."""
-        return self.waiting_tokens + self.filling_tokens
-
-    @property
-    def filling_tokens(self) -> int:
-        """Of these, those of sequences that have rows."""
-        return sum(row.sequence.known - row.scheduled for row in self.filling)
-
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
         self.sequences[sequence.seq_id] = sequence
@@ -107,38 +97,17 @@ class State:
             self.past.names[sequence.origin] = sequence.seq_id
         if self.worker is not None:
             self.worker.stops.add(sequence.sampling)
-        self._wait(sequence)
+        self.wait(sequence)
 
-    def _wait(self, sequence: Sequence) -> None:
+    def wait(self, sequence: Sequence) -> None:
+        """Into the queue."""
         self.waiting.add(sequence)
         self.waiting_tokens += sequence.known
 
-    def adopt(self, sequence: Sequence, why: str) -> None:
-        """A sequence of another group of the same model, without a row, stands here from now on.
-
-        It ends if it is too long for this group: the caller has looked for one in which it is not.
-        """
-        worker = self.worker
-        assert worker is not None and self.ready
-        self.sequences[sequence.seq_id] = sequence
-        worker.stops.add(sequence.sampling)
-        sequence.note(self.now_s, why)
-        if sequence.stage is Stage.WAITING:
-            self._wait(sequence)
-        sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, worker.longest)
-        if sequence.known >= sequence.limit:
-            message = f"its {sequence.known} tokens fit no worker group any more; the largest takes {worker.longest}"
-            self.finish(sequence, FinishReason.ERROR, message=message)
-
-    def part(self, sequence: Sequence) -> None:
-        """A sequence without a row leaves for another group."""
-        assert sequence.row is None, "a sequence that moves has no row"
-        if sequence.stage is Stage.WAITING:
-            self.waiting.remove(sequence)
-            self.waiting_tokens -= sequence.known
-        del self.sequences[sequence.seq_id]
-        if self.worker is not None:
-            self.worker.stops.remove(sequence.sampling)
+    def unwait(self, sequence: Sequence) -> None:
+        """Out of it, but not to a row."""
+        self.waiting.remove(sequence)
+        self.waiting_tokens -= sequence.known
 
     def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
         """From the queue (the caller takes it out) to a row; `blocks` are already this sequence's."""
@@ -201,7 +170,7 @@ class State:
 
     def _requeue(self, sequence: Sequence, why: str) -> None:
         sequence.move(Stage.WAITING, self.now_s, why)
-        self._wait(sequence)
+        self.wait(sequence)
 
     def _release(self, row: Row) -> None:
         worker = self.worker
@@ -221,8 +190,7 @@ class State:
             self.settle(sequence.row)
             self._release(sequence.row)
         elif sequence.stage is Stage.WAITING:
-            self.waiting.remove(sequence)
-            self.waiting_tokens -= sequence.known
+            self.unwait(sequence)
         sequence.move(Stage.FINISHED, self.now_s, f"{reason.name} {message}" if message else reason.name)
         if self.worker is not None:
             self.worker.stops.remove(sequence.sampling)
@@ -297,38 +265,3 @@ class State:
                 self.finish(sequence, FinishReason.ERROR, message=message)
         worker.pool.forget()
         worker.slots.drain_removed()
-
-    def fail_step(self, flight: Flight, error: str) -> None:
-        """The step computed nothing: all its rows fail."""
-        roster_rows: Iterable[Row] = ()
-        if flight.roster is not None:
-            roster_rows = self.roster_rows(flight.roster)
-        self.fail_rows(flight, [*roster_rows, *flight.filled], error)
-
-    def fail_rows(self, flight: Flight, rows: Iterable[Row], error: str, code: str = "") -> None:
-        """These rows of the step computed nothing. They end; what later plans may have built upon them starts over.
-
-        To be called before the step's tokens are received: rows that have ended take none.
-        """
-        for row in rows:
-            if row.alive:
-                self.finish(row.sequence, FinishReason.ERROR, message=error, code=code)
-        worker = self.worker
-        assert worker is not None
-        for later in self.in_flight:
-            for row in later.added:
-                if row.alive:
-                    # It may have found blocks of a failed row, or copied one; its own KV would be built on them.
-                    row.published = NEVER
-                    self.preempt(row, "an earlier step failed")
-        for unsure in (flight, *self.in_flight):
-            worker.pool.withdraw(unsure.published)
-
-    def roster_rows(self, roster: Roster) -> list[Row]:
-        """The living rows of a roster."""
-        assert self.worker is not None
-        by_slot = self.worker.rows.by_slot
-        rows = [
-            (by_slot[slot], epoch) for slot, epoch in zip(roster.slots.tolist(), roster.epochs.tolist(), strict=True)
-        ]
-        return [row for row, epoch in rows if row is not None and row.epoch == epoch]

@@ -51,7 +51,7 @@ class WorkerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self.beacon.start()
-        engine = self._make_engine(self.process.config, self._report)
+        engine = self._make_engine(self.process.config, self._report, self.process.instance)
         self._engine = engine
         self.beacon.stage = None
         self.beacon.state = "ready"

@@ -112,6 +112,7 @@ class World:
         rates = self._rates()
         for _ in range(actions):
             names = self.random.choices(list(rates), list(rates.values()), k=self.random.choice((1, 1, 2, 4)))
+            names.sort(key=lambda name: name != "foreign_group")  # while the other groups are there
             self._handle([event for name in names for event in getattr(self, f"_{name}")()])
         self._drain()
         self._check_end()
