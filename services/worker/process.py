@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from common import config as configuration
+from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
 from common.membership import Membership
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
@@ -132,4 +133,9 @@ def engine_of(kind: str) -> MakeEngine:
 
 
 def serve(process: Process, engine: Callable[[str], MakeEngine] = engine_of) -> None:
-    WorkerProcess(process, engine(process.config.worker.kind)).run()
+    """The engine is imported after the first Hello: that is how a scheduler learns that a predecessor has died."""
+
+    def make(config: Config, report: Callable[[Progress], None], instance: int = 0) -> Engine:
+        return engine(config.worker.kind)(config, report, instance)
+
+    WorkerProcess(process, make).run()

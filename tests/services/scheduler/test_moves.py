@@ -69,15 +69,22 @@ def test_what_fits_nowhere_ends_with_an_error_that_says_so() -> None:
 
 
 def test_an_idle_group_takes_the_oldest_that_were_passed_over_and_no_more_than_it_has_rows_for() -> None:
-    pair = Pair(rows=(1, 3))
-    pair.admit(*range(1, 9))
+    pair = Pair(rows=(2, 3))
+    pair.admit(*range(1, 9), num_prompt=1)
     first, second = pair.cores
-    assert first.left_over == 7
+    assert first.left_over == 6
     moves.balance(pair.cores, 1.0)
-    assert list(second.state.sequences) == [2, 3, 4]
+    assert list(second.state.sequences) == [3, 4, 5] and first.left_over == 3
     moves.balance(pair.cores, 1.0)
     assert len(second.state.sequences) == 3
     pair.check()
+
+
+def test_only_those_move_that_gain_by_it() -> None:
+    pair = Pair(rows=(1, 3))
+    pair.admit(*range(1, 9))
+    moves.balance(pair.cores, 1.0)
+    assert list(pair.cores[1].state.sequences) == [2, 3]  # the next one has less to wait for where it is
 
 
 def test_nobody_takes_from_a_group_that_passes_nobody_over() -> None:
