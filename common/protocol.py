@@ -354,7 +354,7 @@ class StepResult(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """A real step has run, the worker holds no rows. Sent to each new scheduler until its `Members` tell the model."""
+    """A real step has run, the worker holds no rows. Sent to each new scheduler until it shows the worker as ready."""
 
     model: ModelFacts
     max_rows: int

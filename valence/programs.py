@@ -16,7 +16,7 @@ from common.lifecycle import EXIT_CONFIG
 
 # In order of start; the supervisor stops in reverse, so that requests drain from the edge inwards.
 SERVICES = ("worker", "scheduler", "tokenizer", "api")
-SCALABLE = ("api", "tokenizer", "scheduler")
+SCALABLE = ("api", "tokenizer", "scheduler", "worker")
 KILL_AFTER_S = 5  # beyond the drain time
 
 

@@ -77,7 +77,7 @@ class Change:
     def scale(self, service: str, count: int) -> Iterator[Program]:
         """Adds replicas, or takes the highest ones away; yields each when it is ready or gone."""
         if service not in SCALABLE:
-            raise Impossible(f"{service} cannot be scaled yet: there is one; {' and '.join(SCALABLE)} can")
+            raise Impossible(f"no service {service!r} can be scaled; {', '.join(SCALABLE)} can")
         if not 1 <= count <= MOST_REPLICAS:
             raise Impossible(f"{service} runs in 1 to {MOST_REPLICAS} replicas")
         present = [view.program for view in self._supervisor.processes()]

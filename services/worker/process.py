@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from common import config as configuration
+from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
 from common.membership import Membership
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
@@ -56,7 +57,7 @@ class WorkerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self.beacon.start()
-        engine = self._make_engine(self.process.config, self._report)
+        engine = self._make_engine(self.process.config, self._report, self.process.instance)
         self._engine = engine
         self.beacon.stage = None
         self.beacon.state = "ready"
@@ -91,13 +92,14 @@ class WorkerProcess:
         own = self.process.incarnation
         if own in self.view.departed:
             raise RuntimeError("the scheduler has given this worker up; ending, to start afresh")
-        self.beacon.joined = own in self.view.members
+        member = self.view.members.get(own)
+        self.beacon.joined = member is not None
         if change.new_scheduler:
             self._in_flight.clear()
             engine.reset()
             self._announced = False
-        if self.beacon.joined and (not self._announced or message.model is None):
-            # Repeated until the scheduler has it: the link may still lead to a scheduler that has just died.
+        if member is not None and (not self._announced or member.state != "ready"):
+            # Repeated until the scheduler plans for us: the link may still lead to a scheduler that has just died.
             self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
 
     def _follow(self, engine: Engine, scheduler: int) -> None:
@@ -157,4 +159,9 @@ def engine_of(kind: str) -> MakeEngine:
 
 
 def serve(process: Process, engine: Callable[[str], MakeEngine] = engine_of) -> None:
-    WorkerProcess(process, engine(process.config.worker.kind)).run()
+    """The engine is imported after the first Hello: that is how a scheduler learns that a predecessor has died."""
+
+    def make(config: Config, report: Callable[[Progress], None], instance: int = 0) -> Engine:
+        return engine(config.worker.kind)(config, report, instance)
+
+    WorkerProcess(process, make).run()

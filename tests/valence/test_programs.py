@@ -59,6 +59,11 @@ def test_only_the_worker_computes_in_many_threads(parsed: dict) -> None:
     assert threads == {"worker-0": "3", "scheduler-0": "1", "tokenizer-0": "1", "tokenizer-1": "1", "api-0": "1"}
 
 
+def test_workers_have_replicas() -> None:
+    config = load(None, ["services.worker.replicas=3"])
+    assert configured_replicas(config) == {"worker": 3, "scheduler": 1, "tokenizer": 1, "api": 1}
+
+
 def test_control_is_for_this_user_only(parsed: dict) -> None:
     (server,) = parsed["options"].configroot.supervisord.server_configs
     assert server["file"] == f"{parsed['run_dir']}/supervisor.sock"

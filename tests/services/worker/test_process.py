@@ -61,10 +61,10 @@ class FakeScheduler:
         self.tell_members([])
         return self.until(lambda m: isinstance(m, WorkerReady))
 
-    def tell_members(self, departed: list[int], schedulers: int = 0) -> None:
+    def tell_members(self, departed: list[int], state: str = "ready", schedulers: int = 0) -> None:
         members = [Member(self.peer, "ready")]
         if self.worker.incarnation not in departed:
-            members.append(Member(self.worker, "ready"))
+            members.append(Member(self.worker, state))
         self.push.send(Members(members, departed, Load(), schedulers=schedulers))
 
     def close(self) -> None:
@@ -145,6 +145,19 @@ def test_a_new_scheduler_gets_a_fresh_worker(
         assert run(successor, plan(1, 0, added=True)) == first
     finally:
         successor.close()
+
+
+def test_ready_is_repeated_until_the_scheduler_plans_for_it(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
+    scheduler.welcome()
+    for state in ("starting", "failed"):
+        scheduler.tell_members([], state)
+        scheduler.until(lambda m: isinstance(m, WorkerReady))
+    scheduler.tell_members([])
+    scheduler.push.send(plan(1, 0, added=True))
+    while not any(isinstance(message, StepResult) for _, message in scheduler.seen):
+        scheduler.inbox.wait(1)
+        scheduler.seen += scheduler.inbox.drain()
+    assert not any(isinstance(message, WorkerReady) for _, message in scheduler.seen)
 
 
 def test_plans_of_a_stranger_are_not_run(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
