@@ -1,6 +1,6 @@
-"""Time of the scheduler core: a decode step, an admission, a block. No sockets, no worker.
+"""Time of the scheduler's fleet with one group: a decode step, an admission, a block. No sockets, no worker.
 
-`python -m benchmarks.scheduler [--json OUT] [--rounds N]`. A step is `handle(StepResult)` giving the token batch and
+`python -m benchmarks.scheduler [--json OUT] [--rounds N]`. A step is `handle(GroupResult)` giving the token batch and
 the next plan, with two plans in flight. Rows stand at all places of a block in equal shares, so every step has its
 share of rows that fill one.
 """
@@ -18,29 +18,31 @@ from common.columns import pack_i32, unpack_i32
 from common.config import Kv, Scheduler
 from common.protocol import Abort, Admit, ModelFacts, Sampling, StepPlan, StepResult, WorkerReady, make_seq_id
 from services.scheduler.blocks import BlockPool
-from services.scheduler.core import SchedulerCore
-from services.scheduler.events import Event, SendPlan
+from services.scheduler.events import FleetEvent, GroupReady, GroupResult, SendPlan
+from services.scheduler.fleet import Fleet
 
 CONTEXT = 1024
 BLOCK_TOKENS = 16
 VOCAB = 50_000
 EOS = (0, 2)
+GROUP = 7
 
 
 class Bench:
-    """A core with `rows` running sequences, and the plans it waits for."""
+    """A fleet of one group with `rows` running sequences, and the plans it waits for."""
 
     def __init__(self, rows: int, random: Random, prefixes: int = 0) -> None:
         """`prefixes`: how many prompts of CONTEXT tokens the cache can hold beside the rows before it must evict."""
         blocks = (rows + 2) * (2 * CONTEXT // BLOCK_TOKENS) + prefixes * (CONTEXT // BLOCK_TOKENS)
         self.random = random
-        self.core = SchedulerCore(Scheduler(max_rows=rows + 1, step_tokens=(rows + 1) * CONTEXT), Kv(), seed=1)
+        self.fleet = Fleet(Scheduler(max_rows=rows + 1, step_tokens=(rows + 1) * CONTEXT), Kv(), seed=1)
         self.plans: list[StepPlan] = []
         self.counter = 0
-        self.handle(WorkerReady(ModelFacts("bench", "bench", VOCAB, 8192, EOS, BLOCK_TOKENS, blocks), rows + 1))
+        facts = ModelFacts("bench", "bench", VOCAB, 8192, EOS, BLOCK_TOKENS, blocks)
+        self.handle(GroupReady(GROUP, WorkerReady(facts, rows + 1)))
 
-    def handle(self, *events: Event) -> None:
-        self.plans += [effect.plan for effect in self.core.handle(events, 0.0) if isinstance(effect, SendPlan)]
+    def handle(self, *events: FleetEvent) -> None:
+        self.plans += [effect.plan for effect in self.fleet.handle(events, 0.0) if isinstance(effect, SendPlan)]
 
     def admit(self, prompt: bytes, max_tokens: int = CONTEXT) -> Admit:
         self.counter += 1
@@ -49,14 +51,14 @@ class Bench:
     def prompt(self, num_tokens: int) -> bytes:
         return pack_i32(self.random.choices(range(3, VOCAB), k=num_tokens))
 
-    def result(self) -> StepResult:
+    def result(self) -> GroupResult:
         """For the oldest plan, tokens that end nothing."""
         plan = self.plans.pop(0)
-        return StepResult(plan.step, self.prompt(plan.samples.count(1)))
+        return GroupResult(GROUP, StepResult(plan.step, self.prompt(plan.samples.count(1))))
 
     def settle(self) -> None:
         """Until all plans in flight are plain decode steps of all rows."""
-        rows = self.core.load().running
+        rows = self.fleet.load().running
         while any(len(plan.slots) != 4 * rows or max(unpack_i32(plan.counts)) > 1 for plan in self.plans):
             self.handle(self.result())
 
@@ -67,17 +69,17 @@ def step_times_us(rows: int, steps: int, random: Random) -> list[float]:
     lengths = [CONTEXT - steps // 2 + row % BLOCK_TOKENS for row in range(rows)]
     bench.handle(*[bench.admit(bench.prompt(length)) for length in lengths])
     bench.settle()
-    bench.core.check()
+    bench.fleet.check()
     tokens = [bench.prompt(rows) for _ in range(64)]
     times = []
-    handle = bench.core.handle
+    handle = bench.fleet.handle
     for step in range(steps):
-        events = (StepResult(bench.plans.pop(0).step, tokens[step % 64]),)
+        events = (GroupResult(GROUP, StepResult(bench.plans.pop(0).step, tokens[step % 64])),)
         start = time.perf_counter()
         effects = handle(events, 0.0)
         times.append((time.perf_counter() - start) * 1e6)
         bench.plans += [effect.plan for effect in effects if isinstance(effect, SendPlan)]
-    bench.core.check()
+    bench.fleet.check()
     return times
 
 
@@ -90,15 +92,16 @@ def churn_times_us(rows: int, steps: int, random: Random) -> list[float]:
     times = []
     for step in range(steps + output):
         # At first one share of the rows per step, so that ends are spread evenly; later one for each that has ended.
-        events: list[Event] = [waiting.pop() for _ in range(rows // output)]
+        events: list[FleetEvent] = [waiting.pop() for _ in range(rows // output)]
         if bench.plans:
             plan = bench.plans.pop(0)
-            events.insert(0, StepResult(plan.step, tokens[step % 64][: 4 * plan.samples.count(1)]))
+            result = StepResult(plan.step, tokens[step % 64][: 4 * plan.samples.count(1)])
+            events.insert(0, GroupResult(GROUP, result))
         start = time.perf_counter()
-        effects = bench.core.handle(events, 0.0)
+        effects = bench.fleet.handle(events, 0.0)
         times.append((time.perf_counter() - start) * 1e6)
         bench.plans += [effect.plan for effect in effects if isinstance(effect, SendPlan)]
-    bench.core.check()
+    bench.fleet.check()
     return times[output:]
 
 
@@ -110,7 +113,7 @@ def admit_times_us(hit: bool, evict: bool, count: int, random: Random) -> list[f
     for _ in range(count):
         admit = bench.admit(prompt if hit else bench.prompt(CONTEXT), max_tokens=1)
         start = time.perf_counter()
-        effects = bench.core.handle((admit,), 0.0)
+        effects = bench.fleet.handle((admit,), 0.0)
         times.append((time.perf_counter() - start) * 1e6)
         bench.plans += [effect.plan for effect in effects if isinstance(effect, SendPlan)]
         while bench.plans:

@@ -58,8 +58,8 @@ class Scheduler(Branch, frozen=True):
 
 class Worker(Branch, frozen=True):
     kind: Literal["model", "null"] = "model"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores
+    device: Literal["auto", "cpu", "cuda", "cuda:0"] = "auto"  # cuda:0: the first GPU, whatever the replica's number
+    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among the configured replicas
     kernels: tuple[str, ...] = ("aiter", "triton", "numba", "torch")  # providers, first choice first
     compile_level: Annotated[int, Meta(ge=-1, le=3)] = -1  # 0 eager, 1 dynamo, 2 inductor, 3 and graphs; -1: 3 on a GPU
     max_graph_rows: Annotated[int, Meta(ge=0, le=4096)] = 512  # largest decode batch that is captured
@@ -96,13 +96,15 @@ class Replicated(Branch, frozen=True):
 class Services(Branch, frozen=True):
     api: Replicated = Replicated()
     tokenizer: Replicated = Replicated()
+    worker: Replicated = Replicated()  # each a group of its own: worker i runs on the i-th GPU that it can see
+    scheduler: Replicated = Replicated()  # each with the workers whose number leaves its own as the remainder
 
 
 class Links(Branch, frozen=True):
     run_dir: str = ""  # sockets, logs, supervisor; empty: a folder of this user and port under the temporary folder
     transport: Literal["ipc", "tcp"] = "ipc"
     host: str = "127.0.0.1"  # tcp: address to bind
-    scheduler_port: Port = 5570  # tcp: the one well-known address
+    scheduler_port: Port = 5570  # tcp: the well-known address of scheduler 0; scheduler i has the port i further on
     queue: Positive = 20_000  # messages per link before sends are refused
     heartbeat_s: Seconds = 0.5
     dead_after_s: Seconds = 5.0
@@ -212,5 +214,9 @@ def render(config: Config) -> str:
 
 
 def fingerprint(config: Config) -> str:
-    """Short hash of the resolved tree, to notice processes that run with different settings."""
-    return hashlib.blake2b(render(config).encode(), digest_size=6).hexdigest()
+    """Short hash of the resolved tree, to notice processes that run with different settings.
+
+    Numbers of replicas are left out: they change while the system runs.
+    """
+    same = msgspec.structs.replace(config, services=Services())
+    return hashlib.blake2b(render(same).encode(), digest_size=6).hexdigest()

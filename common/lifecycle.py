@@ -31,6 +31,8 @@ from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
 
 T = TypeVar("T")
 EXIT_CONFIG = 78  # sysexits.h EX_CONFIG: starting again will not help
+HELLO_S = 0.05  # between Hellos to a scheduler that does not know us
+MOST_PORT = 65535
 
 
 class Process:
@@ -66,17 +68,20 @@ class Process:
         return link_metrics(self.counters) | process
 
 
-def scheduler_endpoint(config: Config) -> str:
-    """The one well-known address."""
+def scheduler_endpoint(config: Config, instance: int = 0) -> str:
+    """The well-known address of a scheduler. Raises ConfigError for a port that does not exist."""
     if config.links.transport == "tcp":
-        return f"tcp://{config.links.host}:{config.links.scheduler_port}"
-    return f"ipc://{config.run_dir}/scheduler"
+        port = config.links.scheduler_port + instance
+        if port > MOST_PORT:
+            raise ConfigError(f"links.scheduler_port leaves no port for scheduler {instance}; choose a smaller one")
+        return f"tcp://{config.links.host}:{port}"
+    return f"ipc://{config.run_dir}/scheduler{f'-{instance}' if instance else ''}"
 
 
 class Node(Generic[T]):
-    """Keeps an asyncio process (API, tokenizer) a member and connected.
+    """Keeps an asyncio process (API, tokenizer) a member of every scheduler's system and connected to all peers.
 
-    The owner sets `state`, `progress` and `stage`, reads `view` and sends with `send` / `to_scheduler`.
+    The owner sets `state`, `progress` and `stage`, reads `view` and sends with `send`, `tell` and `tell_all`.
     """
 
     def __init__(
@@ -95,41 +100,82 @@ class Node(Generic[T]):
         self._handler, self._on_change, self._metrics = handler, on_change, metrics
         links = process.config.links
         self.inbox: AsyncInbox[T] = AsyncInbox(process.inbox_endpoint(), union, links.queue, process.counters)
-        self.to_scheduler = process.push(scheduler_endpoint(process.config))
-        self._links: dict[int, Push] = {}  # by the peer's incarnation
+        self._schedulers: dict[int, Push] = {}  # by instance
+        self._links: dict[int, Push] = {}  # to the others, by incarnation
         self._hello = Hello(process.peer(self.inbox.endpoint), configuration.fingerprint(process.config))
+        self._start_s = time.monotonic()
+        self._follow(process.config.services.scheduler.replicas)
 
     def send(self, incarnation: int, message: msgspec.Struct) -> bool:
         """To one peer; False if it is not a member or its link is full."""
         link = self._links.get(incarnation)
         return link is not None and link.send(message)
 
+    def tell(self, scheduler: int, message: msgspec.Struct) -> bool:
+        """To the scheduler of this instance; False if there shall be none or its link is full."""
+        link = self._schedulers.get(scheduler)
+        return link is not None and link.send(message)
+
+    def tell_all(self, message: msgspec.Struct) -> bool:
+        """To all schedulers; False if one could not be told."""
+        sent = [link.send(message) for link in self._schedulers.values()]
+        return all(sent)
+
+    @property
+    def schedulers(self) -> list[int]:
+        """Instances that there should be, whether they speak or not."""
+        return sorted(self._schedulers)
+
     @property
     def joined(self) -> bool:
         """Listed by a scheduler that still speaks. A restarted one learns of us only by a new Hello."""
-        silent = self.view.silent(time.monotonic(), self.process.config.links.heartbeat_s)
-        return not silent and self.process.incarnation in self.view.members
+        return any(self._knows_us(instance, time.monotonic()) for instance in self._schedulers)
+
+    def _knows_us(self, instance: int, now_s: float) -> bool:
+        view = self.view.views.get(instance)
+        heartbeat_s = self.process.config.links.heartbeat_s
+        return view is not None and not view.silent(now_s, heartbeat_s) and self.view.lists_us(instance)
 
     def beat(self) -> None:
-        """One heartbeat, with a Hello before it while the scheduler does not list us."""
-        if not self.joined:
-            self.to_scheduler.send(self._hello)
+        """One heartbeat to every scheduler, with a Hello before it for those who do not list us."""
+        now_s = time.monotonic()
         values = checked(self._metrics() | self.process.usage())
-        self.to_scheduler.send(Heartbeat(self.state, self.progress, self.stage, values))
+        beat = Heartbeat(self.state, self.progress, self.stage, values)
+        for instance, link in self._schedulers.items():
+            known = self._knows_us(instance, now_s)
+            if not known:
+                link.send(self._hello)
+            if known or self._expected(instance, now_s):  # what is down for long shall not find a pile of old beats
+                link.send(beat)
+
+    def _expected(self, instance: int, now_s: float) -> bool:
+        """Whether a scheduler that does not know us may be there any moment."""
+        view = self.view.views.get(instance)
+        since_s = self._start_s if view is None else max(view.heard_s, self._start_s)
+        return now_s - since_s <= self.process.config.links.recover_s
 
     async def run(self) -> None:
         """Receives and beats until cancelled."""
         self.inbox.start(self._receive)
+        heartbeat_s, beat_s = self.process.config.links.heartbeat_s, float("-inf")
         while True:
-            self.beat()
-            await asyncio.sleep(self.process.config.links.heartbeat_s if self.joined else 0.05)
+            now_s = time.monotonic()
+            strange = [each for each in self._schedulers if not self._knows_us(each, now_s)]
+            if now_s - beat_s >= heartbeat_s or len(strange) == len(self._schedulers):
+                self.beat()
+                beat_s = now_s
+            else:
+                for instance in strange:
+                    if self._expected(instance, now_s):
+                        self._schedulers[instance].send(self._hello)
+            await asyncio.sleep(HELLO_S if strange else max(beat_s + heartbeat_s - now_s, 0.001))
 
     def leave(self) -> None:
         """Says Goodbye and closes every link."""
-        self.to_scheduler.send(Goodbye())
-        self.to_scheduler.close(linger_ms=200)
-        for link in self._links.values():
+        self.tell_all(Goodbye())
+        for link in (*self._schedulers.values(), *self._links.values()):
             link.close(linger_ms=200)
+        self._schedulers.clear()
         self._links.clear()
         self.inbox.close()
 
@@ -145,18 +191,37 @@ class Node(Generic[T]):
 
     def _apply(self, sender: int, message: Members) -> None:
         change = self.view.update(sender, message, time.monotonic())
+        if self.view.instance_of(sender) is None:
+            return  # late word of a scheduler that has been replaced
         self.inbox.departed = self.view.departed
         if self.process.incarnation in self.view.departed:
-            raise RuntimeError("the scheduler has given this process up; ending, to start afresh")
-        if change.new_scheduler and not self.joined:
-            self.beat()
+            raise RuntimeError("every scheduler that speaks has given this process up; ending, to start afresh")
+        self._follow(self.view.count)
+        if change.new_scheduler:
+            self._greet(change.scheduler)
         for peer in change.left:
             if link := self._links.pop(peer.incarnation, None):
                 link.close()
         for peer in change.joined:
-            if peer.incarnation != self.process.incarnation:
+            if peer.incarnation != self.process.incarnation and peer.service != "scheduler":
                 self._links[peer.incarnation] = self.process.push(peer.endpoint)
         self._on_change(change)
+
+    def _greet(self, instance: int) -> None:
+        """A scheduler that speaks for the first time hears at once who we are, and how we are."""
+        if not self.view.lists_us(instance):
+            self.tell(instance, self._hello)
+        self.tell(instance, Heartbeat(self.state, self.progress, self.stage, checked(self._metrics())))
+
+    def _follow(self, count: int) -> None:
+        """Links to as many schedulers as there should be (0: no change), and to those beyond that still speak."""
+        for instance in range(count):
+            if instance not in self._schedulers:
+                self._schedulers[instance] = self.process.push(scheduler_endpoint(self.process.config, instance))
+        now_s = time.monotonic()
+        for instance in [each for each in self._schedulers if count and each >= count]:
+            if self.view.lost(instance, now_s):
+                self._schedulers.pop(instance).close()
 
 
 def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, None]]) -> NoReturn:

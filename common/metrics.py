@@ -45,6 +45,12 @@ METRICS = {
     "failed_steps": Metric("counter", "Steps that the worker could not run"),
     "out_of_memory": Metric("counter", "Requests ended because the device had no memory for their part of a step"),
     "unknown_results": Metric("counter", "Results and requests for something unknown or already ended"),
+    "moved": Metric("counter", "Sequences moved to another worker group because theirs had gone or was busy"),
+    "group_running": Metric("gauge", "Sequences with a row in this worker's group"),
+    "group_waiting": Metric("gauge", "Sequences that wait for a row in this worker's group"),
+    "group_blocks": Metric("gauge", "KV blocks of this worker's group"),
+    "group_blocks_free": Metric("gauge", "KV blocks of this worker's group that hold nothing"),
+    "group_blocks_cached": Metric("gauge", "KV blocks of this worker's group that hold only a reusable prefix"),
 }
 
 

@@ -69,13 +69,10 @@ class Peer(Struct, frozen=True):
 
 
 class Sampling(Struct, frozen=True):
-    """How output tokens are chosen and when they end. The seed is always resolved (the API draws one if none is given).
-
-    Choice i of a request samples with seed + i (mod 2**64).
-    """
+    """How output tokens are chosen and when they end. The seed is always resolved (by the API if none is given)."""
 
     max_tokens: int
-    seed: int = 0
+    seed: int = 0  # choice i of a request samples with seed + i (mod 2**64)
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
@@ -193,15 +190,13 @@ class Goodbye(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """The scheduler's view, to every member: on change, and every `links.heartbeat_s` as its own heartbeat.
-
-    Frames of an incarnation in `departed` are dropped by every receiver.
-    """
+    """A scheduler's view, to all its members: on change, and every `links.heartbeat_s` as its own heartbeat."""
 
     members: list[Member]
-    departed: list[int]
+    departed: list[int]  # frames of these incarnations are dropped
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
+    schedulers: int = 0  # that there should be, this one included; 0: as configured
 
 
 class Submit(Message, frozen=True):
@@ -302,6 +297,8 @@ class Admit(Message, frozen=True):
     cache_salt: str = ""
     output: bytes = b""  # _i32
     origin: int = -1  # the sequence's first id, where another tokenizer admitted it before
+    again: bool = False  # accepted before: never refused for load, and begins anew where it was aborted
+    attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
 
 
 class Stop(Message, frozen=True):
@@ -357,10 +354,16 @@ class StepResult(Message, frozen=True):
 
 
 class WorkerReady(Message, frozen=True):
-    """A real step has run, the worker holds no rows. Sent to each new scheduler until its `Members` tell the model."""
+    """A real step has run, the worker holds no rows. Sent to each new scheduler until it shows the worker as ready."""
 
     model: ModelFacts
     max_rows: int
+
+
+class Schedulers(Message, frozen=True):
+    """There shall be so many schedulers, instances 0 to count - 1; each tells everybody in its `Members`."""
+
+    count: int
 
 
 class StatusQuery(Message, frozen=True):
@@ -380,6 +383,7 @@ class Status(Message, frozen=True):
     members: list[Member]
     load: Load
     model: ModelFacts | None
+    schedulers: int = 0  # as in Members
 
 
 class Story(Message, frozen=True):
@@ -388,6 +392,7 @@ class Story(Message, frozen=True):
 
 ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
 ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | StatusQuery | StoryQuery
+FromAdmin = StatusQuery | StoryQuery | Schedulers
+ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | FromAdmin
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

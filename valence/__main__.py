@@ -80,8 +80,8 @@ def status(as_json: AsJson = False, run_dir: RunDir = "", port: Port = None) -> 
 
     path = rundir.find(run_dir, port)
     with StatusClient(rundir.running_config(path)) as client:
-        answer = client.ask()
-    found = document(Supervisor(path).processes(), answer)
+        answers = client.ask_each()
+    found = document(Supervisor(path).processes(), answers)
     if as_json:
         print(json.dumps(found))
         return
@@ -105,7 +105,7 @@ def restart(
 
 @app.command()
 def scale(
-    service: Annotated[str, typer.Argument(help="api or tokenizer.")],
+    service: Annotated[str, typer.Argument(help="api, tokenizer or scheduler.")],
     count: Annotated[int, typer.Argument(help="Number of replicas.")],
     run_dir: RunDir = "",
     port: Port = None,

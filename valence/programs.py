@@ -16,7 +16,7 @@ from common.lifecycle import EXIT_CONFIG
 
 # In order of start; the supervisor stops in reverse, so that requests drain from the edge inwards.
 SERVICES = ("worker", "scheduler", "tokenizer", "api")
-SCALABLE = ("api", "tokenizer")
+SCALABLE = ("api", "tokenizer", "scheduler", "worker")
 KILL_AFTER_S = 5  # beyond the drain time
 
 
@@ -39,7 +39,7 @@ class Program(NamedTuple):
 def configured_replicas(config: Config) -> dict[str, int]:
     """Processes per service, as the configuration wants them."""
     services = config.services
-    return {"worker": 1, "scheduler": 1, "tokenizer": services.tokenizer.replicas, "api": services.api.replicas}
+    return {name: getattr(services, name).replicas for name in SERVICES}
 
 
 def programs(replicas: Mapping[str, int]) -> list[Program]:

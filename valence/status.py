@@ -1,47 +1,95 @@
-"""What runs and how it is doing: the scheduler's `Status` joined with the supervisor's view of the processes.
+"""What runs and how it is doing: the schedulers' `Status` joined with the supervisor's view of the processes.
 
-The supervisor knows which processes exist, also those that are down; the scheduler knows how far each one is.
+The supervisor knows which processes exist, also those that are down; the schedulers know how far each one is.
 """
 
+import time
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from common.config import Config
 from common.lifecycle import scheduler_endpoint
-from common.protocol import Member, Status, StatusQuery, ToAdmin
+from common.membership import MOST_SCHEDULERS, Membership
+from common.protocol import Member, Members, Peer, Schedulers, Status, StatusQuery, ToAdmin
 from common.transport import Inbox, LinkCounters, Push, new_incarnation
 from valence.programs import SERVICES
 from valence.supervisor import ProcessView
 
 QUEUE = 64
 ANSWER_S = 2.0
+OTHERS_S = 0.3  # after the first answer; the others were asked at the same time
 
 
 class StatusClient:
-    """Asks the scheduler of a run for its `Status`; use as a context manager."""
+    """Asks the schedulers of a run for their `Status`; use as a context manager. It follows their number."""
 
     def __init__(self, config: Config) -> None:
-        counters = LinkCounters()
-        incarnation = new_incarnation()
+        self._config = config
+        self._counters = LinkCounters()
+        self._incarnation = new_incarnation()
         links = config.links
-        own = f"tcp://{links.host}:0" if links.transport == "tcp" else f"ipc://{config.run_dir}/admin.{incarnation:x}"
-        self._inbox: Inbox[ToAdmin] = Inbox(own, ToAdmin, QUEUE, counters)
-        self._push = Push(scheduler_endpoint(config), incarnation, QUEUE, counters)
+        own = f"ipc://{config.run_dir}/admin.{self._incarnation:x}"
+        if links.transport == "tcp":
+            own = f"tcp://{links.host}:0"
+        self._inbox: Inbox[ToAdmin] = Inbox(own, ToAdmin, QUEUE, self._counters)
+        self._schedulers: list[Push] = []
+        self.follow(config.services.scheduler.replicas)
 
     def __enter__(self) -> "StatusClient":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
-        self._push.close()
+        for push in self._schedulers:
+            push.close()
         self._inbox.close()
 
+    def follow(self, count: int) -> None:
+        """There may be so many schedulers."""
+        while len(self._schedulers) < count:
+            endpoint = scheduler_endpoint(self._config, len(self._schedulers))
+            self._schedulers.append(Push(endpoint, self._incarnation, QUEUE, self._counters))
+
     def ask(self, wait_s: float = ANSWER_S) -> Status | None:
-        """The scheduler's answer, the newest if older ones were under way; None if none comes in time."""
-        self._push.send(StatusQuery(self._inbox.endpoint))
-        if not self._inbox.wait(wait_s):
-            return None
-        answers = [message for _, message in self._inbox.drain() if isinstance(message, Status)]
-        return answers[-1] if answers else None
+        """The answers of all schedulers as one; None if none comes in time."""
+        return united(self.ask_each(wait_s))
+
+    def ask_each(self, wait_s: float = ANSWER_S) -> dict[int, Status]:
+        """The schedulers' answers by instance, the newest if older ones were under way.
+
+        Waits `wait_s` for the first, and not much longer for others.
+        """
+        for push in self._schedulers:
+            push.send(StatusQuery(self._inbox.endpoint))
+        found: dict[int, Status] = {}
+        end_s = time.monotonic() + wait_s
+        while len(found) < len(self._schedulers) and self._inbox.wait(max(end_s - time.monotonic(), 0.0)):
+            for sender, message in self._inbox.drain():
+                if isinstance(message, Status):
+                    found[instance_of(sender, message)] = message
+                    self.follow(min(message.schedulers, MOST_SCHEDULERS))
+            end_s = min(end_s, time.monotonic() + OTHERS_S)
+        return found
+
+    def set_schedulers(self, count: int) -> None:
+        """Tells all schedulers how many there shall be. `Status` shows who has heard it."""
+        self.follow(count)
+        for push in self._schedulers:
+            push.send(Schedulers(count))
+
+
+def instance_of(sender: int, status: Status) -> int:
+    """Which scheduler answered: it lists itself."""
+    return next((m.peer.instance for m in status.members if m.peer.incarnation == sender), 0)
+
+
+def united(answers: dict[int, Status]) -> Status | None:
+    """What several schedulers say, as one."""
+    view = Membership()
+    for instance, each in answers.items():
+        own = (m.peer for m in each.members if (m.peer.service, m.peer.instance) == ("scheduler", instance))
+        sender = next(own, Peer("scheduler", instance, 1, "")).incarnation
+        view.update(sender, Members(each.members, [], each.load, each.model, each.schedulers), 0.0)
+    return Status(list(view.members.values()), view.load, view.model, view.count) if answers else None
 
 
 class Row(NamedTuple):
@@ -89,14 +137,19 @@ def all_ready(views: list[ProcessView], status: Status | None) -> bool:
     return is_ready(rows, status) and all(row.state == "ready" for row in rows)
 
 
-def document(views: list[ProcessView], status: Status | None) -> dict[str, Any]:
+def document(views: list[ProcessView], answers: dict[int, Status]) -> dict[str, Any]:
     """What `valence status --json` prints."""
+    status = united(answers)
     load = status.load if status else None
     rows = join(views, status)
     return {
         "model": status.model.name if status and status.model else None,
         "ready": is_ready(rows, status),
         "processes": [row._asdict() for row in rows],
+        "schedulers": [
+            {"instance": instance, "running": each.load.running, "waiting": each.load.waiting}
+            for instance, each in sorted(answers.items())
+        ],
         "requests": {"running": load.running if load else 0, "waiting": load.waiting if load else 0},
         "kv": {
             "blocks_total": load.blocks_total if load else 0,

@@ -60,7 +60,7 @@ class Gateway:
         return min(self.config.api.max_choices, self.config.api.max_open_requests)
 
     def missing(self) -> list[Missing]:
-        """What keeps this process from serving; empty when it is ready."""
+        """What keeps this process from serving; empty when it is ready. One scheduler with a worker is enough."""
         view, absent = self.node.view, []
         if self.draining:
             absent.append(Missing("api", "this process is shutting down"))
@@ -71,6 +71,19 @@ class Gateway:
         if not self.tokenizers():
             absent.append(Missing("tokenizer", f"no tokenizer is ready{self._stage('tokenizer')}"))
         return absent
+
+    def impaired(self) -> list[Missing]:
+        """Schedulers that should serve and do not."""
+        view, now_s, found = self.node.view, time.monotonic(), []
+        for instance in self.node.schedulers[: view.count or None]:
+            name = f"scheduler-{instance}"
+            if view.lost(instance, now_s):
+                found.append(Missing(name, f"{name} is not heard"))
+            elif instance in view.foreign:
+                found.append(Missing(name, f"{name} serves another model and is not used"))
+            elif view.views[instance].model is None:
+                found.append(Missing(name, f"{name} has no worker that is ready"))
+        return found
 
     def facts(self) -> ModelFacts:
         """The model, once everything needed to serve it is there. Raises Reject (UNAVAILABLE) before.
@@ -158,7 +171,7 @@ class Gateway:
         self.hub.recover(self.tokenizers() if self.node.view.model else [], now_s)
 
     def _send(self, receiver: int, message: msgspec.Struct) -> bool:
-        return self.node.send(receiver, message) if receiver else self.node.to_scheduler.send(message)
+        return self.node.send(receiver, message) if receiver else self.node.tell_all(message)
 
     def _metrics(self) -> dict[str, float]:
         figures = self.figures

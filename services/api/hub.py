@@ -115,7 +115,7 @@ class Request:
 
 
 class Hub:
-    """`send` takes the receiver's incarnation; 0 is the scheduler. `recover_s`: how long a choice may wait."""
+    """`send` takes the receiver's incarnation; 0: all schedulers. `recover_s`: how long a choice may wait."""
 
     def __init__(self, routes: Routes, max_open: int, send: Send, figures: Figures, recover_s: float) -> None:
         self.choices: dict[int, Choice] = {}

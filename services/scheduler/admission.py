@@ -32,7 +32,8 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
         limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
     waiting = len(state.waiting)
     # What comes with output or from another tokenizer was accepted before.
-    if waiting + admit.n > state.limits.max_waiting and not admit.output and admit.origin < 0:
+    known = admit.output or admit.origin >= 0 or admit.again
+    if waiting + admit.n > state.limits.max_waiting and not known:
         raise Reject(RejectReason.OVERLOADED, f"{waiting} of {state.limits.max_waiting} places in the queue are taken")
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
     for choice in range(admit.n):

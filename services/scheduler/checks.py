@@ -8,6 +8,8 @@ def check(state: State) -> None:
     """Raises AssertionError, with the story where one sequence is at fault."""
     waiting = {seq_id for seq_id, sequence in state.sequences.items() if sequence.stage is Stage.WAITING}
     state.waiting.check(waiting)
+    tokens = sum(state.sequences[seq_id].known for seq_id in waiting)
+    assert state.waiting_tokens == tokens, f"{state.waiting_tokens} tokens are said to wait, {tokens} do"
     assert len(state.in_flight) <= state.limits.plans_in_flight, "too many plans in flight"
     steps = [flight.step for flight in state.in_flight]
     assert steps == sorted(set(steps)), "plans in flight are out of order"
@@ -26,15 +28,22 @@ def check(state: State) -> None:
     _check_worker(state, state.worker, rows)
 
 
+def told(sequence: Sequence) -> str:
+    return "\n".join(sequence.story())
+
+
 def _check_sequence(sequence: Sequence) -> None:
-    story = "\n".join(sequence.story())
     row = sequence.row
-    assert sequence.stage is not Stage.FINISHED, f"finished but kept\n{story}"
-    assert (row is None) == (sequence.stage is Stage.WAITING), f"row and stage disagree\n{story}"
-    assert row is None or (row.alive and row.sequence is sequence), f"the row is not its own\n{story}"
-    assert sequence in sequence.request.choices, f"its request has forgotten it\n{story}"
-    assert sequence.request.num_prompt <= sequence.known < sequence.limit, f"known tokens out of range\n{story}"
-    assert bytes(sequence.tokens[: len(sequence.request.prompt)]) == sequence.request.prompt, f"prompt changed\n{story}"
+    assert sequence.stage is not Stage.FINISHED, f"finished but kept\n{told(sequence)}"
+    assert (row is None) == (sequence.stage is Stage.WAITING), f"row and stage disagree\n{told(sequence)}"
+    assert row is None or (row.alive and row.sequence is sequence), f"the row is not its own\n{told(sequence)}"
+    assert sequence in sequence.request.choices, f"its request has forgotten it\n{told(sequence)}"
+    assert sequence.request.num_prompt <= sequence.known < sequence.limit, (
+        f"known tokens out of range\n{told(sequence)}"
+    )
+    assert bytes(sequence.tokens[: len(sequence.request.prompt)]) == sequence.request.prompt, (
+        f"prompt changed\n{told(sequence)}"
+    )
 
 
 def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
@@ -50,15 +59,20 @@ def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
 
 def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
     sequence, block_tokens = row.sequence, worker.pool.block_tokens
-    story = "\n".join(sequence.story())
     scheduled = worker.rows.scheduled(row)
     reserved = max(sequence.known, scheduled) if sequence.stage is Stage.FILLING else scheduled
-    assert len(row.blocks) == -(-reserved // block_tokens), f"{len(row.blocks)} blocks for {reserved} tokens\n{story}"
-    assert len(set(row.blocks)) == len(row.blocks), f"a block is twice in the table\n{story}"
-    assert scheduled < sequence.limit, f"scheduled up to {scheduled} of {sequence.limit}\n{story}"
-    assert sequence.stage is not Stage.FILLING or scheduled < sequence.known, f"filling though full\n{story}"
-    assert (row.filled_step == NEVER) == (sequence.stage is Stage.FILLING), f"filled_step is wrong\n{story}"
-    assert sequence.stage is not Stage.ENDING or scheduled == sequence.limit - 1, f"ends too early\n{story}"
-    assert row.published <= scheduled // block_tokens, f"published before it was scheduled\n{story}"
-    assert len(sequence.chain) <= sequence.limit // block_tokens, f"digests of blocks that cannot exist\n{story}"
-    assert sequence.stage is not Stage.ENDING or result_expected, f"waits for a result that never comes\n{story}"
+    assert len(row.blocks) == -(-reserved // block_tokens), (
+        f"{len(row.blocks)} blocks for {reserved} tokens\n{told(sequence)}"
+    )
+    assert len(set(row.blocks)) == len(row.blocks), f"a block is twice in the table\n{told(sequence)}"
+    assert scheduled < sequence.limit, f"scheduled up to {scheduled} of {sequence.limit}\n{told(sequence)}"
+    assert sequence.stage is not Stage.FILLING or scheduled < sequence.known, f"filling though full\n{told(sequence)}"
+    assert (row.filled_step == NEVER) == (sequence.stage is Stage.FILLING), f"filled_step is wrong\n{told(sequence)}"
+    assert sequence.stage is not Stage.ENDING or scheduled == sequence.limit - 1, f"ends too early\n{told(sequence)}"
+    assert row.published <= scheduled // block_tokens, f"published before it was scheduled\n{told(sequence)}"
+    assert len(sequence.chain) <= sequence.limit // block_tokens, (
+        f"digests of blocks that cannot exist\n{told(sequence)}"
+    )
+    assert sequence.stage is not Stage.ENDING or result_expected, (
+        f"waits for a result that never comes\n{told(sequence)}"
+    )

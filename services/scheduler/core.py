@@ -1,7 +1,8 @@
 """The scheduler of one worker group: events in, effects out. No I/O, no clock, no randomness.
 
-`SchedulerCore.handle` is the only mutator; it owns `State` and hands it to the planner and the results. The process
-shell calls it with whatever has arrived, and carries out the effects in order (plans come first).
+`apply` and `plans` are the only mutators, and `handle` is both; the core owns `State` and hands it to the planner and
+the results. The fleet, of whose groups this is one, carries out nothing itself: effects go to the book that its cores
+share, and the process shell carries them out in order (plans come first).
 Every admitted sequence gets exactly one Finished; nothing that a peer sends makes `handle` raise.
 """
 
@@ -16,6 +17,7 @@ from common.protocol import (
     FinishReason,
     Load,
     Refused,
+    StepPlan,
     StepResult,
     Stop,
     WorkerReady,
@@ -24,6 +26,7 @@ from common.protocol import (
 )
 from services.scheduler import checks
 from services.scheduler.admission import sequences_of
+from services.scheduler.book import Book
 from services.scheduler.events import (
     ApiLost,
     Drain,
@@ -64,10 +67,15 @@ class SchedulerCore:
     `recover_s`: how long a sequence that has lost its tokenizer may wait for another one.
     """
 
-    def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0, recover_s: float = 30.0) -> None:
-        self._state = State(limits, kv, seed)
+    def __init__(
+        self, limits: Scheduler, kv: Kv, seed: int = 0, recover_s: float = 30.0, book: Book | None = None
+    ) -> None:
+        self._book = book or Book()
+        self._state = State(limits, kv, seed, self._book)
         self._recover_s = recover_s
-        self._effects: list[Effect] = []
+        self._effects = self._book.effects
+        self.left_over = 0  # sequences that still waited after the last plan
+        self.changed = False  # something was applied since the last plans
         self._handlers: dict[type, Callable[[Any], None]] = {
             StepResult: self._on_step_result,
             Admit: self._on_admit,
@@ -86,23 +94,35 @@ class SchedulerCore:
 
         `now_s` dates the stories and bounds how long orphans are kept. A token batch never mixes two steps.
         """
-        state = self._state
-        state.now_s = now_s
-        handlers = self._handlers
         for event in events:
-            handlers[type(event)](event)
-        plans: list[Effect] = []
+            self.apply(event, now_s)
+        return [*map(SendPlan, self.plans()), *self._book.drain()]
+
+    def apply(self, event: Event, now_s: float) -> None:
+        """What it asks for goes to the book."""
+        self._state.now_s = now_s
+        self.changed = True
+        self._handlers[type(event)](event)
+
+    def plans(self) -> list[StepPlan]:
+        """All that the worker can take now."""
+        state = self._state
+        self.changed = False
+        plans: list[StepPlan] = []
         if state.ready:
             most = state.limits.plans_in_flight
             while len(state.in_flight) < most:
                 plan = make_plan(state)
+                self.left_over = len(state.waiting)
                 if plan is None:
                     break
-                plans.append(SendPlan(plan))
-        plans += self._effects
-        plans += state.outbox.drain()
-        self._effects = []
+                plans.append(plan)
         return plans
+
+    @property
+    def state(self) -> State:
+        """For the fleet, which moves sequences between groups."""
+        return self._state
 
     @property
     def idle(self) -> bool:
@@ -174,6 +194,8 @@ class SchedulerCore:
         if not 0 <= admit.seq_id <= admit.seq_id + max(admit.n, 1) <= MAX_ID:
             state.counters["unknown_results"] += 1
             return
+        if admit.again:
+            state.past.forget(admit.seq_id)
         if admit.origin >= 0:
             if outdated(state, admit):
                 state.counters["unknown_results"] += 1
@@ -181,6 +203,10 @@ class SchedulerCore:
             if (batch := take_over(state, admit)) is not None:
                 self._effects.append(SendTokens(tokenizer_of(admit.seq_id), batch))
                 return
+        if admit.attach:
+            unknown = Refused(admit.seq_id, RejectReason.NOT_FOUND, "this scheduler does not have it")
+            self._effects.append(SendRefused(tokenizer_of(admit.seq_id), unknown))
+            return
         try:
             sequences = self._new_sequences(admit)
         except Reject as reject:
@@ -233,7 +259,7 @@ class SchedulerCore:
 
     def _on_worker_lost(self, lost: WorkerLost) -> None:
         if self._state.ready:
-            self._state.detach(lost.reason)
+            self._state.detach(lost.reason, lost.died)
 
     def _on_tokenizer_lost(self, lost: TokenizerLost) -> None:
         orphan(self._state, lost.instance)

@@ -1,18 +1,43 @@
-"""What the core is told and what it asks for, as far as these are not wire messages.
+"""What core and fleet are told and what they ask for, as far as these are not wire messages.
 
-Wire messages (Admit, Stop, Abort, StepResult, WorkerReady) are events as they are. The process shell turns sockets
-into events and effects into sends, and does nothing else.
+Wire messages (Admit, Stop, Abort, StepResult, WorkerReady) are events as they are; the fleet is told by Group... whose
+they are. A group's number is that of one life of it: what comes late from a dead one is nobody's. The process shell
+turns sockets into events and effects into sends, and does nothing else.
 """
 
 import msgspec
 
-from common.protocol import Abort, Admit, Refused, StepPlan, StepResult, Stop, TokenBatch, WorkerReady
+from common.protocol import Abort, Admit, ModelFacts, Refused, StepPlan, StepResult, Stop, TokenBatch, WorkerReady
 
 
 class WorkerLost(msgspec.Struct, frozen=True, gc=False):
-    """The worker process has gone with all its rows and KV. Rows wait for the next WorkerReady."""
+    """The worker process has gone with all its rows and KV. Rows wait for the next WorkerReady.
+
+    `died` is False for one that has left on purpose.
+    """
 
     reason: str = ""
+    died: bool = True
+
+
+class GroupReady(msgspec.Struct, frozen=True, gc=False):
+    """A worker group can run plans and holds no rows."""
+
+    group: int
+    ready: WorkerReady
+
+
+class GroupResult(msgspec.Struct, frozen=True, gc=False):
+    group: int
+    result: StepResult
+
+
+class GroupLost(msgspec.Struct, frozen=True, gc=False):
+    """A worker group has gone with all its rows and KV. `died` as in WorkerLost."""
+
+    group: int
+    reason: str = ""
+    died: bool = True
 
 
 class TokenizerLost(msgspec.Struct, frozen=True, gc=False):
@@ -36,9 +61,10 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendPlan(msgspec.Struct, frozen=True, gc=False):
-    """To every rank of the worker group, in order."""
+    """To every rank of the worker group, in order. Only the fleet knows the group."""
 
     plan: StepPlan
+    group: int = -1
 
 
 class SendTokens(msgspec.Struct, frozen=True, gc=False):
@@ -59,7 +85,23 @@ class WorkerFault(msgspec.Struct, frozen=True, gc=False):
     """The worker broke the protocol. The core treats it as lost; the shell must replace it."""
 
     reason: str
+    group: int = -1  # only the fleet knows it
+
+
+class GroupJoined(msgspec.Struct, frozen=True, gc=False):
+    """The fleet plans for this group from now on."""
+
+    group: int
+    model: ModelFacts
+
+
+class GroupRefused(msgspec.Struct, frozen=True, gc=False):
+    """The fleet does not use this group, now at least; it may ask again."""
+
+    group: int
+    reason: str
 
 
 Event = Admit | Stop | Abort | StepResult | WorkerReady | WorkerLost | TokenizerLost | ApiLost | Drain | Tick
-Effect = SendPlan | SendTokens | SendRefused | WorkerFault
+FleetEvent = Admit | Stop | Abort | GroupReady | GroupResult | GroupLost | TokenizerLost | ApiLost | Drain | Tick
+Effect = SendPlan | SendTokens | SendRefused | WorkerFault | GroupJoined | GroupRefused

@@ -2,6 +2,7 @@
 
 One live incarnation per (service, instance): a Hello of a new one replaces the old, which departs. An incarnation that
 has departed never comes back; the last `KEEP_DEPARTED` are told to everybody so that their frames are dropped.
+A worker counts as ready only when the scheduler plans for it (`judge`), whatever it says of itself.
 """
 
 from collections import deque
@@ -23,6 +24,8 @@ class Registry:
         self._members: dict[int, Member] = {own.incarnation: Member(own, "ready")}
         self._heard_s: dict[int, float] = {}
         self._departed: deque[int] = deque(maxlen=KEEP_DEPARTED)
+        self._judged: dict[int, State] = {}  # workers
+        self._figures: dict[int, dict[str, float]] = {}  # of workers, by the scheduler
 
     @property
     def departed(self) -> frozenset[int]:
@@ -35,6 +38,11 @@ class Registry:
     def service_of(self, incarnation: int) -> ServiceName | None:
         member = self._members.get(incarnation)
         return member.peer.service if member else None
+
+    def name(self, incarnation: int) -> str:
+        """For people."""
+        member = self._members.get(incarnation)
+        return f"{member.peer.service}-{member.peer.instance}" if member else f"{incarnation:x}"
 
     def find(self, service: str, instance: int) -> Peer | None:
         for member in self._members.values():
@@ -62,8 +70,25 @@ class Registry:
         if member is None or sender == self._own:
             return False
         self._heard_s[sender] = now_s
-        self._members[sender] = Member(member.peer, beat.state, beat.progress, beat.stage, beat.counters)
-        return beat.state != member.state
+        state = beat.state
+        if member.peer.service == "worker" and state == "ready":
+            state = self._judged.get(sender, "starting")
+        self._members[sender] = Member(member.peer, state, beat.progress, beat.stage, beat.counters)
+        return state != member.state
+
+    def judge(self, worker: int, state: State) -> bool:
+        """What a worker is that calls itself ready: "ready", or "failed" if it is not used. True if that is news."""
+        member = self._members.get(worker)
+        if member is None or self._judged.get(worker) == state:
+            return False
+        self._judged[worker] = state
+        self._members[worker] = msgspec.structs.replace(member, state=state)
+        return True
+
+    def tell_figures(self, worker: int, figures: dict[str, float]) -> None:
+        """What the scheduler counts of a worker's group; shown with the worker's own counters."""
+        if worker in self._members:
+            self._figures[worker] = figures
 
     def update_own(self, state: State, progress: int, stage: Progress | None, counters: dict[str, float]) -> None:
         own = self._members[self._own]
@@ -79,6 +104,8 @@ class Registry:
         if member is None:
             return None
         self._heard_s.pop(incarnation, None)
+        self._judged.pop(incarnation, None)
+        self._figures.pop(incarnation, None)
         self._departed.append(incarnation)
         return member.peer
 
@@ -87,8 +114,16 @@ class Registry:
         late = [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._dead_after_s]
         return [self._members[key].peer for key in late if key in self._members]
 
+    def forgive(self, now_s: float) -> None:
+        """Nobody has been silent so far."""
+        self._heard_s = dict.fromkeys(self._heard_s, now_s)
+
     def members(self) -> list[Member]:
-        return list(self._members.values())
+        return [self._shown(incarnation, member) for incarnation, member in self._members.items()]
+
+    def _shown(self, incarnation: int, member: Member) -> Member:
+        figures = self._figures.get(incarnation)
+        return msgspec.structs.replace(member, counters=member.counters | figures) if figures else member
 
     def message(self, load: Load, model: ModelFacts | None) -> Members:
         return Members(self.members(), list(self._departed), load, model)

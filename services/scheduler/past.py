@@ -63,7 +63,13 @@ class Past:
         self._ended[sequence.seq_id] = Ended(sequence.origin, output, finished, sequence.log)
         self._num_bytes += len(output)
         while len(self._ended) > SEQUENCES_KEPT or self._num_bytes > TOKENS_KEPT * TOKEN_BYTES:
-            seq_id, oldest = self._ended.popitem(last=False)
-            self._num_bytes -= len(oldest.output)
-            if self.names.get(oldest.origin) == seq_id:
-                del self.names[oldest.origin]
+            self.forget(next(iter(self._ended)))
+
+    def forget(self, seq_id: int) -> None:
+        """Fine if it is not kept."""
+        ended = self._ended.pop(seq_id, None)
+        if ended is None:
+            return
+        self._num_bytes -= len(ended.output)
+        if self.names.get(ended.origin) == seq_id:
+            del self.names[ended.origin]

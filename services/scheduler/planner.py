@@ -157,7 +157,7 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
     idx = 0
     while admit and fill.budget and idx < len(state.waiting) and worker.slots.free:
         sequence = state.waiting.at(idx)
-        donor, held = _donor(sequence, flight.step)
+        donor, held = _donor(worker, sequence, flight.step)
         if held:
             idx += 1
             continue
@@ -193,13 +193,13 @@ def _give_chunk(state: State, worker: Worker, fill: Fill, row: Row) -> None:
         worker.rows.join(row)
 
 
-def _donor(sequence: Sequence, step: int) -> tuple[Row | None, bool]:
-    """A sibling's row that holds the whole prompt, and whether to wait for one that is about to."""
+def _donor(worker: Worker, sequence: Sequence, step: int) -> tuple[Row | None, bool]:
+    """A sibling's row of this worker that holds the whole prompt, and whether to wait for one that is about to."""
     held = False
     if len(sequence.request.choices) > 1 and not sequence.num_output:
         for other in sequence.request.choices:
             row = other.row
-            if row is not None:
+            if row is not None and worker.rows.holds(row):
                 if row.filled_step < step:
                     return row, False
                 held = True

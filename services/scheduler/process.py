@@ -1,17 +1,19 @@
-"""The scheduler process: sockets and membership around the pure core. The only file of the scheduler that awaits.
+"""The scheduler process: sockets and membership around the pure fleet. The only file of the scheduler that awaits.
 
-Every wake-up turns all frames that have arrived into one list of events, calls the core once, sends what it returns.
-Owns the registry, the links and the choice of the worker; the core owns requests and blocks.
+Every wake-up turns all frames that have arrived into one list of events, calls the fleet once, sends what it returns.
+Owns the registry and the links; the fleet owns requests and blocks. A worker's group is named by its incarnation.
 """
 
 import asyncio
 import gc
 import logging
+import time
 
 import msgspec
 
 from common import config as configuration
 from common.lifecycle import Process, scheduler_endpoint
+from common.membership import MOST_SCHEDULERS
 from common.metrics import checked
 from common.protocol import (
     Abort,
@@ -19,9 +21,11 @@ from common.protocol import (
     Goodbye,
     Heartbeat,
     Hello,
+    Load,
     ModelFacts,
     Peer,
-    Refused,
+    Schedulers,
+    State,
     Status,
     StatusQuery,
     StepResult,
@@ -30,74 +34,65 @@ from common.protocol import (
     StoryQuery,
     ToScheduler,
     WorkerReady,
-    tokenizer_of,
 )
 from common.transport import AsyncInbox, Push
-from services.scheduler.core import SchedulerCore
 from services.scheduler.events import (
     ApiLost,
     Effect,
-    Event,
+    FleetEvent,
+    GroupJoined,
+    GroupLost,
+    GroupReady,
+    GroupRefused,
+    GroupResult,
     SendPlan,
     SendRefused,
     SendTokens,
     Tick,
     TokenizerLost,
     WorkerFault,
-    WorkerLost,
 )
+from services.scheduler.fleet import Fleet
 from services.scheduler.members import Registry
 
 log = logging.getLogger("scheduler")
+DRAIN_LOOK_S = 0.1
 
 
 class SchedulerProcess:
-    def __init__(self, process: Process, core: SchedulerCore) -> None:
+    def __init__(self, process: Process, fleet: Fleet) -> None:
         self.process = process
-        self.core = core
+        self.fleet = fleet
         links = process.config.links
-        endpoint = scheduler_endpoint(process.config)
+        endpoint = scheduler_endpoint(process.config, process.instance)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
         root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else f"tcp://{links.host}:"
         self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s)
         self.fingerprint = configuration.fingerprint(process.config)
         self._links: dict[int, Push] = {}  # by incarnation
         self._tokenizers: dict[int, Push] = {}  # by instance
-        self._worker = 0  # incarnation of the worker that runs our plans
-        self._spare: dict[int, WorkerReady] = {}  # workers that wait to take over
-        self._model: ModelFacts | None = None
-        self._early: list[Admit | Abort | Stop] | None = []  # came before the first worker; None once there was one
         self._changed = False  # members changed since the last broadcast
+        self._schedulers = process.config.services.scheduler.replicas  # that there should be
+        self._beat_s = float("-inf")
 
     def receive(self, batch: list[tuple[int, ToScheduler]]) -> None:
         """All frames of one wake-up, in order."""
-        events: list[Event] = []
+        events: list[FleetEvent] = []
         for sender, message in batch:
             if isinstance(message, StepResult):
-                if sender == self._worker:
-                    events.append(message)
+                events.append(GroupResult(sender, message))
             elif isinstance(message, Admit | Abort | Stop):
                 # An API gives up by itself what no tokenizer has.
                 service = self.registry.service_of(sender)
                 if service == "tokenizer" or (service == "api" and isinstance(message, Abort)):
-                    self._queue(events, message)
+                    events.append(message)
             else:
                 events += self._control(sender, message)
         self._handle(events)
         if self._changed:
             self._broadcast()
 
-    def _queue(self, events: list[Event], message: Admit | Abort | Stop) -> None:
-        """A successor of a scheduler gets its predecessor's requests before its worker: the core cannot judge them."""
-        if self._early is None:
-            events.append(message)
-        elif len(self._early) < 2 * self.process.config.scheduler.max_waiting:
-            self._early.append(message)
-        elif isinstance(message, Admit):
-            text = "the scheduler has just started and its queue is full"
-            self._perform(SendRefused(tokenizer_of(message.seq_id), Refused(message.seq_id, "overloaded", text)))
-
-    def _control(self, sender: int, message: ToScheduler) -> list[Event]:
+    def _control(self, sender: int, message: ToScheduler) -> list[FleetEvent]:
         now_s = self._now_s()
         match message:
             case Heartbeat():
@@ -106,17 +101,21 @@ class SchedulerProcess:
                 return self._on_hello(sender, message, now_s)
             case Goodbye():
                 peer = self.registry.remove(sender)
-                return self._on_left(peer, "left") if peer else []
+                return self._on_left(peer, "left", died=False) if peer else []
             case WorkerReady():
-                return self._on_worker(sender, message)
+                if self.registry.service_of(sender) == "worker":
+                    return [GroupReady(sender, message)]
+            case Schedulers(count) if 1 <= count <= MOST_SCHEDULERS:
+                self._changed |= count != self._schedulers
+                self._schedulers = count
             case StatusQuery(reply_to):
-                status = Status(self.registry.members(), self.core.load(), self._model)
+                status = Status(self.registry.members(), self.fleet.load(), self.fleet.model, self._schedulers)
                 self._reply(reply_to, status)
             case StoryQuery(reply_to, seq_id):
-                self._reply(reply_to, Story(self.core.story(seq_id)))
+                self._reply(reply_to, Story(self.fleet.story(seq_id)))
         return []
 
-    def _on_hello(self, sender: int, hello: Hello, now_s: float) -> list[Event]:
+    def _on_hello(self, sender: int, hello: Hello, now_s: float) -> list[FleetEvent]:
         joined, replaced = self.registry.hello(sender, hello, now_s)
         events = self._on_left(replaced, "was replaced") if replaced else []
         if joined:
@@ -129,63 +128,52 @@ class SchedulerProcess:
         self._changed = True
         return events
 
-    def _on_left(self, peer: Peer, how: str) -> list[Event]:
+    def _on_left(self, peer: Peer, how: str, died: bool = True) -> list[FleetEvent]:
         log.info("%s-%d %s", peer.service, peer.instance, how)
         self._changed = True
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
             link.close()
-        self._spare.pop(peer.incarnation, None)
         if peer.service == "api":
             return [ApiLost(peer.instance)]
         if peer.service == "tokenizer":
             self._tokenizers.pop(peer.instance, None)
             return [TokenizerLost(peer.instance)]
-        if peer.incarnation == self._worker:
-            return self._on_worker_lost()
-        return []
+        return [GroupLost(peer.incarnation, how, died)] if peer.service == "worker" else []
 
-    def _on_worker(self, sender: int, ready: WorkerReady) -> list[Event]:
-        if self.registry.service_of(sender) != "worker":
-            return []
-        if self._worker == sender:
-            return []  # a repeat
-        if self._worker:
-            self._spare[sender] = ready
-            return []
-        self._worker, self._model = sender, ready.model
-        self._changed = True
-        early, self._early = self._early, None
-        return [ready, *(early or ())]
-
-    def _on_worker_lost(self) -> list[Event]:
-        self._worker, self._model = 0, None
-        events: list[Event] = [WorkerLost()]
-        if self._spare:
-            sender, ready = self._spare.popitem()
-            events += self._on_worker(sender, ready)
-        return events
-
-    def _handle(self, events: list[Event]) -> None:
+    def _handle(self, events: list[FleetEvent]) -> None:
         if not events:
             return
-        for effect in self.core.handle(events, self._now_s()):
+        for effect in self.fleet.handle(events, self._now_s()):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case SendPlan(plan):
-                self._links[self._worker].send(plan)
+            case SendPlan(plan, group):
+                self._links[group].send(plan)
             case SendTokens(tokenizer, batch):
                 if link := self._tokenizers.get(tokenizer):
                     link.send(batch)
             case SendRefused(tokenizer, refused):
                 if link := self._tokenizers.get(tokenizer):
                     link.send(refused)
-            case WorkerFault(reason):
-                log.error("the worker broke the protocol: %s", reason)
-                if peer := self.registry.remove(self._worker):
+            case GroupJoined(group, model):
+                self._on_joined(group, model)
+            case GroupRefused(group, reason):
+                if self.registry.judge(group, "failed"):  # it goes on asking
+                    self._changed = True
+                    log.error("%s is not used: %s", self.registry.name(group), reason)
+            case WorkerFault(reason, group):
+                log.error("%s broke the protocol: %s", self.registry.name(group), reason)
+                if peer := self.registry.remove(group):
                     self._handle(self._on_left(peer, "was given up"))
+
+    def _on_joined(self, group: int, model: ModelFacts) -> None:
+        self._changed |= self.registry.judge(group, "ready")
+        ours = self.fleet.model
+        if ours and (ours.dtype, ours.ops_hash, ours.kv_dtype) != (model.dtype, model.ops_hash, model.kv_dtype):
+            name = self.registry.name(group)
+            log.warning("%s has other number types or kernels: what moves to it may change its words", name)
 
     def _reply(self, endpoint: str, message: msgspec.Struct) -> None:
         if self.registry.allowed(endpoint):
@@ -195,31 +183,57 @@ class SchedulerProcess:
 
     def _broadcast(self) -> None:
         self._changed = False
-        message = self.registry.message(self.core.load(), self._model)
+        message = self.registry.message(self.fleet.load(), self.fleet.model)
+        message = msgspec.structs.replace(message, schedulers=self._schedulers)
         for link in self._links.values():
             link.send(message)
 
     def beat(self) -> None:
-        """Every heartbeat interval: silent members leave, everybody hears the members, the core sees the time."""
-        events: list[Event] = [Tick()]
-        for peer in self.registry.silent(self._now_s()):
+        """Every heartbeat interval: silent members leave, everybody hears the members, the fleet sees the time."""
+        events: list[FleetEvent] = [Tick()]
+        now_s, self._beat_s, before_s = self._now_s(), self._now_s(), self._beat_s
+        if now_s - before_s > self.process.config.links.dead_after_s / 2:
+            self.registry.forgive(now_s)  # this process was stopped: what the others sent meanwhile is not read yet
+        for peer in self.registry.silent(now_s):
             self.registry.remove(peer.incarnation)
             events += self._on_left(peer, "went silent")
         self._handle(events)
-        load = self.core.load()
-        values = checked(self.core.metrics() | self.process.usage())
-        self.registry.update_own("ready", load.steps, None, values)
+        for group, load in self.fleet.loads().items():
+            self.registry.tell_figures(group, group_figures(load))
+        load = self.fleet.load()
+        values = checked(self.fleet.metrics() | self.process.usage())
+        leaves = self.process.stopping.is_set() or self.process.instance >= self._schedulers
+        state: State = "draining" if leaves else "ready"
+        self.registry.update_own(state, load.steps, None, values)
         self._broadcast()
+
+    @property
+    def has_siblings(self) -> bool:
+        return self._schedulers > 1 or self.process.instance >= self._schedulers
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
 
+def group_figures(load: Load) -> dict[str, float]:
+    """By the names of common/metrics.py."""
+    return {
+        "group_running": float(load.running),
+        "group_waiting": float(load.waiting),
+        "group_blocks": float(load.blocks_total),
+        "group_blocks_free": float(load.blocks_free),
+        "group_blocks_cached": float(load.blocks_cached),
+    }
+
+
 async def serve(process: Process) -> None:
-    """Until SIGTERM. Tokenizers hand open requests to the next scheduler, so there is nothing to wait for."""
+    """Until SIGTERM. Tokenizers hand open requests to the next scheduler, so a lone one has nothing to wait for.
+
+    Where there are others, tokenizers move what is open as soon as they hear that this one drains.
+    """
     config = process.config
-    core = SchedulerCore(config.scheduler, config.kv, process.incarnation, config.links.recover_s)
-    scheduler = SchedulerProcess(process, core)
+    fleet = Fleet(config.scheduler, config.kv, process.incarnation, config.links.recover_s)
+    scheduler = SchedulerProcess(process, fleet)
     gc.freeze()
     gc.set_threshold(200_000)  # ended sequences are freed without it; a full collection costs milliseconds of a step
     scheduler.inbox.start(scheduler.receive)
@@ -229,4 +243,8 @@ async def serve(process: Process) -> None:
             await asyncio.wait_for(process.stopping.wait(), process.config.links.heartbeat_s)
         except TimeoutError:
             continue
+    deadline_s = time.monotonic() + min(config.links.drain_s, config.links.dead_after_s)
+    while scheduler.has_siblings and not fleet.idle and time.monotonic() < deadline_s:
+        scheduler.beat()
+        await asyncio.sleep(min(DRAIN_LOOK_S, config.links.heartbeat_s))
     scheduler.inbox.close()

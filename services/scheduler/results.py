@@ -3,12 +3,14 @@
 Called by the core with the oldest plan in flight. Results of rows that have gone meanwhile are dropped.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import RejectReason
 from common.protocol import FinishReason, StepResult
-from services.scheduler.request import Row
+from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
 from services.scheduler.state import Flight, State, Worker
 
@@ -27,7 +29,7 @@ def apply_result(state: State, result: StepResult) -> None:
     if result.error:
         state.in_flight.popleft()
         state.counters["failed_steps"] += 1
-        state.fail_step(flight, result.error)
+        fail_step(state, worker, flight, result.error)
         return
     num_stepped = flight.num_stepped
     num_samples = num_stepped + len(flight.samplers)
@@ -67,14 +69,44 @@ def _failed_places(flight: Flight, column: bytes) -> I64 | None:
 def _fail_rows(state: State, worker: Worker, flight: Flight, places: I64) -> None:
     """The device had no memory for these rows, however small the pieces were in which it ran them."""
     rows = [flight.filled[place - flight.num_stepped] for place in places.tolist() if place >= flight.num_stepped]
-    roster = flight.roster
-    if roster is not None:
-        stepped = places[places < flight.num_stepped]
-        by_slot = zip(roster.slots[stepped].tolist(), roster.epochs[stepped].tolist(), strict=True)
-        found = [(worker.rows.by_slot[slot], epoch) for slot, epoch in by_slot]
-        rows += [row for row, epoch in found if row is not None and row.epoch == epoch]
+    if flight.roster is not None:
+        rows += roster_rows(worker, flight.roster, places[places < flight.num_stepped])
     state.counters["out_of_memory"] += sum(row.alive for row in rows)
-    state.fail_rows(flight, rows, "the device had no memory left for this request", RejectReason.OUT_OF_MEMORY)
+    message = "the device had no memory left for this request"
+    fail_rows(state, worker, flight, rows, (message, RejectReason.OUT_OF_MEMORY))
+
+
+def fail_step(state: State, worker: Worker, flight: Flight, error: str) -> None:
+    """The step computed nothing: all its rows fail."""
+    roster = flight.roster
+    stepped = [] if roster is None else roster_rows(worker, roster, np.arange(roster.size))
+    fail_rows(state, worker, flight, [*stepped, *flight.filled], (error, ""))
+
+
+def fail_rows(state: State, worker: Worker, flight: Flight, rows: Iterable[Row], error: tuple[str, str]) -> None:
+    """These rows of the step computed nothing. They end; what later plans may have built upon them starts over.
+
+    To be called before the step's tokens are received: rows that have ended take none. `error`: message and code.
+    """
+    message, code = error
+    for row in rows:
+        if row.alive:
+            state.finish(row.sequence, FinishReason.ERROR, message=message, code=code)
+    for later in state.in_flight:
+        for row in later.added:
+            if row.alive:
+                # It may have found blocks of a failed row, or copied one; its own KV would be built on them.
+                row.published = NEVER
+                state.preempt(row, "an earlier step failed")
+    for unsure in (flight, *state.in_flight):
+        worker.pool.withdraw(unsure.published)
+
+
+def roster_rows(worker: Worker, roster: Roster, places: I64) -> list[Row]:
+    """The living rows at these places of a roster."""
+    by_slot = zip(roster.slots[places].tolist(), roster.epochs[places].tolist(), strict=True)
+    found = [(worker.rows.by_slot[slot], epoch) for slot, epoch in by_slot]
+    return [row for row, epoch in found if row is not None and row.epoch == epoch]
 
 
 def _apply_first(state: State, worker: Worker, row: Row, token: int) -> None:

@@ -104,6 +104,10 @@ class RowTable:
         self._opened = 0
         self._roster: Roster | None = None
 
+    def holds(self, row: Row) -> bool:
+        """Whether the row is one of these; it may be another worker's."""
+        return row.slot < len(self.by_slot) and self.by_slot[row.slot] is row
+
     def open(self, row: Row) -> None:
         """A sequence takes the row's slot."""
         slot = row.slot

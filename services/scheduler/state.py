@@ -6,7 +6,7 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from math import inf
@@ -16,11 +16,12 @@ import msgspec
 from common.config import Kv, Scheduler
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
+from services.scheduler.book import Book
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
 from services.scheduler.past import Past
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
-from services.scheduler.request import NEVER, Row, Sequence, Stage
+from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
 from services.scheduler.waiting import WaitingQueue
@@ -61,7 +62,7 @@ def by_key(row: Row) -> Key:
 class State:
     """`ready` is False while no worker is there; `worker` then still holds the facts of the last one."""
 
-    def __init__(self, limits: Scheduler, kv: Kv, hash_seed: int) -> None:
+    def __init__(self, limits: Scheduler, kv: Kv, hash_seed: int, book: Book | None = None) -> None:
         self.limits = limits
         self.prefix_cache = kv.prefix_cache
         self.hash_seed = hash_seed
@@ -74,9 +75,20 @@ class State:
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
-        self.past = Past()
-        self.outbox = Outbox()
-        self.counters: Counter[str] = Counter()
+        self.waiting_tokens = 0  # known tokens of the sequences in the queue
+        self._book = book or Book()
+
+    @property
+    def past(self) -> Past:
+        return self._book.past
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._book.outbox
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self._book.counters
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
@@ -85,12 +97,23 @@ class State:
             self.past.names[sequence.origin] = sequence.seq_id
         if self.worker is not None:
             self.worker.stops.add(sequence.sampling)
+        self.wait(sequence)
+
+    def wait(self, sequence: Sequence) -> None:
+        """Into the queue."""
         self.waiting.add(sequence)
+        self.waiting_tokens += sequence.known
+
+    def unwait(self, sequence: Sequence) -> None:
+        """Out of it, but not to a row."""
+        self.waiting.remove(sequence)
+        self.waiting_tokens -= sequence.known
 
     def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
         """From the queue (the caller takes it out) to a row; `blocks` are already this sequence's."""
         worker = self.worker
         assert worker is not None
+        self.waiting_tokens -= sequence.known
         sequence.move(Stage.FILLING, self.now_s, why)
         row = Row(sequence, worker.slots.take(), blocks, computed, computed // worker.pool.block_tokens)
         sequence.row = row
@@ -147,7 +170,7 @@ class State:
 
     def _requeue(self, sequence: Sequence, why: str) -> None:
         sequence.move(Stage.WAITING, self.now_s, why)
-        self.waiting.add(sequence)
+        self.wait(sequence)
 
     def _release(self, row: Row) -> None:
         worker = self.worker
@@ -167,7 +190,7 @@ class State:
             self.settle(sequence.row)
             self._release(sequence.row)
         elif sequence.stage is Stage.WAITING:
-            self.waiting.remove(sequence)
+            self.unwait(sequence)
         sequence.move(Stage.FINISHED, self.now_s, f"{reason.name} {message}" if message else reason.name)
         if self.worker is not None:
             self.worker.stops.remove(sequence.sampling)
@@ -222,8 +245,11 @@ class State:
             elif sequence.known >= sequence.limit:
                 self.finish(sequence, FinishReason.LENGTH)
 
-    def detach(self, reason: str) -> None:
-        """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker."""
+    def detach(self, reason: str, died: bool = True) -> None:
+        """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker.
+
+        A death counts against the sequences that ran in it; a worker that has left on purpose (not `died`) does not.
+        """
         self.ready = False
         self.in_flight.clear()
         worker = self.worker
@@ -232,45 +258,10 @@ class State:
             sequence = row.sequence
             worker.rows.flush(row)
             self._release(row)
-            sequence.worker_deaths += 1
+            sequence.worker_deaths += died
             self._requeue(sequence, f"worker lost: {reason}")
-            if sequence.worker_deaths >= self.limits.max_worker_deaths:
+            if died and sequence.worker_deaths >= self.limits.max_worker_deaths:
                 message = f"the worker died {sequence.worker_deaths} times while it ran this request"
                 self.finish(sequence, FinishReason.ERROR, message=message)
         worker.pool.forget()
         worker.slots.drain_removed()
-
-    def fail_step(self, flight: Flight, error: str) -> None:
-        """The step computed nothing: all its rows fail."""
-        roster_rows: Iterable[Row] = ()
-        if flight.roster is not None:
-            roster_rows = self.roster_rows(flight.roster)
-        self.fail_rows(flight, [*roster_rows, *flight.filled], error)
-
-    def fail_rows(self, flight: Flight, rows: Iterable[Row], error: str, code: str = "") -> None:
-        """These rows of the step computed nothing. They end; what later plans may have built upon them starts over.
-
-        To be called before the step's tokens are received: rows that have ended take none.
-        """
-        for row in rows:
-            if row.alive:
-                self.finish(row.sequence, FinishReason.ERROR, message=error, code=code)
-        worker = self.worker
-        assert worker is not None
-        for later in self.in_flight:
-            for row in later.added:
-                if row.alive:
-                    # It may have found blocks of a failed row, or copied one; its own KV would be built on them.
-                    row.published = NEVER
-                    self.preempt(row, "an earlier step failed")
-        for unsure in (flight, *self.in_flight):
-            worker.pool.withdraw(unsure.published)
-
-    def roster_rows(self, roster: Roster) -> list[Row]:
-        """The living rows of a roster."""
-        assert self.worker is not None
-        by_slot = self.worker.rows.by_slot
-        rows = [
-            (by_slot[slot], epoch) for slot, epoch in zip(roster.slots.tolist(), roster.epochs.tolist(), strict=True)
-        ]
-        return [row for row, epoch in rows if row is not None and row.epoch == epoch]

@@ -1,4 +1,4 @@
-"""What waits to be sent: to one API process (Outbox) and to the scheduler (Upstream).
+"""What waits to be sent: to one API process (Outbox) and to one scheduler (Upstream).
 
 Links may be full. Rows that could not be sent stay and grow, so nothing is lost and each sequence has at most one row.
 Owned by the Streams; the process gives the functions that send.
@@ -49,7 +49,7 @@ class Outbox:
 
 
 class Upstream:
-    """Messages to the scheduler, in order."""
+    """Messages to one scheduler, in order."""
 
     def __init__(self, send: Callable[[msgspec.Struct], bool]) -> None:
         self._send = send

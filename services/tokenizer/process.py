@@ -31,7 +31,8 @@ from common.protocol import (
     ToTokenizer,
 )
 from services.tokenizer.encode import Encoder
-from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.lanes import Lanes
+from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request
 from services.tokenizer.source import Loaded, load
 from services.tokenizer.streams import BoxKey, Streams, box_key
@@ -45,7 +46,7 @@ LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try
 class TokenizerProcess:
     def __init__(self, process: Process) -> None:
         self.node: Node[ToTokenizer] = Node(process, ToTokenizer, self._receive, self._on_change, self._metrics)
-        self.streams = Streams(Upstream(self.node.to_scheduler.send))
+        self.streams = Streams(Lanes(self.node.tell, self._takers, self._speakers))
         self._config = process.config
         self._pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode")
         self._long_pool = ThreadPoolExecutor(1, "encode-long")
@@ -53,6 +54,7 @@ class TokenizerProcess:
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
         self._jobs: dict[int, Future[Any]] = {}  # encodes of requests by first seq_id, calls by call_id
+        self._foreign: frozenset[int] = frozenset()  # schedulers with another model
         self._retrying = self._closed = False
 
     async def load(self) -> None:
@@ -91,8 +93,8 @@ class TokenizerProcess:
         self.node.progress += len(batch)
         for sender, message in batch:
             if isinstance(message, TokenBatch):
-                if sender == self.node.view.scheduler:
-                    streams.take(message)
+                if (scheduler := self.node.view.instance_of(sender)) is not None:
+                    streams.take(message, scheduler)
                 else:
                     streams.counts.unknown_results += 1
             elif isinstance(message, Abort):
@@ -100,7 +102,8 @@ class TokenizerProcess:
             elif isinstance(message, Submit):
                 requests += self._open(sender, message)
             elif isinstance(message, Refused):
-                streams.refused(message)
+                if (scheduler := self.node.view.instance_of(sender)) is not None:
+                    streams.refused(message, scheduler)
             elif isinstance(message, (Tokenize, Detokenize)) and (box := self._box(sender, message.call_id)):
                 calls.append((box, message))
         for request in requests:
@@ -204,7 +207,7 @@ class TokenizerProcess:
 
     def _on_change(self, change: Change) -> None:
         view = self.node.view
-        if view.model is not None and view.model is not self._model:
+        if view.model is not None and view.model != self._model:
             self._model = view.model
             if self._encoder is not None:
                 self.streams.vocabulary.widen(view.model.vocab_size)
@@ -215,9 +218,37 @@ class TokenizerProcess:
         for key, box in list(self.streams.boxes.items()):
             if box.incarnation not in view.members and box.made_s < oldest_s:
                 self.streams.drop(key)
-        if change.new_scheduler:
-            self.streams.admit_again()
+        self._follow(change)
         self._flush()
+
+    def _follow(self, change: Change) -> None:
+        """One scheduler has spoken. What those have that are going or not heard moves to others."""
+        view, lanes, now_s = self.node.view, self.streams.lanes, self._loop.time()
+        if change.new_scheduler:
+            lanes.renewed(change.scheduler)
+        spoken = view.views[change.scheduler]
+        lanes.lane(change.scheduler).told(spoken.load, spoken.model)
+        for instance in view.foreign - self._foreign:
+            log.error("scheduler-%d serves another model than the first one and is not used", instance)
+        self._foreign = view.foreign
+        for instance in list(lanes.all):
+            draining = not view.lost(instance, now_s) and view.views[instance].state == "draining"
+            if draining or instance in view.foreign or view.lost(instance, now_s):
+                lanes.leave(instance)
+            elif view.starved(instance, now_s):
+                lanes.leave(instance, starved=True)
+        lanes.heard(change.scheduler, now_s, self._config.links.dead_after_s)
+
+    def _takers(self) -> list[int]:
+        """Schedulers that take new work."""
+        node, now_s = self.node, self._loop.time()
+        heartbeat_s = self._config.links.heartbeat_s
+        return [each for each in node.schedulers if node.view.takes_work(each, now_s, heartbeat_s)]
+
+    def _speakers(self) -> list[int]:
+        """Schedulers that answer."""
+        view, now_s, heartbeat_s = self.node.view, self._loop.time(), self._config.links.heartbeat_s
+        return [key for key, each in view.views.items() if not each.silent(now_s, heartbeat_s) and view.lists_us(key)]
 
     def _metrics(self) -> dict[str, float]:
         return {"open_requests": self.streams.open_requests, **msgspec.structs.asdict(self.streams.counts)}

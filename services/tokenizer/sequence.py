@@ -1,12 +1,20 @@
 """The state of open requests and their sequences. Plain records: the Streams own and change them."""
 
 from array import array
+from typing import TYPE_CHECKING
 
-from common.protocol import Submit
+import msgspec
+
+from common.protocol import Admit, Submit
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.stop import StopMatcher
 from services.tokenizer.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from services.tokenizer.lanes import Lane
+
+SEED_RANGE = 1 << 64
 
 
 class Request:
@@ -34,8 +42,8 @@ class Sequence:
     """
 
     __slots__ = (
-        *("box", "detokenizer", "ending", "fast", "matcher", "output", "request", "row", "seq_id", "skip_chars"),
-        *("skip_tokens", "turn"),
+        *("box", "detokenizer", "ending", "fast", "lane", "matcher", "output", "request", "row", "seq_id"),
+        *("skip_chars", "skip_tokens", "starved", "turn"),
     )
 
     def __init__(self, seq_id: int, request: Request, vocabulary: Vocabulary) -> None:
@@ -43,6 +51,8 @@ class Sequence:
         self.request = request
         self.box = request.box
         self.output: array[int] = array("i")
+        self.lane: Lane | None = None  # of the scheduler that has it
+        self.starved = False  # it was taken from a scheduler that had lost its workers
         self.turn = self.row = -1  # where its row is in the box, if the box is still at this turn
         self.ending: list[int] | None = None  # tokens that came together with its terminal
         self.matcher: StopMatcher | None = None
@@ -82,3 +92,21 @@ class Sequence:
         if end >= self.skip_tokens and not self.skip_chars:
             self.skip_tokens = 0
         return begin, max(end - begin, 0), text[skipped:]
+
+
+def admission(sequence: Sequence, again: bool = True) -> Admit:
+    """This choice by itself with its output so far, for a scheduler that does not know it (any more)."""
+    request = sequence.request
+    submit = request.submit
+    request.readmitted |= again
+    seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
+    return Admit(
+        sequence.seq_id,
+        request.tokens.tobytes(),
+        msgspec.structs.replace(request.sampling, seed=seed),
+        priority=submit.priority,
+        cache_salt=submit.cache_salt,
+        output=sequence.output.tobytes(),
+        origin=submit.origin,
+        again=again,
+    )

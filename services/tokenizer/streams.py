@@ -26,11 +26,11 @@ from common.protocol import (
     TokenBatch,
 )
 from services.tokenizer.encode import fit, param_of
-from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.lanes import Lane, Lanes
+from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request, Sequence
 from services.tokenizer.vocabulary import Vocabulary
 
-SEED_RANGE = 1 << 64
 NO_TOKEN = -1
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
@@ -69,12 +69,12 @@ def unpacked(batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None
 
 
 class Streams:
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, lanes: Lanes) -> None:
         self.vocabulary = Vocabulary([])  # until the model's is loaded
         self.boxes: dict[BoxKey, Outbox] = {}
         self.open_requests = 0
         self.counts = Counts()
-        self._upstream = upstream
+        self.lanes = lanes
         self._sequences: dict[int, Sequence] = {}
 
     def open(self, submit: Submit, box: Outbox) -> Request | None:
@@ -88,15 +88,15 @@ class Streams:
         return request
 
     def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
-        """Hands an encoded request to the scheduler. Raises Reject; then `refuse` it."""
+        """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
         seq_id, n, priority, salt = submit.seq_id, submit.n, submit.priority, submit.cache_salt
-        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt, origin=submit.origin)
-        if submit.origin >= 0:
-            self._upstream.put(admit)  # it was accepted before
-        elif not self._upstream.offer(admit):
+        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt)
+        moved = submit.origin >= 0  # it was accepted before
+        lane = self.lanes.choose(admit.tokens, salt, seq_id)
+        if not moved and not lane.upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
         request.tokens, request.sampling, request.admitted = tokens, sampling, True
         request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
@@ -104,9 +104,14 @@ class Streams:
         for seq_id in request.choices():
             sequence = self._sequences.get(seq_id)
             if sequence is None:
-                self._upstream.put(Abort(seq_id))  # ended while its prompt was encoded
-            elif at_start:
+                lane.upstream.put(Abort(seq_id))  # ended while its prompt was encoded
+                continue
+            if at_start:
                 sequence.start(self.vocabulary, True)
+            if moved:
+                self.lanes.ask(sequence)
+            else:
+                self.lanes.place(sequence, lane)
         self.counts.requests += 1
         self.counts.prompt_tokens += len(tokens)
 
@@ -123,10 +128,12 @@ class Streams:
             for sequence in live:
                 self._finish(sequence, FinishReason.ERROR, message=reject.message)
 
-    def refused(self, message: Refused) -> None:
-        """The scheduler does not take a request, or one choice of it when it was admitted again."""
-        sequence = self._sequences.get(message.seq_id)
-        if sequence is None:
+    def refused(self, message: Refused, scheduler: int) -> None:
+        """A scheduler does not take a request, or one choice of it when it was admitted again, or does not have it."""
+        lane = self.lanes.lane(scheduler)
+        if message.seq_id in lane.asked:
+            self.lanes.denied(message.seq_id, lane)
+        elif (sequence := lane.sequences.get(message.seq_id)) is None:
             self.counts.unknown_results += 1
         elif message.seq_id == sequence.request.submit.seq_id and not sequence.request.readmitted:
             reject = Reject(RejectReason(message.reason), message.message, message.param)
@@ -140,28 +147,31 @@ class Streams:
         if sequence is None:
             return None
         if sequence.request.admitted:
-            self._upstream.put(Abort(seq_id))
+            self.lanes.put(sequence, Abort(seq_id))
         elif sequence.request.submit.origin >= 0:
-            self._upstream.put(Abort(sequence.request.submit.origin))
+            self.lanes.put_all(Abort(sequence.request.submit.origin))
         self._finish(sequence, FinishReason.ABORT)
         return sequence.request
 
-    def take(self, batch: TokenBatch) -> None:
+    def take(self, batch: TokenBatch, scheduler: int) -> None:
         """One step's tokens and terminals. Their text is in the boxes afterwards."""
         columns = unpacked(batch)
         if columns is None:
             self.counts.unknown_results += 1
             return
-        self._check_tokens(columns[0], columns[2])
+        lane = self.lanes.lane(scheduler)
+        find = lane.sequences.get
+        if lane.asked:
+            self.lanes.found({*columns[0], *(finished.seq_id for finished in batch.finished)}, lane)
+        self._check_tokens(columns[0], columns[2], lane)
         for finished in batch.finished:
-            if (ended := self._sequences.get(finished.seq_id)) is not None:
+            if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
-        find = self._sequences.get
         taken = 0
         for seq_id, index, token in zip(*columns, strict=True):
             sequence = find(seq_id)
             if sequence is None:
-                self.counts.unknown_results += 1
+                self._unplaced(seq_id, lane)
                 continue
             output = sequence.output
             if index != len(output):
@@ -187,15 +197,22 @@ class Streams:
                 box.texts.append(text)
         self.counts.output_tokens += taken
         for finished in batch.finished:
-            self._end(finished)
+            lane.leaving.pop(finished.seq_id, None)
+            self._end(finished, lane)
 
-    def _check_tokens(self, seq_ids: list[int], tokens: list[int]) -> None:
+    def _unplaced(self, seq_id: int, lane: Lane) -> None:
+        """A token of what has ended, or of what another scheduler goes on with: that is to end at this one."""
+        self.counts.unknown_results += 1
+        if seq_id in self._sequences and not lane.barred(seq_id):
+            lane.moved.append(seq_id)
+
+    def _check_tokens(self, seq_ids: list[int], tokens: list[int], lane: Lane) -> None:
         """Ends the sequences that were given a token which does not exist."""
         size = self.vocabulary.size
         if tokens and not 0 <= min(tokens) <= max(tokens) < size:
             for seq_id, token in zip(seq_ids, tokens, strict=True):
-                if not 0 <= token < size and seq_id in self._sequences:
-                    self._lost(self._sequences[seq_id], f"the model gave token {token}, which does not exist")
+                if not 0 <= token < size and seq_id in lane.sequences:
+                    self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
 
     def _take_slowly(self, sequence: Sequence, index: int, token: int) -> None:
         """A token that does not stand for itself: part of a character, a stop string, or at the end."""
@@ -208,7 +225,7 @@ class Streams:
             if not sequence.skip_tokens:
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
-            self._upstream.put(Stop(sequence.seq_id))
+            self.lanes.put(sequence, Stop(sequence.seq_id))
 
     def _matched(
         self, sequence: Sequence, index: int, count: int, text: str, finished: Finished = NOT_FINISHED
@@ -226,11 +243,11 @@ class Streams:
         self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=known)
         return True
 
-    def _end(self, finished: Finished) -> None:
+    def _end(self, finished: Finished, lane: Lane) -> None:
         """The scheduler's terminal. The token that ended the sequence is counted, but is no text."""
-        sequence = self._sequences.get(finished.seq_id)
+        sequence = lane.sequences.get(finished.seq_id)
         if sequence is None:
-            return  # ended here before
+            return  # ended here before, or another scheduler goes on with it
         hidden = finished.stop_token
         if sequence.request.submit.include_stop and hidden not in self.vocabulary.special:
             hidden = NO_TOKEN
@@ -251,7 +268,7 @@ class Streams:
         self._finish(sequence, finished.reason, finished=finished)
 
     def _lost(self, sequence: Sequence, message: str) -> None:
-        self._upstream.put(Abort(sequence.seq_id))
+        self.lanes.put(sequence, Abort(sequence.seq_id))
         self._finish(sequence, FinishReason.ERROR, message=message)
 
     def _finish(
@@ -281,24 +298,11 @@ class Streams:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.seq_id]
+        self.lanes.forget(sequence)
         request = sequence.request
         request.live -= 1
         if not request.live:
             self.open_requests -= 1
-
-    def admit_again(self) -> None:
-        """A new scheduler knows nothing: every admitted sequence is handed to it by itself, with its output so far."""
-        self._upstream.clear()
-        for sequence in self._sequences.values():
-            request = sequence.request
-            if not request.admitted:
-                continue
-            submit, request.readmitted = request.submit, True
-            seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
-            sampling = msgspec.structs.replace(request.sampling, seed=seed)
-            prompt, output = request.tokens.tobytes(), sequence.output.tobytes()
-            priority, salt, origin = submit.priority, submit.cache_salt, submit.origin
-            self._upstream.put(Admit(sequence.seq_id, prompt, sampling, 1, priority, salt, output, origin))
 
     def drop(self, key: BoxKey) -> None:
         """An API process has gone: nobody waits for its sequences."""
@@ -306,10 +310,10 @@ class Streams:
         for sequence in list(self._sequences.values()):
             if sequence.box is box:
                 if sequence.request.admitted:
-                    self._upstream.put(Abort(sequence.seq_id))
+                    self.lanes.put(sequence, Abort(sequence.seq_id))
                 self._forget(sequence)
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
         """Sends everything that waits, `send` to an API process; False when something had to stay."""
         sent = [box.flush(send) for box in self.boxes.values()]
-        return self._upstream.flush() and all(sent)
+        return self.lanes.flush() and all(sent)

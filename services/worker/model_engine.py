@@ -58,13 +58,29 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def choose_device(name: str) -> torch.device:
-    """`name`: auto, cpu or cuda (ROCm's devices too). Raises ConfigError if it is not there."""
+def choose_device(name: str, instance: int = 0) -> torch.device:
+    """`name`: auto, cpu, cuda (ROCm's devices too) or cuda:0. Worker number `instance` has the GPU of that number.
+
+    Raises ConfigError if it is not there. The chosen GPU becomes the process's current one, where kernels are launched.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(f'worker.device is "{name}", but torch {torch.__version__} sees no GPU')
-    return torch.device("cuda", 0)
+    number = 0 if name == "cuda:0" else instance
+    count = torch.cuda.device_count()
+    if number >= count:
+        raise ConfigError(
+            f"worker-{instance} has no GPU: {count} can be seen, and each worker needs one of its own; lower "
+            f'services.worker.replicas, or set worker.device to "cuda:0" where each worker sees only its own'
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def cpu_threads(configured: int, replicas: int, cores: int) -> int:
+    """Threads of one worker's kernels: as configured, or its share of the cores."""
+    return configured or max(cores // replicas, 1)
 
 
 class Loaded(NamedTuple):
@@ -101,14 +117,15 @@ def load_model(source: ModelSource, config: Config, device: torch.device, stages
 
 
 class ModelEngine:
-    def __init__(self, config: Config, report: Callable[[Progress], None]) -> None:
+    def __init__(self, config: Config, report: Callable[[Progress], None], instance: int = 0) -> None:
         started_s = time.perf_counter()
         stages = Stages(report)
         stages("model")
-        device = choose_device(config.worker.device)
+        device = choose_device(config.worker.device, instance)
         level = levels.choose_level(config.worker.compile_level, device)
         if device.type == "cpu":
-            torch.set_num_threads(config.worker.threads or len(os.sched_getaffinity(0)))
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(cpu_threads(config.worker.threads, config.services.worker.replicas, cores))
         compiles = device.type != "cpu" or level >= levels.INDUCTOR
         if compiles:
             levels.count_builds()

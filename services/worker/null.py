@@ -35,7 +35,7 @@ class Done:
 
 
 class NullEngine:
-    def __init__(self, config: Config, report: Callable[[Progress], None]) -> None:
+    def __init__(self, config: Config, report: Callable[[Progress], None], instance: int = 0) -> None:
         report(Progress("null engine"))
         files = resolve(config.model.source)
         self.facts = ModelFacts(

@@ -1,5 +1,6 @@
 """The worker process: a blocking loop around one engine. Receives plans, runs them, sends results; decides nothing.
 
+It belongs to the scheduler whose number is its own modulo their count, and follows when the count changes.
 A new scheduler incarnation resets the engine's rows before WorkerReady is sent again. Plans are started as they come,
 before results are sent, so that the device never waits for the host.
 """
@@ -13,11 +14,12 @@ from collections.abc import Callable
 from types import FrameType
 
 from common import config as configuration
+from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
 from common.membership import Membership
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
-from common.transport import Inbox
-from services.worker.beacon import Beacon
+from common.transport import Inbox, new_incarnation
+from services.worker.beacon import Beacon, Place
 from services.worker.engine import Engine, MakeEngine, Pending
 
 log = logging.getLogger("worker")
@@ -30,9 +32,9 @@ class WorkerProcess:
         self.view = Membership(process.incarnation, process.config.links.dead_after_s)
         links = process.config.links
         self.inbox: Inbox[ToWorker] = Inbox(process.inbox_endpoint(), ToWorker, links.queue, process.counters)
-        self.to_scheduler = process.push(scheduler_endpoint(process.config))
-        hello = Hello(process.peer(self.inbox.endpoint), configuration.fingerprint(process.config))
-        self.beacon = Beacon(process, hello, self.metrics)
+        self.scheduler = process.instance % process.config.services.scheduler.replicas
+        self.to_scheduler = process.push(scheduler_endpoint(process.config, self.scheduler))
+        self.beacon = Beacon(process, self._place(), self.metrics)
         self.steps = 0
         self.step_s = 0.0
         self._make_engine = make_engine
@@ -40,6 +42,10 @@ class WorkerProcess:
         self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
         self._engine: Engine | None = None  # None while it starts
         self._stopping = False
+
+    def _place(self) -> Place:
+        hello = Hello(self.process.peer(self.inbox.endpoint), configuration.fingerprint(self.process.config))
+        return Place(scheduler_endpoint(self.process.config, self.scheduler), hello)
 
     def metrics(self) -> dict[str, float]:
         return {"steps": float(self.steps), "step_seconds": self.step_s} | (
@@ -51,7 +57,7 @@ class WorkerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self.beacon.start()
-        engine = self._make_engine(self.process.config, self._report)
+        engine = self._make_engine(self.process.config, self._report, self.process.instance)
         self._engine = engine
         self.beacon.stage = None
         self.beacon.state = "ready"
@@ -80,17 +86,39 @@ class WorkerProcess:
     def _on_members(self, engine: Engine, sender: int, message: Members) -> None:
         change = self.view.update(sender, message, time.monotonic())
         self.inbox.departed = self.view.departed
+        if message.schedulers > 0 and (chosen := self.process.instance % message.schedulers) != self.scheduler:
+            self._follow(engine, chosen)
+            return
         own = self.process.incarnation
         if own in self.view.departed:
             raise RuntimeError("the scheduler has given this worker up; ending, to start afresh")
-        self.beacon.joined = own in self.view.members
+        member = self.view.members.get(own)
+        self.beacon.joined = member is not None
         if change.new_scheduler:
             self._in_flight.clear()
             engine.reset()
             self._announced = False
-        if self.beacon.joined and (not self._announced or message.model is None):
-            # Repeated until the scheduler has it: the link may still lead to a scheduler that has just died.
+        if member is not None and (not self._announced or member.state != "ready"):
+            # Repeated until the scheduler plans for us: the link may still lead to a scheduler that has just died.
             self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
+
+    def _follow(self, engine: Engine, scheduler: int) -> None:
+        """Leaves for another scheduler: for both of them like a new process, but with the weights in place.
+
+        The incarnation is a new one, because a scheduler never takes back one that has left.
+        """
+        log.info("this worker belongs to scheduler-%d now", scheduler)
+        self.to_scheduler.send(Goodbye())
+        self.to_scheduler.close(linger_ms=500)
+        self.process.incarnation = new_incarnation()
+        self.view = Membership(self.process.incarnation, self.process.config.links.dead_after_s)
+        self.inbox.departed = self.view.departed
+        self.scheduler = scheduler
+        self.to_scheduler = self.process.push(scheduler_endpoint(self.process.config, scheduler))
+        self.beacon.place, self.beacon.joined = self._place(), False
+        self._in_flight.clear()
+        engine.reset()
+        self._announced = False
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
         start_s = time.perf_counter()
@@ -131,4 +159,9 @@ def engine_of(kind: str) -> MakeEngine:
 
 
 def serve(process: Process, engine: Callable[[str], MakeEngine] = engine_of) -> None:
-    WorkerProcess(process, engine(process.config.worker.kind)).run()
+    """The engine is imported after the first Hello: that is how a scheduler learns that a predecessor has died."""
+
+    def make(config: Config, report: Callable[[Progress], None], instance: int = 0) -> Engine:
+        return engine(config.worker.kind)(config, report, instance)
+
+    WorkerProcess(process, make).run()

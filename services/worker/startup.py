@@ -145,7 +145,8 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     wanted = config.kv.blocks, config.kv.memory_gib
     if parts.device.type == "cpu":
         stages("memory")
-        budget = memory.choose_blocks(parts.block_bytes, parts.shape, memory.Limits(*wanted, memory.cpu_free_bytes()))
+        free_bytes = memory.cpu_free_bytes() // config.services.worker.replicas
+        budget = memory.choose_blocks(parts.block_bytes, parts.shape, memory.Limits(*wanted, free_bytes))
         log.info("%s", budget.text)
         runner = parts.runner(budget.num_blocks)
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))

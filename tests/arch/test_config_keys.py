@@ -13,7 +13,7 @@ api.host api.port api.keys_file api.deadline_s api.max_deadline_s
 api.max_open_requests api.max_header_bytes api.max_header_s api.max_body_bytes api.max_body_s api.cors_origins
 api.max_choices api.max_buffered_events api.retry_after_s
 tokenizer.threads tokenizer.max_template_chars
-services.api.replicas services.tokenizer.replicas
+services.api.replicas services.tokenizer.replicas services.worker.replicas services.scheduler.replicas
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s
 links.drain_s links.recover_s
 log.level log.format

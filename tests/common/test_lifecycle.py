@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.config import Config, load
@@ -106,9 +107,9 @@ class System:
         self.inbox.close()
 
 
-def run(tmp_path: Path, scenario) -> None:
+def run(tmp_path: Path, scenario, *settings: str) -> None:
     async def whole() -> None:
-        system = System(load(None, [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.02"]))
+        system = System(load(None, [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.02", *settings]))
         try:
             await scenario(system)
         finally:
@@ -186,5 +187,98 @@ def test_a_node_that_was_given_up_faults(tmp_path: Path) -> None:
         system.push.send(system.members(departed=(system.process.incarnation,)))
         await system.until(lambda: faults)
         assert "given this process up" in str(faults[0])
+
+    run(tmp_path, scenario)
+
+
+def test_every_scheduler_has_an_address_of_its_own(tmp_path: Path) -> None:
+    local = load(None, [f"links.run_dir={tmp_path}"])
+    assert [scheduler_endpoint(local, i) for i in (0, 1)] == [
+        f"ipc://{tmp_path}/scheduler",
+        f"ipc://{tmp_path}/scheduler-1",
+    ]
+    remote = load(None, ["links.transport=tcp", "links.scheduler_port=65530"])
+    assert scheduler_endpoint(remote, 5) == "tcp://127.0.0.1:65535"
+    with pytest.raises(ConfigError, match="no port for scheduler 6"):
+        scheduler_endpoint(remote, 6)
+
+
+class Second:
+    """Scheduler 1, incarnation `number`, which may come and go."""
+
+    def __init__(self, system: System, number: int) -> None:
+        self.heard: list = []
+        endpoint = scheduler_endpoint(system.process.config, 1)
+        self.peer = Peer("scheduler", 1, number, endpoint)
+        self.inbox: AsyncInbox = AsyncInbox(endpoint, ToScheduler, 1000, LinkCounters())
+        self.inbox.start(lambda batch: self.heard.extend(message for _, message in batch))
+        self.push = Push(system.node.inbox.endpoint, number, 100, LinkCounters())
+
+    def tell(self, *peers: Peer, schedulers: int = 0) -> None:
+        members = [Member(peer, "ready") for peer in (self.peer, *peers)]
+        self.push.send(Members(members, [], Load(), schedulers=schedulers))
+
+    def saw(self, kind: type) -> bool:
+        return any(isinstance(message, kind) for message in self.heard)
+
+    def close(self) -> None:
+        self.inbox.close()
+        self.push.close()
+
+
+def test_a_node_joins_every_scheduler_and_outlives_each(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        node = system.node
+        assert node.schedulers == [0]
+        system.push.send(msgspec.structs.replace(system.members(system.own()), schedulers=2))
+        await system.until(lambda: node.joined and node.schedulers == [0, 1])
+        second = Second(system, 21)
+        await system.until(lambda: second.saw(Hello))
+        second.tell(system.own())
+        await system.until(lambda: second.saw(Heartbeat) and len(node.view.views) == 2)
+        assert node.tell(1, Abort(1)) and node.tell_all(Abort(2)) and not node.tell(2, Abort(3))
+        await system.until(lambda: Abort(2) in second.heard and Abort(2) in system.heard)
+        assert Abort(1) in second.heard and Abort(1) not in system.heard
+        second.close()
+        successor = Second(system, 22)
+        await system.until(lambda: successor.saw(Hello))
+        successor.tell()
+        await system.until(lambda: node.view.instance_of(22) == 1)
+        assert not system.changes[-1].left or system.changes[-1].left[0].incarnation == 21
+        await system.until(lambda: successor.saw(Heartbeat))
+        successor.close()
+
+    run(tmp_path, scenario)
+
+
+def test_links_follow_the_number_of_schedulers(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        second = Second(system, 21)
+        second.tell(system.own(), schedulers=2)
+        await system.until(lambda: system.node.schedulers == [0, 1])
+        second.close()
+        one = msgspec.structs.replace(system.members(system.own()), schedulers=1)
+
+        def gone() -> bool:
+            system.push.send(one)
+            return system.node.schedulers == [0]
+
+        await system.until(gone)
+        assert [peer.incarnation for change in system.changes for peer in change.left] == [21]
+
+    run(tmp_path, scenario, "links.dead_after_s=0.2")
+
+
+def test_one_scheduler_cannot_end_us_while_another_keeps_us(tmp_path: Path) -> None:
+    async def scenario(system: System) -> None:
+        faults: list = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        second = Second(system, 21)
+        second.tell(system.own())
+        await system.until(lambda: 1 in system.node.view.views)
+        system.push.send(system.members(departed=(system.process.incarnation,)))
+        await system.until(lambda: len(system.changes) == 2)
+        assert not faults and system.node.view.lists_us(1) and not system.node.view.lists_us(0)
+        second.close()
 
     run(tmp_path, scenario)

@@ -28,7 +28,7 @@ def main() -> int:
             except BaseException:
                 console.print(f"[red]seed {seed} failed[/red]: {world.limits} {world.facts}")
                 raise
-            for name, value in world.core.metrics().items():
+            for name, value in world.fleet.metrics().items():
                 totals[name] = totals.get(name, 0) + value
             progress.advance(task)
     console.print(

@@ -1,4 +1,4 @@
-"""The scheduler core in simulated lives; every seed is a scenario of its own (world.py says what is checked)."""
+"""The scheduler's fleet in simulated lives; every seed is a scenario of its own (world.py says what is checked)."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_the_lives_meet_what_is_rare() -> None:
         world.run()
         heirs = [client.heir for client in world.clients.values() if client.heir is not None]
         taken_over = {"taken over": len(heirs), "in the middle": sum(1 for heir in heirs if heir.begun_with)}
-        for name, value in (world.core.metrics() | taken_over).items():
+        for name, value in (world.fleet.metrics() | taken_over).items():
             seen[name] = seen.get(name, 0) + value
     for name in (
         "preemptions",
@@ -43,6 +43,7 @@ def test_the_lives_meet_what_is_rare() -> None:
         "worker_faults",
         "refused",
         "unknown_results",
+        "moved",
         "taken over",
         "in the middle",
     ):

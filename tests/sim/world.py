@@ -1,7 +1,9 @@
-"""One simulated life of the real scheduler core: random load, a fake worker, faults, and the invariants.
+"""One simulated life of the real fleet of scheduler cores: random load, fake workers, faults, and the invariants.
 
-Everything follows from the seed. After every call `check()` runs; at the end each accepted sequence must have had
-exactly one terminal, and exactly the tokens that it gives when it runs alone.
+Everything follows from the seed. Worker groups join, leave, die and are replaced; each has its own link, so deliveries
+of different groups come in any order, any message may come twice, and results of dead groups come late. After every
+call `check()` runs; at the end each accepted sequence must have had exactly one terminal, and exactly the tokens that
+it gives when it runs alone.
 """
 
 import hashlib
@@ -26,19 +28,23 @@ from common.protocol import (
     make_seq_id,
     tokenizer_of,
 )
-from services.scheduler.core import SchedulerCore
 from services.scheduler.events import (
     ApiLost,
     Effect,
-    Event,
+    FleetEvent,
+    GroupJoined,
+    GroupLost,
+    GroupReady,
+    GroupRefused,
+    GroupResult,
     SendPlan,
     SendRefused,
     SendTokens,
     Tick,
     TokenizerLost,
     WorkerFault,
-    WorkerLost,
 )
+from services.scheduler.fleet import Fleet
 from services.scheduler.request import Stage
 from tests.sim.fake_worker import FakeWorker
 from tests.sim.language import Stream
@@ -73,9 +79,10 @@ class World:
         self.random = random = Random(seed)
         block_tokens = random.choice((1, 2, 3, 4, 8))
         self.max_len = random.randint(12, 48)
-        fewest = -(-self.max_len // block_tokens)
-        blocks = fewest + random.choice((0, 1, fewest // 2, fewest * 2, fewest * 8))
-        self.facts = ModelFacts("fake", "fake", VOCAB, self.max_len, EOS, block_tokens, blocks)
+        self.fewest = -(-self.max_len // block_tokens)
+        self.facts = ModelFacts("fake", "fake", VOCAB, self.max_len, EOS, block_tokens, self.fewest)
+        self.most_groups = random.choice((1, 2, 2, 3, 4))
+        self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences
         self.limits = Scheduler(
             policy=random.choice(("decode_first", "decode_first", "prefill_first")),
             max_rows=random.randint(1, 9),
@@ -85,14 +92,17 @@ class World:
             plans_in_flight=random.choice((1, 2, 2, 3, 6)),
             max_worker_deaths=random.choice((1, 2, 4)),
         )
-        self.core = SchedulerCore(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
-        self.worker: FakeWorker | None = None
+        self.fleet = Fleet(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
+        self.workers: dict[int, FakeWorker] = {}  # by group
+        self.num_groups = 0  # that have ever been
+        self.late: list[FleetEvent] = []  # still on the way from groups that have gone
+        self.doubles: list[FleetEvent] = []  # have been delivered, and may come again
         self.salts: dict[int, int] = {}
         self.clients: dict[int, Client] = {}
         self.refused: set[int] = set()
         self.admitted: list[Admit] = []
         self.handled = 0  # of them
-        self.spoilt = 0  # results that the core must reject
+        self.spoilt: set[int] = set()  # groups whose results the core must reject
         self.orderly = True  # nobody was sent back to the queue by the last call
         self.trace = hashlib.blake2b(digest_size=16)
         self.now_s = 0.0
@@ -102,6 +112,7 @@ class World:
         rates = self._rates()
         for _ in range(actions):
             names = self.random.choices(list(rates), list(rates.values()), k=self.random.choice((1, 1, 2, 4)))
+            names.sort(key=lambda name: name != "foreign_group")  # while the other groups are there
             self._handle([event for name in names for event in getattr(self, f"_{name}")()])
         self._drain()
         self._check_end()
@@ -120,8 +131,12 @@ class World:
             "tick": 0.5,
             "garbage": 1.0,
             "repeat": 0.5,
-            "lose_worker": faults,
-            "worker_ready": 3.0,
+            "lose_group": faults,
+            "leave_group": faults,
+            "join_group": 2.0,
+            "foreign_group": faults,
+            "late": 1.0,
+            "double": 1.0,
             "fail_step": faults,
             "fail_rows": faults,
             "bad_result": faults,
@@ -129,7 +144,7 @@ class World:
             "take_over": faults * 2,
         }
 
-    def _admit(self) -> list[Event]:
+    def _admit(self) -> list[FleetEvent]:
         random = self.random
         counter = len(self.admitted) * 4
         seq_id = make_seq_id(random.randint(0, 1), random.randint(0, 2), 77, counter)
@@ -173,22 +188,32 @@ class World:
                 admit, seq_id=seq_id, n=1, sampling=sampling, output=b"", origin=seq_id
             )
 
-    def _work(self) -> list[Event]:
-        if self.worker is not None and self.worker.plans:
-            self.worker.step(fails=False)
+    def _busy(self) -> tuple[int, FakeWorker] | None:
+        """A group with a plan to run."""
+        busy = [(group, worker) for group, worker in self.workers.items() if worker.plans]
+        return self.random.choice(busy) if busy else None
+
+    def _done(self) -> tuple[int, FakeWorker] | None:
+        """A group with a result on its link."""
+        done = [(group, worker) for group, worker in self.workers.items() if worker.results]
+        return self.random.choice(done) if done else None
+
+    def _work(self) -> list[FleetEvent]:
+        if found := self._busy():
+            found[1].step(fails=False)
         return []
 
-    def _fail_step(self) -> list[Event]:
-        if self.worker is not None and self.worker.plans:
-            self.worker.step(fails=True)
+    def _fail_step(self) -> list[FleetEvent]:
+        if found := self._busy():
+            found[1].step(fails=True)
             for client in self._open():
                 client.may_end.add(FinishReason.ERROR)
         return []
 
-    def _fail_rows(self) -> list[Event]:
+    def _fail_rows(self) -> list[FleetEvent]:
         """The device has no memory for some rows of a step, however small the pieces."""
-        worker = self.worker
-        if worker is not None and worker.plans:
+        if found := self._busy():
+            worker = found[1]
             slots = unpack_i32(worker.plans[0].slots)
             failed = self.random.sample(range(len(slots)), self.random.randint(1, len(slots)))
             worker.step(fails=False, failed=failed)
@@ -197,40 +222,53 @@ class World:
                     client.may_end.add(FinishReason.ERROR)
         return []
 
-    def _deliver(self) -> list[Event]:
-        worker = self.worker
-        if worker is None or not worker.results:
+    def _deliver(self) -> list[FleetEvent]:
+        found = self._done()
+        if not found:
             return []
+        group, worker = found
         result = worker.results.popleft()
         if result.error or result.failed:
             worker.unheard_failures -= 1
             worker.excused_until = worker.plans[-1].step if worker.plans else worker.last_step
-        return [result]
+        return [self._remember(GroupResult(group, result))]
+
+    def _remember(self, event: FleetEvent) -> FleetEvent:
+        self.doubles = [*self.doubles[-20:], event]
+        return event
+
+    def _double(self) -> list[FleetEvent]:
+        """A message comes a second time, at any time later."""
+        return [self.random.choice(self.doubles)] if self.doubles else []
+
+    def _late(self) -> list[FleetEvent]:
+        """Something comes from a group that has gone: results that were on the way, or that it sent even later."""
+        return [self.late.pop(self.random.randrange(len(self.late)))] if self.late else []
 
     def _open(self) -> list[Client]:
         return [client for client in self.clients.values() if client.reason is None and client.heir is None]
 
-    def _abort(self) -> list[Event]:
+    def _abort(self) -> list[FleetEvent]:
         return self._end(Abort, FinishReason.ABORT)
 
-    def _stop(self) -> list[Event]:
+    def _stop(self) -> list[FleetEvent]:
         return self._end(Stop, FinishReason.STOP_STRING)
 
-    def _end(self, kind: type[Abort] | type[Stop], reason: FinishReason) -> list[Event]:
+    def _end(self, kind: type[Abort] | type[Stop], reason: FinishReason) -> list[FleetEvent]:
         if not self.clients:
             return []
         client = self.random.choice(list(self.clients.values()))
         client.may_end.add(reason)
         return [kind(client.seq_id)]
 
-    def _tick(self) -> list[Event]:
+    def _tick(self) -> list[FleetEvent]:
         return [Tick()]
 
-    def _repeat(self) -> list[Event]:
+    def _repeat(self) -> list[FleetEvent]:
         known = [admit for admit in self.admitted[: self.handled] if admit.seq_id not in self.refused]
         return [self.random.choice(known)] if known else []
 
-    def _garbage(self) -> list[Event]:
+    def _garbage(self) -> list[FleetEvent]:
         random = self.random
         seq_id = make_seq_id(GARBAGE_API, 3, 1, random.getrandbits(32))
         good = Sampling(max_tokens=3)
@@ -240,8 +278,8 @@ class World:
                     Abort(seq_id),
                     Stop(2**64 - 1),
                     Abort(-1),
-                    StepResult(10**9, b"abc"),
-                    StepResult(-1, b""),
+                    GroupResult(random.choice((-1, *self.workers)), StepResult(10**9, b"abc")),
+                    GroupResult(random.choice((-1, *self.workers)), StepResult(-1, b"")),
                     Admit(seq_id, b"", good),
                     Admit(seq_id, b"\0\0\0", good),
                     Admit(seq_id, pack_i32((1, VOCAB)), good),
@@ -257,38 +295,74 @@ class World:
             )
         ]
 
-    def _lose_worker(self) -> list[Event]:
-        if self.worker is None:
-            return [WorkerLost("again")]
-        self._let_die()
-        return [WorkerLost("killed")]
+    def _lose_group(self) -> list[FleetEvent]:
+        if not self.workers:
+            return [GroupLost(self.num_groups, "never there")]
+        group = self.random.choice(list(self.workers))
+        self._let_die(group)
+        return [self._remember(GroupLost(group, "killed"))]
 
-    def _let_die(self) -> None:
-        self.worker = None
+    def _leave_group(self) -> list[FleetEvent]:
+        """On purpose, which is nobody's fault; results that are on the link have come before."""
+        if not self.workers:
+            return []
+        group = self.random.choice(list(self.workers))
+        worker = self.workers[group]
+        results: list[FleetEvent] = []
+        if not worker.unheard_failures:
+            results = [GroupResult(group, result) for result in worker.results]
+            worker.results.clear()
+        self._go(group)
+        return [*results, self._remember(GroupLost(group, "left", died=False))]
+
+    def _let_die(self, group: int) -> None:
+        self._go(group)
         for client in self._open():
             client.may_end.add(FinishReason.ERROR)
 
-    def _worker_ready(self) -> list[Event]:
-        if self.worker is not None and self.random.random() < 0.95:
-            return []
-        if self.worker is not None:
-            self._let_die()
-        rows = self.random.randint(1, 12)
-        self.worker = FakeWorker(self.facts, rows, self.limits.step_tokens, self.limits.chunk_tokens, self.salts)
-        return [WorkerReady(self.facts, rows)]
+    def _go(self, group: int) -> None:
+        worker = self.workers.pop(group)
+        self.late += [GroupResult(group, result) for result in worker.results]
+        if worker.plans and self.random.random() < 0.5:
+            self.late.append(GroupResult(group, StepResult(worker.plans[0].step, b"", error="nobody hears this")))
 
-    def _bad_result(self) -> list[Event]:
-        """The oldest result, spoilt: the core must give the worker up."""
-        worker = self.worker
-        if worker is None or not worker.results or worker.unheard_failures:
+    def _join_group(self) -> list[FleetEvent]:
+        if len(self.workers) >= self.most_groups:
             return []
+        group, rows = self.num_groups, self.random.randint(1, 12)
+        self.num_groups += 1
+        facts = msgspec.structs.replace(self.facts, num_blocks=self._draw_blocks())
+        self.workers[group] = FakeWorker(facts, rows, self.limits.step_tokens, self.limits.chunk_tokens, self.salts)
+        ready = GroupReady(group, WorkerReady(facts, rows))
+        return [ready, ready] if self.random.random() < 0.2 else [ready]
+
+    def _draw_blocks(self) -> int:
+        fewest = self.fewest
+        if self.uneven and self.random.random() < 0.4:
+            return max(fewest // 2, 1)
+        return fewest + self.random.choice((0, 1, fewest // 2, fewest * 2, fewest * 8))
+
+    def _foreign_group(self) -> list[FleetEvent]:
+        """Beside the groups that are there no other model may be used."""
+        if self.fleet.model is None:
+            return []
+        change = self.random.choice(({"name": "x"}, {"vocab_size": VOCAB + 1}, {"max_model_len": self.max_len + 1}))
+        self.num_groups += 1
+        return [GroupReady(-self.num_groups, WorkerReady(msgspec.structs.replace(self.facts, **change), 4))]
+
+    def _bad_result(self) -> list[FleetEvent]:
+        """The oldest result of a group, spoilt: the core must give the group up."""
+        found = self._done()
+        if not found or found[1].unheard_failures:
+            return []
+        group, worker = found
         result = worker.results.popleft()
         spoilt = self.random.choice((result.tokens + pack_i32((1,)), b"x", pack_i32((VOCAB,)) + result.tokens[4:]))
-        self._let_die()
-        self.spoilt += 1
-        return [StepResult(result.step, spoilt)]
+        self._let_die(group)
+        self.spoilt.add(group)
+        return [GroupResult(group, StepResult(result.step, spoilt))]
 
-    def _lose_peer(self) -> list[Event]:
+    def _lose_peer(self) -> list[FleetEvent]:
         lost = self.random.choice((ApiLost(1), TokenizerLost(2), ApiLost(200)))
         for client in self._open():
             owner = tokenizer_of(client.seq_id) if isinstance(lost, TokenizerLost) else api_of(client.seq_id)
@@ -296,7 +370,7 @@ class World:
                 client.may_end.add(FinishReason.ABORT)
         return [lost]
 
-    def _take_over(self) -> list[Event]:
+    def _take_over(self) -> list[FleetEvent]:
         """The API hands a choice, whether it has ended or not, to another tokenizer."""
         known = [c for c in self.clients.values() if c.heir is None and c.seq_id not in self.refused]
         if not known:
@@ -314,30 +388,36 @@ class World:
 
     # Effects
 
-    def _handle(self, events: list[Event]) -> None:
+    def _handle(self, events: list[FleetEvent]) -> None:
         self.now_s += 0.001
-        preemptions = self.core.metrics()["preemptions"]
-        effects = self.core.handle(events, self.now_s)
-        self.core.check()
-        self.orderly = preemptions == self.core.metrics()["preemptions"]
+        before = self.fleet.metrics()
+        effects = self.fleet.handle(events, self.now_s)
+        self.fleet.check()
+        after = self.fleet.metrics()
+        self.orderly = before["preemptions"] == after["preemptions"]
         self.handled = len(self.admitted)
         for effect in effects:
             self.trace.update(msgspec.msgpack.encode(effect))
             self._on_effect(effect)
+        if not self.workers:
+            assert self.fleet.model is None, "the fleet believes in a group that has gone"
 
     def _on_effect(self, effect: Effect) -> None:
         match effect:
-            case SendPlan(plan):
-                assert self.worker is not None, "a plan for no worker"
-                self.worker.plans.append(plan)
-                self._check_order({added.seq_id for added in plan.added})
+            case SendPlan(plan, group):
+                self.workers[group].plans.append(plan)
+                self._check_order(group, {added.seq_id for added in plan.added})
             case SendRefused(_, refused):
                 self.refused |= {seq_id for seq_id in self.clients if seq_id >> 2 == refused.seq_id >> 2}
             case SendTokens(tokenizer, batch):
                 self._on_tokens(tokenizer, batch)
-            case WorkerFault():
-                self.spoilt -= 1
-                assert self.spoilt >= 0, "a good worker was given up"
+            case WorkerFault(_, group):
+                assert group in self.spoilt, "a good worker was given up"
+                self.spoilt.remove(group)
+            case GroupRefused(group, reason):
+                assert group < 0 and "another model" in reason, f"a good group was refused: {reason}"
+            case GroupJoined(group):
+                assert group >= 0, "a group of another model was taken"
 
     def _on_tokens(self, tokenizer: int, batch: TokenBatch) -> None:
         seq_ids, first_index = unpack_u64(batch.seq_ids), unpack_i32(batch.first_index)
@@ -370,11 +450,11 @@ class World:
                     assert heir.tokens[: len(old.tokens)] == old.tokens, f"not all output\n{self.story(heir.seq_id)}"
                     heir.begun_with = 0 if heir.seq_id in ended else len(old.tokens)
 
-    def _check_order(self, added: set[int]) -> None:
-        """Nobody overtakes, except while the head waits for a sibling that computes their prompt."""
+    def _check_order(self, group: int, added: set[int]) -> None:
+        """Nobody overtakes in a group, except while the head waits for a sibling that computes their prompt."""
         if not added or not self.orderly:
             return
-        sequences = self.core._state.sequences
+        sequences = self.fleet._groups[group].state.sequences
         last = max(sequences[seq_id].key for seq_id in added if seq_id in sequences)
         for sequence in sequences.values():
             if sequence.stage is Stage.WAITING and sequence.key < last:
@@ -387,17 +467,19 @@ class World:
         """No more load and no more faults: everything must come to its end within a bound."""
         bound = 200 + 4 * sum(len(c.alone.tokens) + self.max_len for c in self._open()) * self.limits.plans_in_flight
         for _ in range(bound):
-            if self.core.idle:
+            if self.fleet.idle:
                 return
-            events = self._worker_ready() if self.worker is None else []
-            self._work()
-            self._handle(events + self._deliver())
+            events = self._join_group() if not self.workers else []
+            for _ in range(len(self.workers)):
+                self._work()
+                events += self._deliver()
+            self._handle([*events, Tick()] if self.random.random() < 0.1 else events)
         stuck = [self.story(client.seq_id) for client in self._open() if client.seq_id not in self.refused]
         raise AssertionError("no end within the bound:\n" + "\n".join(stuck))
 
     def _check_end(self) -> None:
-        assert self.spoilt == 0, "a bad result was accepted"
-        load = self.core.load()
+        assert not self.spoilt, "a bad result was accepted"
+        load = self.fleet.load()
         assert load.running == load.waiting == 0, "rows are left"
         assert load.blocks_free + load.blocks_cached == load.blocks_total, "blocks are left in use"
         for seq_id, client in self.clients.items():
@@ -410,10 +492,12 @@ class World:
             assert client.reason is not None, f"no terminal\n{story}"
             tokens = tuple(client.tokens)
             assert tokens == alone.tokens[: len(tokens)], f"{tokens} instead of {alone.tokens}\n{story}"
+            if self.uneven and client.reason in (FinishReason.LENGTH, FinishReason.ERROR):
+                continue  # its group was too small for it
             if client.reason in (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH):
                 assert (tokens, client.reason) == (alone.tokens, alone.reason), f"{client} ends too soon\n{story}"
             else:
                 assert client.reason in client.may_end, f"{client.reason} without a cause\n{story}"
 
     def story(self, seq_id: int) -> str:
-        return "\n".join(self.core.story(seq_id))
+        return "\n".join(self.fleet.story(seq_id))

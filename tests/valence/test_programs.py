@@ -59,6 +59,11 @@ def test_only_the_worker_computes_in_many_threads(parsed: dict) -> None:
     assert threads == {"worker-0": "3", "scheduler-0": "1", "tokenizer-0": "1", "tokenizer-1": "1", "api-0": "1"}
 
 
+def test_workers_have_replicas() -> None:
+    config = load(None, ["services.worker.replicas=3"])
+    assert configured_replicas(config) == {"worker": 3, "scheduler": 1, "tokenizer": 1, "api": 1}
+
+
 def test_control_is_for_this_user_only(parsed: dict) -> None:
     (server,) = parsed["options"].configroot.supervisord.server_configs
     assert server["file"] == f"{parsed['run_dir']}/supervisor.sock"
@@ -74,6 +79,12 @@ def test_names_are_read_back() -> None:
         "api-0",
         "api-1",
     ]
+
+
+def test_workers_and_schedulers_have_replicas_too() -> None:
+    config = load(None, ["services.scheduler.replicas=2", "services.worker.replicas=3"])
+    names = [program.name for program in programs(configured_replicas(config))]
+    assert names[:5] == ["worker-0", "worker-1", "worker-2", "scheduler-0", "scheduler-1"]
 
 
 def test_percent_signs_reach_the_environment(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from common.config import load
 from common.protocol import Load, Member, Peer, Status
 from tests.valence.running import Server, serving, still_running
 from valence.programs import Program
@@ -44,10 +45,45 @@ def test_scale_up_and_down_one_by_one(server: Server) -> None:
     assert len(still_running(server.run_dir)) == 6
 
 
+def test_schedulers_are_scaled_and_restarted_while_workers_stay(server: Server) -> None:
+    before = processes(server)
+    assert server.command("scale", "scheduler", "3").returncode == 0
+    grown = processes(server)
+    assert [grown[f"scheduler-{i}"]["state"] for i in range(3)] == ["ready"] * 3
+    assert load(server.run_dir / "config.toml").services.scheduler.replicas == 3
+    answer = server.command("restart", "scheduler")
+    assert answer.returncode == 0, answer.stderr
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line.strip()] == [
+        "scheduler-0",
+        "scheduler-1",
+        "scheduler-2",
+    ]
+    answer = server.command("scale", "scheduler", "1")
+    assert [line.split()[0] for line in answer.stdout.splitlines() if line.strip()] == ["scheduler-2", "scheduler-1"]
+    after = processes(server)
+    assert after.keys() == before.keys()
+    changed = {name for name in before if before[name]["pid"] != after[name]["pid"]}
+    assert changed == {"scheduler-0"} and after["worker-0"]["state"] == "ready"
+
+
+def test_workers_are_scaled_and_restarted_one_by_one(server: Server) -> None:
+    assert server.command("scale", "worker", "3").returncode == 0
+    grown = processes(server)
+    assert [grown[f"worker-{i}"]["state"] for i in range(3)] == ["ready"] * 3
+    answer = server.command("restart", "worker")
+    named = [line.split()[0] for line in answer.stdout.splitlines() if line.strip()]
+    assert named == ["worker-0", "worker-1", "worker-2"]
+    renewed = processes(server)
+    assert all(renewed[f"worker-{i}"]["pid"] != grown[f"worker-{i}"]["pid"] for i in range(3))
+    assert all(renewed[f"worker-{i}"]["state"] == "ready" for i in range(3))
+    assert server.command("scale", "worker", "1").returncode == 0
+    assert sorted(processes(server)) == ["api-0", "scheduler-0", "tokenizer-0", "worker-0"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("scale", "worker", "2"), "worker cannot be scaled yet"),
+        (("scale", "gpu", "2"), "no service 'gpu' can be scaled; api, tokenizer, scheduler, worker can"),
         (("scale", "api", "0"), "1 to 64 replicas"),
         (("restart", "gpu"), "no service 'gpu'; there are worker, scheduler, tokenizer, api, and all"),
         (("restart", "api", "--instance", "7"), "no api with instance 7"),

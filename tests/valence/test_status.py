@@ -5,7 +5,7 @@ import signal
 from common.protocol import Load, Member, ModelFacts, Peer, Progress, Status
 from tests.valence.running import Server
 from valence.programs import Program
-from valence.status import Row, all_ready, document, is_ready, join
+from valence.status import Row, all_ready, document, is_ready, join, united
 from valence.supervisor import ProcessView, Supervisor
 
 MODEL = ModelFacts("tiny", "Llama", 100, 64, (2,), 16, 8)
@@ -60,15 +60,16 @@ def test_all_ready_means_nobody_is_missing() -> None:
     assert all_ready(views, status)
     killed = [view("api", 0, "exited"), *views[1:]]  # the scheduler has not noticed
     assert not all_ready(killed, status)
-    assert document(killed, status)["ready"] is False
+    assert document(killed, {0: status})["ready"] is False
 
 
 def test_the_document_without_a_scheduler() -> None:
-    found = document([view("scheduler", 0, "backoff")], None)
+    found = document([view("scheduler", 0, "backoff")], {})
     assert found == {
         "model": None,
         "ready": False,
         "processes": [{"service": "scheduler", "instance": 0, "pid": None, "state": "backoff", "since": 900.0}],
+        "schedulers": [],
         "requests": {"running": 0, "waiting": 0},
         "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},
     }
@@ -101,3 +102,40 @@ def test_status_while_the_scheduler_does_not_answer(server: Server) -> None:
     found = json.loads(answer.stdout)
     assert (found["model"], found["ready"]) == (None, False)
     assert len(found["processes"]) == 4
+
+
+def scheduler_says(instance: int, running: int, model: ModelFacts | None = MODEL) -> Status:
+    own = Member(Peer("scheduler", instance, 50 + instance, "ipc://x", 20 + instance, 1000.0), "ready")
+    worker = Member(Peer("worker", instance, 60 + instance, "ipc://x", 30 + instance, 1000.0), "ready")
+    load = Load(running=running, blocks_total=8, blocks_free=5, blocks_cached=1)
+    return Status([own, worker, member("api", 10)], load, model, 2)
+
+
+def test_several_schedulers_are_one_table() -> None:
+    answers = {0: scheduler_says(0, 3), 1: scheduler_says(1, 4)}
+    status = united(answers)
+    assert status is not None and (status.load.running, status.load.blocks_total) == (7, 16)
+    assert status.schedulers == 2 and status.model == MODEL and len(status.members) == 5
+    views = [ProcessView(Program("scheduler", i), 20 + i, "running", 900.0, 0) for i in (0, 1)]
+    found = document(views, answers)
+    assert [(row["service"], row["instance"], row["state"]) for row in found["processes"]] == [
+        ("api", 0, "ready"),
+        ("scheduler", 0, "ready"),
+        ("scheduler", 1, "ready"),
+        ("worker", 0, "ready"),
+        ("worker", 1, "ready"),
+    ]
+    assert found["requests"]["running"] == 7
+    assert [row["running"] for row in found["schedulers"]] == [3, 4]
+    assert united({}) is None
+
+
+def test_the_first_scheduler_may_be_down() -> None:
+    views = [
+        ProcessView(Program("scheduler", 0), 0, "backoff", 900.0, 0),
+        ProcessView(Program("scheduler", 1), 21, "running", 900.0, 0),
+    ]
+    found = document(views, {1: scheduler_says(1, 4)})
+    states = {(row["service"], row["instance"]): row["state"] for row in found["processes"]}
+    assert states["scheduler", 0] == "backoff" and states["scheduler", 1] == "ready"
+    assert found["model"] == "tiny" and found["requests"]["running"] == 4

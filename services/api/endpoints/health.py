@@ -30,7 +30,8 @@ async def ready(gateway: Gateway, request: Request) -> Response:
     """200, or 503 with the services that are missing and why."""
     absent = gateway.missing()
     if not absent:
-        return json(Health("ready"))
+        impaired = gateway.impaired()
+        return json(Health("ready", [each.service for each in impaired], "; ".join(each.reason for each in impaired)))
     reason = "; ".join(each.reason for each in absent)
     problem = errors.problem(503, reason, code=errors.CODES[RejectReason.UNAVAILABLE])
     body = {

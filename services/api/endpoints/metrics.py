@@ -5,7 +5,7 @@ this replica's own and carry its `instance`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from common.membership import Membership
 from common.metrics import METRICS
+from common.protocol import Load
 from services.api.figures import Buckets
 from services.api.gateway import Gateway
 from services.api.route import Endpoint
@@ -26,6 +27,19 @@ VLLM_COUNTERS = {
     "vllm:prefix_cache_queries": ("prompt_tokens", "Prompt tokens looked up in the prefix cache"),
     "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache"),
     "vllm:num_preemptions": ("preemptions", "Sequences put back to waiting"),
+}
+
+
+def blocks_used(load: Load) -> float:
+    """Share of the KV blocks, 0 to 1."""
+    return 1 - (load.blocks_free + load.blocks_cached) / load.blocks_total if load.blocks_total else 0.0
+
+
+VLLM_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {  # one engine per scheduler
+    "num_requests_running": ("Sequences in execution", lambda load: float(load.running)),
+    "num_requests_waiting": ("Sequences waiting for execution", lambda load: float(load.waiting)),
+    "kv_cache_usage_perc": ("KV blocks in use, 0 to 1", blocks_used),
+    "gpu_cache_usage_perc": ("KV blocks in use, 0 to 1 (old name)", blocks_used),
 }
 
 
@@ -68,10 +82,13 @@ KEYED = ("instance", "key", "result")
 
 
 def load(view: Membership) -> Iterator[Metric]:
-    """The scheduler's gauges."""
-    for name in view.load.__struct_fields__:
+    """The schedulers' gauges."""
+    for name in Load.__struct_fields__:
         if name != "steps":
-            yield GaugeMetricFamily(f"valence_load_{name}", f"Scheduler gauge: {name}", getattr(view.load, name))
+            gauge = GaugeMetricFamily(f"valence_load_{name}", f"Scheduler gauge: {name}", labels=("instance",))
+            for instance, each in view.speaking.items():
+                gauge.add_metric([str(instance)], getattr(each.load, name))
+            yield gauge
 
 
 def own(gateway: Gateway, instance: str) -> Iterator[Metric]:
@@ -124,23 +141,18 @@ def vllm(gateway: Gateway, view: Membership) -> Iterator[Metric]:
     """The names that dashboards, autoscalers and routers of the field read."""
     model = view.model
     labels, values = ("model_name", "engine"), [model.name if model else "", "0"]
-    now = view.load
-    used = 1 - (now.blocks_free + now.blocks_cached) / now.blocks_total if now.blocks_total else 0.0
-    for name, meaning, value in (
-        ("num_requests_running", "Sequences in execution", float(now.running)),
-        ("num_requests_waiting", "Sequences waiting for execution", float(now.waiting)),
-        ("kv_cache_usage_perc", "KV blocks in use, 0 to 1", used),
-        ("gpu_cache_usage_perc", "KV blocks in use, 0 to 1 (old name)", used),
-    ):
+    for name, (meaning, value) in VLLM_GAUGES.items():
         gauge = GaugeMetricFamily(f"vllm:{name}", meaning, labels=labels)
-        gauge.add_metric(values, value)
+        for instance, each in view.speaking.items():
+            gauge.add_metric([values[0], str(instance)], value(each.load))
         yield gauge
-    if model:
-        settings = GaugeMetricFamily(
-            "vllm:cache_config_info", "Settings of the KV cache", labels=("block_size", "num_gpu_blocks", "engine")
-        )
-        settings.add_metric([str(model.block_tokens), str(model.num_blocks), "0"], 1)
-        yield settings
+    settings = GaugeMetricFamily(
+        "vllm:cache_config_info", "Settings of the KV cache", labels=("block_size", "num_gpu_blocks", "engine")
+    )
+    for instance, each in view.speaking.items():
+        if each.model:
+            settings.add_metric([str(each.model.block_tokens), str(each.model.num_blocks), str(instance)], 1)
+    yield settings
     for name, (figure, meaning) in VLLM_COUNTERS.items():
         counter = CounterMetricFamily(name, meaning, labels=labels)
         counter.add_metric(values, total(view, figure))
@@ -155,7 +167,7 @@ def vllm(gateway: Gateway, view: Membership) -> Iterator[Metric]:
 
 
 def total(view: Membership, figure: str) -> float:
-    """A counter of the whole system: the scheduler's if it counts it, else the sum over the APIs."""
+    """A counter of the whole system: that of the schedulers if they count it, else the sum over the APIs."""
     by_service: Counter[str] = Counter()
     for member in view.members.values():
         if figure in member.counters:

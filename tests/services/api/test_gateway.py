@@ -1,6 +1,7 @@
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.columns import unpack_i32
@@ -37,7 +38,7 @@ def test_what_is_missing_is_named() -> None:
             system.tokenizer()
             await system.until(lambda: not gateway.missing())
             assert gateway.facts() == FACTS
-            gateway.node.view.heard_s = time.monotonic() - 6
+            gateway.node.view.views[0].heard_s = time.monotonic() - 6
             assert [each.service for each in gateway.missing()] == ["scheduler"]
             gateway.draining = True
             assert next(each.service for each in gateway.missing()) == "api"
@@ -127,5 +128,24 @@ def test_silent_streams_get_comments() -> None:
             assert request.consumer.comments == 2
             gateway.end_all("over")
             assert request.failure is not None and not gateway.hub.choices
+
+    scenario(main)
+
+
+def test_schedulers_that_do_not_serve_are_named_and_one_is_enough() -> None:
+    async def main() -> None:
+        async with running("services.scheduler.replicas=3") as (system, client):
+            gateway, view = system.gateway, system.gateway.node.view
+            assert [each.service for each in gateway.impaired()] == ["scheduler-1", "scheduler-2"]
+            now_s = time.monotonic()
+            other = msgspec.structs.replace(FACTS, name="another")
+            for instance, model in ((1, None), (2, other)):
+                own = Member(Peer("scheduler", instance, 70 + instance, ""), "ready")
+                view.update(70 + instance, Members([own], [], Load(), model), now_s)
+            answer = await client.get("/health")
+            assert answer.status_code == 200 and answer.json()["missing"] == ["scheduler-1", "scheduler-2"]
+            assert "scheduler-1 has no worker" in answer.json()["reason"]
+            assert "scheduler-2 serves another model" in answer.json()["reason"]
+            assert gateway.facts() == FACTS
 
     scenario(main)

@@ -6,9 +6,10 @@ import pytest
 from common.columns import pack_i32
 from common.config import Kv, Scheduler
 from common.errors import Reject, RejectReason
-from common.protocol import Admit, ModelFacts, Sampling, WorkerReady
+from common.protocol import Abort, Admit, FinishReason, ModelFacts, Sampling, WorkerReady, make_seq_id
 from services.scheduler.admission import sequences_of
 from services.scheduler.state import State
+from tests.services.scheduler.harness import PLAIN, Harness, ids
 
 
 @pytest.fixture
@@ -57,3 +58,32 @@ def test_the_refusal_names_the_token(state: State) -> None:
 def test_the_queue_is_bounded_by_sequences(state: State) -> None:
     with pytest.raises(Reject, match="0 of 8 places"):
         sequences_of(state, msgspec.structs.replace(ADMIT, n=9))
+
+
+@pytest.mark.parametrize("origin", [-1, make_seq_id(0, 0, 9, 400)])
+def test_what_was_aborted_here_may_come_back(origin: int) -> None:
+    """Another scheduler went on with it for a while; a mere repeat does not bring it back."""
+    core, seq_id = Harness.with_worker(), make_seq_id(0, 1, 9, 500)
+    first = Admit(seq_id, pack_i32(ids(5)), Sampling(max_tokens=8), origin=origin)
+    core.send(first)
+    core.answer()
+    core.send(Abort(seq_id))
+    core.send(first)
+    core.run()
+    assert core.core.idle and core.finished.pop(seq_id).reason is FinishReason.ABORT
+    core.tokens[seq_id] = [60, 61, 62]
+    core.send(msgspec.structs.replace(first, output=pack_i32([60, 61, 62]), again=True))
+    core.run()
+    assert core.tokens[seq_id] == [60, 61, 62, *[PLAIN] * 5] and core.finished[seq_id].reason is FinishReason.LENGTH
+    assert core.all_free()
+
+
+def test_what_another_scheduler_accepted_is_not_refused_for_load() -> None:
+    core = Harness.with_worker(max_rows=1, max_waiting=1)
+    core.admit(ids(4))
+    core.admit(ids(4))
+    moved = Admit(make_seq_id(0, 1, 9, 500), pack_i32(ids(5)), Sampling(max_tokens=2), again=True)
+    core.send(moved)
+    assert core.refused == []
+    core.run()
+    assert len(core.tokens[moved.seq_id]) == 2

@@ -54,7 +54,7 @@ def test_a_false_hello_is_not_accepted(registry: Registry, joining: Peer, sender
 
 
 def test_heartbeats_update_known_members_only(registry: Registry) -> None:
-    hello(registry, peer("worker", 0, 11))
+    hello(registry, peer("api", 0, 11))
     assert registry.heartbeat(11, Heartbeat("ready", 7), 1.0)
     assert not registry.heartbeat(11, Heartbeat("ready", 8), 2.0)
     assert not registry.heartbeat(99, Heartbeat("ready", 8), 2.0)
@@ -78,3 +78,35 @@ def test_silent_members_are_found_and_removed(registry: Registry) -> None:
 def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
     assert registry.remove(1) is None
     assert registry.service_of(1) == "scheduler"
+
+
+def test_nobody_is_silent_while_the_scheduler_itself_was_stopped(registry: Registry) -> None:
+    hello(registry, peer("worker", 0, 11), now_s=0.0)
+    registry.forgive(100.0)
+    assert registry.silent(105.0) == [] and [p.incarnation for p in registry.silent(105.1)] == [11]
+
+
+def test_a_worker_is_ready_when_the_scheduler_plans_for_it(registry: Registry) -> None:
+    hello(registry, peer("worker", 0, 11))
+    assert not registry.heartbeat(11, Heartbeat("ready", 7), 1.0)
+    assert registry.members()[1].state == "starting" and registry.members()[1].progress == 7
+    assert registry.judge(11, "failed") and not registry.judge(11, "failed")
+    assert not registry.heartbeat(11, Heartbeat("ready", 8), 2.0)
+    assert registry.members()[1].state == "failed"
+    assert registry.judge(11, "ready")
+    assert registry.members()[1].state == "ready"
+    assert registry.heartbeat(11, Heartbeat("draining", 9), 3.0)
+    registry.remove(11)
+    assert not registry.judge(11, "ready")
+    assert (registry.name(1), registry.name(11)) == ("scheduler-0", "b")
+
+
+def test_a_groups_figures_are_shown_with_its_worker(registry: Registry) -> None:
+    hello(registry, peer("worker", 0, 11))
+    registry.heartbeat(11, Heartbeat("ready", 7, counters={"steps": 3.0}), 1.0)
+    registry.tell_figures(11, {"group_running": 2.0})
+    registry.tell_figures(12, {"group_running": 9.0})
+    assert [member.counters for member in registry.members()] == [{}, {"steps": 3.0, "group_running": 2.0}]
+    registry.remove(11)
+    hello(registry, peer("worker", 0, 13))
+    assert registry.members()[1].counters == {}

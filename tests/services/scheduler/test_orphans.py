@@ -169,3 +169,23 @@ def test_the_output_of_an_earlier_scheduler_is_kept() -> None:
     core.send(admit(NEWER, OLD))
     core.run()
     assert core.tokens[NEWER][:2] == [60, 61] and len(core.tokens[NEWER]) == 12
+
+
+def attach(seq_id: int, origin: int) -> Admit:
+    return msgspec.structs.replace(admit(seq_id, origin), attach=True)
+
+
+def test_who_is_only_asked_says_no_or_goes_on_with_it() -> None:
+    core = started()
+    core.send(attach(NEWER, NEW))
+    assert [(refused.seq_id, refused.reason) for refused in core.refused] == [(NEWER, "not_found")]
+    core.send(TokenizerLost(0))
+    core.send(attach(NEW, OLD))
+    core.run()
+    assert len(core.refused) == 1 and core.tokens[NEW] == [60, 61, 62, *[PLAIN] * 9]
+
+
+def test_who_is_asked_without_a_worker_answers_too() -> None:
+    core = Harness()
+    core.send(attach(NEW, OLD))
+    assert core.refused[0].reason == "not_found"

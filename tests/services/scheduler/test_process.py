@@ -24,6 +24,7 @@ from common.protocol import (
     Peer,
     Refused,
     Sampling,
+    Schedulers,
     Status,
     StatusQuery,
     StepPlan,
@@ -47,10 +48,12 @@ FACTS = ModelFacts("m", "x", vocab_size=100, max_model_len=64, eos_token_ids=(0,
 class Actor:
     """One process of the system, played by the test."""
 
-    def __init__(self, run_dir: Path, service: str, incarnation: int, union: Any) -> None:
+    def __init__(
+        self, run_dir: Path, endpoint: str, service: str, incarnation: int, union: Any, instance: int = 0
+    ) -> None:
         self.inbox: Inbox = Inbox(f"ipc://{run_dir}/{service}-{incarnation}", union, 1000, LinkCounters())
-        self.peer = Peer(service, 0, incarnation, self.inbox.endpoint)
-        self.push = Push(f"ipc://{run_dir}/scheduler", incarnation, 1000, LinkCounters())
+        self.peer = Peer(service, instance, incarnation, self.inbox.endpoint)
+        self.push = Push(endpoint, incarnation, 1000, LinkCounters())
         self.seen: list = []
 
     def join(self) -> Members:
@@ -82,10 +85,11 @@ class Actor:
 class Stage:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
+        self.endpoint = f"ipc://{run_dir}/scheduler"
         self.actors: list[Actor] = []
 
-    def actor(self, service: str, incarnation: int, union: Any) -> Actor:
-        actor = Actor(self.run_dir, service, incarnation, union)
+    def actor(self, service: str, incarnation: int, union: Any, instance: int = 0) -> Actor:
+        actor = Actor(self.run_dir, self.endpoint, service, incarnation, union, instance)
         self.actors.append(actor)
         return actor
 
@@ -94,10 +98,10 @@ class Stage:
         tokenizer.join()
         return tokenizer
 
-    def worker(self, incarnation: int = 31) -> Actor:
-        worker = self.actor("worker", incarnation, ToWorker)
+    def worker(self, incarnation: int = 31, instance: int = 0, facts: ModelFacts = FACTS) -> Actor:
+        worker = self.actor("worker", incarnation, ToWorker, instance)
         worker.join()
-        worker.push.send(WorkerReady(FACTS, 8))
+        worker.push.send(WorkerReady(facts, 8))
         return worker
 
 
@@ -174,6 +178,55 @@ def test_a_lost_worker_is_replaced_and_its_rows_run_again(scheduler: subprocess.
     answer(successor, 43)
     batch = tokenizer.next(TokenBatch)
     assert (unpack_i32(batch.tokens).tolist(), len(batch.finished)) == ([43], 1)
+
+
+def state_of(members: Any, actor: Actor) -> str:
+    return next((m.state for m in members.members if m.peer.incarnation == actor.peer.incarnation), "gone")
+
+
+def test_a_dead_workers_rows_go_on_at_another_one(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer = stage.tokenizer()
+    workers = [stage.worker(31 + number, number) for number in range(2)]
+    workers[0].until(lambda m: isinstance(m, Members) and [state_of(m, worker) for worker in workers] == ["ready"] * 2)
+    tokenizer.push.send(admit())
+    answer(workers[0], 41)
+    workers[0].push.send(Goodbye())
+    plan = answer(workers[1], 42)
+    assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9, 41]
+    answer(workers[1], 43)
+    tokens, finished = [], []
+    while not finished:
+        batch = tokenizer.next(TokenBatch)
+        tokens += unpack_i32(batch.tokens).tolist()
+        finished += batch.finished
+    assert tokens == [41, 42, 43]
+
+
+def test_a_worker_of_another_model_is_shown_as_failed_and_may_come_in_when_the_others_have_gone(
+    scheduler: subprocess.Popen, stage: Stage
+) -> None:
+    worker = stage.worker()
+    worker.until(lambda m: isinstance(m, Members) and state_of(m, worker) == "ready")
+    stranger = stage.worker(32, 1, msgspec.structs.replace(FACTS, name="other"))
+    stranger.until(lambda m: isinstance(m, Members) and state_of(m, stranger) == "failed")
+    stranger.push.send(Heartbeat("ready", 1))
+    worker.push.send(Goodbye())
+    stranger.until(lambda m: isinstance(m, Members) and m.model is None and state_of(m, stranger) == "failed")
+    stranger.push.send(WorkerReady(msgspec.structs.replace(FACTS, name="other"), 8))
+    members = stranger.until(lambda m: isinstance(m, Members) and state_of(m, stranger) == "ready")
+    assert members.model.name == "other"
+
+
+def test_a_groups_figures_are_those_of_its_worker(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+    worker.next(StepPlan)
+
+    def running(message: Any) -> bool:
+        members = message.members if isinstance(message, Members) else []
+        return any(m.peer.service == "worker" and m.counters.get("group_running") == 1 for m in members)
+
+    tokenizer.until(running)
 
 
 def test_a_repeated_ready_changes_nothing(scheduler: subprocess.Popen, stage: Stage) -> None:
@@ -260,3 +313,43 @@ def test_sigterm_ends_it_well(scheduler: subprocess.Popen, stage: Stage, tmp_pat
     scheduler.send_signal(signal.SIGTERM)
     assert scheduler.wait(LIMIT_S) == 0
     assert not (tmp_path / "scheduler").exists()
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """Scheduler 1 of two."""
+    settings = [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.05", "links.dead_after_s=60"]
+    options = [f"--set={setting}" for setting in (*settings, "services.scheduler.replicas=2")]
+    process = subprocess.Popen([sys.executable, "-m", "services.scheduler", "--instance=1", *options])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_one_of_several_drains_until_tokenizers_have_moved_everything(
+    second: subprocess.Popen, stage: Stage, tmp_path: Path
+) -> None:
+    stage.endpoint = f"ipc://{tmp_path}/scheduler-1"
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit(max_tokens=50))
+    answer(worker, 1)
+    second.send_signal(signal.SIGTERM)
+    draining = tokenizer.until(lambda m: isinstance(m, Members) and m.members[0].state == "draining")
+    assert (draining.members[0].peer.instance, draining.schedulers) == (1, 2)
+    answer(worker, 2)
+    assert second.poll() is None, "it goes on until all is taken from it"
+    tokenizer.push.send(Abort(SEQ))
+    assert second.wait(LIMIT_S) == 0
+
+
+def test_the_number_of_schedulers_is_told_to_everybody(second: subprocess.Popen, stage: Stage, tmp_path: Path) -> None:
+    stage.endpoint = f"ipc://{tmp_path}/scheduler-1"
+    tokenizer, asker = stage.tokenizer(), stage.actor("admin", 55, ToAdmin)
+    for count in (10**6, 0, 3):
+        asker.push.send(Schedulers(count))
+    members = tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers != 2)
+    assert members.schedulers == 3 and members.members[0].state == "ready"
+    asker.push.send(Schedulers(1))
+    tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers == 1 and m.members[0].state == "draining")
+    asker.push.send(StatusQuery(asker.inbox.endpoint))
+    assert asker.next(Status).schedulers == 1

@@ -97,8 +97,8 @@ class Actor:
 class System:
     """One tokenizer under test with the scheduler, and APIs as needed."""
 
-    def __init__(self, run_dir: Path, model: ModelFacts | None, drain_s: float) -> None:
-        links = Links(run_dir=str(run_dir), heartbeat_s=0.05, drain_s=drain_s)
+    def __init__(self, run_dir: Path, model: ModelFacts | None, drain_s: float, dead_after_s: float) -> None:
+        links = Links(run_dir=str(run_dir), heartbeat_s=0.05, drain_s=drain_s, dead_after_s=dead_after_s)
         self.config = Config(links=links)
         self.process = Process("tokenizer", 0, self.config)
         self.actors: list[Actor] = []
@@ -161,10 +161,11 @@ def run(
     run_dir: Path,
     model: ModelFacts | None = MODEL,
     drain_s: float = 0.01,
+    dead_after_s: float = 5.0,
 ) -> None:
     @contextlib.asynccontextmanager
     async def system() -> AsyncIterator[System]:
-        made = System(run_dir, model, drain_s)
+        made = System(run_dir, model, drain_s, dead_after_s)
         try:
             await made.join()
             yield made
@@ -512,8 +513,8 @@ def test_a_scheduler_that_was_replaced(run_dir: Path) -> None:
         await system.scheduler.until(lambda: len(system.scheduler.of(Admit)) == 2)
         prompt = pack_i32([504, 3575, 282, 4649, 314])
         assert sorted(system.scheduler.of(Admit), key=lambda admit: admit.seq_id) == [
-            Admit(seq(api, 0), prompt, Sampling(20, seed=7)),
-            Admit(seq(api, 1), prompt, Sampling(20, seed=8), output=pack_i32([7042])),
+            Admit(seq(api, 0), prompt, Sampling(20, seed=7), again=True),
+            Admit(seq(api, 1), prompt, Sampling(20, seed=8), output=pack_i32([7042]), again=True),
         ]
         old.send(TokenBatch(pack_u64([seq(api, 1)]), pack_i32([1]), pack_i32([31]), []))
         system.tokens(seq(api, 1), 1, [30])
@@ -564,3 +565,60 @@ def test_model_without_tokenizer_ends_the_process(run_dir: Path, monkeypatch: py
 
     with pytest.raises(ConfigError, match=r"neither config\.json nor a \.gguf file"):
         asyncio.run(main())
+
+
+def second_scheduler(system: System, number: int = 2001) -> Actor:
+    endpoint = f"ipc://{system.config.run_dir}/scheduler-1"
+    actor = system._actor("scheduler", number, 1, endpoint, ToScheduler)
+    actor.connect(system.endpoint)
+    return actor
+
+
+def speak(system: System, second: Actor, state: State = "ready", load: Load = Load()) -> None:  # noqa: B008
+    members = [Member(second.peer, state), *(Member(peer, "ready") for peer in system.members)]
+    second.send(Members(members, [], load, MODEL, schedulers=2))
+
+
+def test_requests_go_to_the_emptier_scheduler_and_leave_one_that_drains(run_dir: Path) -> None:
+    async def scenario(system: System) -> None:
+        api, first, second = system.api(), system.scheduler, second_scheduler(system)
+        speak(system, second, load=Load(running=9))
+        await second.first(Hello)
+        speak(system, second, load=Load(running=9))
+        await system.beats()
+        system.tell()
+        speak(system, second, load=Load(running=9))
+        api.send(text(seq(api)))
+        assert (await first.first(Admit)).seq_id == seq(api) and not second.of(Admit)
+        system.tokens(seq(api), 0, [7042])
+        assert (await api.first(TextBatch)).texts == [" Paris"]
+        own = Member(first.peer, "draining")
+        first.send(Members([own, *(Member(peer, "ready") for peer in system.members)], [], Load(), MODEL))
+        admit = await second.first(Admit)
+        assert admit.again and admit.output == pack_i32([7042])
+        assert await first.first(Abort) == Abort(seq(api))
+        system.tokens(seq(api), 1, [31])  # it still ran there
+        batch = TokenBatch(pack_u64([seq(api)]), pack_i32([1]), pack_i32([30]), [])
+        second.send(batch)
+        await api.until(lambda: len(api.of(TextBatch)) == 2)
+        assert api.of(TextBatch)[1].texts == ["."]
+
+    run(scenario, run_dir)
+
+
+def test_requests_of_a_scheduler_that_stays_away_move(run_dir: Path) -> None:
+    async def scenario(system: System) -> None:
+        api, first = system.api(), system.scheduler
+        api.send(text(seq(api)))
+        await first.first(Admit)
+        second = second_scheduler(system)
+        speak(system, second)
+        await second.first(Hello)
+        while not second.of(Admit):  # the first is silent from now on
+            speak(system, second)
+            await asyncio.sleep(0.02)
+        assert second.of(Admit)[0].again and not first.of(Abort)
+        system.tell()
+        assert await first.first(Abort) == Abort(seq(api))
+
+    run(scenario, run_dir, dead_after_s=0.5)

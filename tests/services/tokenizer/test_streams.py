@@ -23,7 +23,8 @@ from common.protocol import (
     TokenBatch,
     make_seq_id,
 )
-from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.lanes import Lanes
+from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request
 from services.tokenizer.streams import Streams, box_key
 from services.tokenizer.vocabulary import Vocabulary
@@ -41,11 +42,12 @@ class Bench:
         self.to_scheduler: list[Any] = []
         self.to_api: list[Any] = []
         self.link_is_full = False
-        self.streams = Streams(Upstream(self.send_up))
+        self.streams = Streams(Lanes(self.send_up, lambda: [0], lambda: [0]))
         self.streams.vocabulary = WORDS
         self.box = self.streams.boxes[box_key(FIRST)] = Outbox(1, 0.0)
 
-    def send_up(self, message: Any) -> bool:
+    def send_up(self, scheduler: int, message: Any) -> bool:
+        assert scheduler == 0
         if not self.link_is_full:
             self.to_scheduler.append(message)
         return not self.link_is_full
@@ -69,7 +71,7 @@ class Bench:
     def take(self, *rows: tuple[int, int, int], finished: list[Finished] | None = None) -> None:
         """Rows are (seq_id, index, token)."""
         ids, index, tokens = zip(*rows, strict=True) if rows else ((), (), ())
-        self.streams.take(TokenBatch(pack_u64(ids), pack_i32(index), pack_i32(tokens), finished or []))
+        self.streams.take(TokenBatch(pack_u64(ids), pack_i32(index), pack_i32(tokens), finished or []), 0)
 
     def speak(self, text: str | bytes, seq_id: int = FIRST, start: int = 0) -> None:
         """One batch per byte."""
@@ -233,8 +235,8 @@ def test_tokens_that_do_not_exist_end_only_their_sequence(bench: Bench) -> None:
 
 
 def test_batches_that_make_no_sense_are_counted(bench: Bench) -> None:
-    bench.streams.take(TokenBatch(b"123", b"", b"", []))
-    bench.streams.take(TokenBatch(pack_u64([1]), pack_i32([1]), pack_i32([]), []))
+    bench.streams.take(TokenBatch(b"123", b"", b"", []), 0)
+    bench.streams.take(TokenBatch(pack_u64([1]), pack_i32([1]), pack_i32([]), []), 0)
     bench.take((FIRST, 0, 1))
     assert bench.streams.counts.unknown_results == 3
 
@@ -278,8 +280,8 @@ def test_refusal_after_a_choice_had_its_terminal(bench: Bench) -> None:
 
 def test_scheduler_refuses(bench: Bench) -> None:
     bench.admit(n=2)
-    bench.streams.refused(Refused(FIRST, "overloaded", "full"))
-    bench.streams.refused(Refused(FIRST, "overloaded", "full"))
+    bench.streams.refused(Refused(FIRST, "overloaded", "full"), 0)
+    bench.streams.refused(Refused(FIRST, "overloaded", "full"), 0)
     bench.flush()
     assert bench.to_api == [Refused(FIRST, "overloaded", "full")]
     assert bench.streams.counts.unknown_results == 1
@@ -306,15 +308,15 @@ def test_new_scheduler_gets_every_open_sequence_with_its_output(bench: Bench) ->
     bench.speak("ab", FIRST + 1)
     bench.streams.abort(FIRST + 2)
     bench.to_scheduler.clear()
-    bench.streams.admit_again()
+    bench.streams.lanes.renewed(0)
     prompt = pack_i32(list(b"hi"))
     assert bench.to_scheduler == [
-        Admit(FIRST, prompt, sampling, 1, 1, "s"),
-        Admit(FIRST + 1, prompt, Sampling(10, seed=0), 1, 1, "s", pack_i32(list(b"ab"))),
+        Admit(FIRST, prompt, sampling, 1, 1, "s", again=True),
+        Admit(FIRST + 1, prompt, Sampling(10, seed=0), 1, 1, "s", pack_i32(list(b"ab")), again=True),
     ]
     bench.take((FIRST + 1, 1, ord("b")), (FIRST + 1, 2, ord("c")))
     assert (FIRST + 1, 0, 3, "abc") in bench.flush()[0]
-    bench.streams.refused(Refused(FIRST, "overloaded", "full"))
+    bench.streams.refused(Refused(FIRST, "overloaded", "full"), 0)
     assert [(end.seq_id, end.reason) for end in bench.flush()[1]] == [(FIRST, FinishReason.ERROR)]
 
 
@@ -347,7 +349,7 @@ def test_a_moved_choice_names_its_origin_and_is_not_refused_for_load(bench: Benc
     bench.flush()
     assert bench.to_scheduler == [Admit(FIRST, pack_i32(list(b"hi")), Sampling(10), origin=OLD)]
     bench.take((FIRST, 0, ord("a")))
-    bench.streams.admit_again()
+    bench.streams.lanes.renewed(0)
     assert bench.to_scheduler[-1].output == pack_i32([ord("a")]) and bench.to_scheduler[-1].origin == OLD
 
 

@@ -4,14 +4,16 @@ from common.config import load
 from common.lifecycle import Process, scheduler_endpoint
 from common.protocol import Heartbeat, Hello, Progress, ToScheduler
 from common.transport import Inbox, LinkCounters
-from services.worker.beacon import Beacon
+from services.worker.beacon import Beacon, Place
 
 
 def test_it_beats_while_the_main_thread_is_busy(tmp_path: Path) -> None:
     config = load(None, [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.02"])
     process = Process("worker", 0, config)
     inbox: Inbox = Inbox(scheduler_endpoint(config), ToScheduler, 100, LinkCounters())
-    beacon = Beacon(process, Hello(process.peer("ipc://x"), "hash"), lambda: {"steps": 4.0})
+    beacon = Beacon(
+        process, Place(scheduler_endpoint(config), Hello(process.peer("ipc://x"), "hash")), lambda: {"steps": 4.0}
+    )
     beacon.start()
 
     def next_message(kind: type) -> object:

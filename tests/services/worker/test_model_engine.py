@@ -15,7 +15,7 @@ from services.worker import model_engine
 from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.rope_kv_write import rope_kv_write
 from services.worker.kernels.registry import BindError, Facts, bind
-from services.worker.model_engine import ModelEngine, choose_device, facts_of
+from services.worker.model_engine import ModelEngine, choose_device, cpu_threads, facts_of
 from services.worker.state import Step
 
 GREEDY = Sampling(4, temperature=0.0)
@@ -124,6 +124,23 @@ def test_a_missing_gpu_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch)
     assert choose_device("auto") == torch.device("cpu")
     with pytest.raises(ConfigError, match="sees no GPU"):
         choose_device("cuda")
+
+
+def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert [choose_device("auto", number).index for number in range(2)] == current == [0, 1]
+    with pytest.raises(ConfigError, match=r"worker-2 has no GPU: 2 can be seen"):
+        choose_device("auto", 2)
+    assert choose_device("cuda:0", 2) == torch.device("cuda", 0)
+    assert choose_device("cpu", 9) == torch.device("cpu")
+
+
+def test_workers_share_the_cores() -> None:
+    assert cpu_threads(0, 1, 8) == 8 and cpu_threads(0, 3, 8) == 2 and cpu_threads(0, 9, 8) == 1
+    assert cpu_threads(5, 3, 8) == 5
 
 
 def starts(*rows: tuple[int, list[int]]) -> StepPlan:

@@ -34,8 +34,9 @@ LIMIT_S = 30
 class FakeScheduler:
     """The other end of the worker's links; a real inbox at the well-known address."""
 
-    def __init__(self, run_dir: Path, incarnation: int = 1) -> None:
-        self.peer = Peer("scheduler", 0, incarnation, f"ipc://{run_dir}/scheduler")
+    def __init__(self, run_dir: Path, incarnation: int = 1, instance: int = 0) -> None:
+        endpoint = f"ipc://{run_dir}/scheduler{f'-{instance}' if instance else ''}"
+        self.peer = Peer("scheduler", instance, incarnation, endpoint)
         self.inbox: Inbox = Inbox(self.peer.endpoint, ToScheduler, 1000, LinkCounters())
         self.seen: list = []
         self.push: Push | None = None
@@ -60,11 +61,11 @@ class FakeScheduler:
         self.tell_members([])
         return self.until(lambda m: isinstance(m, WorkerReady))
 
-    def tell_members(self, departed: list[int]) -> None:
+    def tell_members(self, departed: list[int], state: str = "ready", schedulers: int = 0) -> None:
         members = [Member(self.peer, "ready")]
         if self.worker.incarnation not in departed:
-            members.append(Member(self.worker, "ready"))
-        self.push.send(Members(members, departed, Load()))
+            members.append(Member(self.worker, state))
+        self.push.send(Members(members, departed, Load(), schedulers=schedulers))
 
     def close(self) -> None:
         if self.push:
@@ -146,6 +147,19 @@ def test_a_new_scheduler_gets_a_fresh_worker(
         successor.close()
 
 
+def test_ready_is_repeated_until_the_scheduler_plans_for_it(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
+    scheduler.welcome()
+    for state in ("starting", "failed"):
+        scheduler.tell_members([], state)
+        scheduler.until(lambda m: isinstance(m, WorkerReady))
+    scheduler.tell_members([])
+    scheduler.push.send(plan(1, 0, added=True))
+    while not any(isinstance(message, StepResult) for _, message in scheduler.seen):
+        scheduler.inbox.wait(1)
+        scheduler.seen += scheduler.inbox.drain()
+    assert not any(isinstance(message, WorkerReady) for _, message in scheduler.seen)
+
+
 def test_plans_of_a_stranger_are_not_run(scheduler: FakeScheduler, worker: subprocess.Popen) -> None:
     scheduler.welcome()
     stranger = Push(scheduler.worker.endpoint, 99, 10, LinkCounters())
@@ -179,3 +193,30 @@ def test_bad_settings_end_with_the_configuration_status(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 78
     assert "unknown key worker.knd; the nearest known key is worker.kind" in done.stderr
+
+
+def test_a_worker_belongs_to_its_scheduler_and_follows_their_number(tmp_path: Path) -> None:
+    """Worker 3: of two schedulers to the second, of three to the first; it stays the same process."""
+    settings = [f"links.run_dir={tmp_path}", "worker.kind=null", "kv.blocks=100", "links.heartbeat_s=0.05"]
+    options = [f"--set={setting}" for setting in (*settings, "services.scheduler.replicas=2")]
+    process = subprocess.Popen([sys.executable, "-m", "services.worker", "--instance=3", *options])
+    first, second = FakeScheduler(tmp_path, 1), FakeScheduler(tmp_path, 2, instance=1)
+    try:
+        second.welcome()
+        tokens = run(second, plan(1, 0, added=True))
+        second.push.send(plan(2, 2))
+        second.tell_members([], schedulers=3)
+        second.until(lambda m: isinstance(m, Goodbye))
+        first.welcome()
+        assert first.worker.pid == second.worker.pid and first.worker.incarnation != second.worker.incarnation
+        second.push.send(plan(3, 3))  # late word of one that it has left
+        assert run(first, plan(1, 0, added=True)) == tokens
+        first.tell_members([], schedulers=2)
+        first.until(lambda m: isinstance(m, Goodbye))
+        second.push.close()
+        assert second.welcome() and process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+        first.close()
+        second.close()

@@ -1,9 +1,11 @@
+import time
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.membership import Membership
 from common.protocol import Load, Member, Members, Peer
 from services.api.endpoints.metrics import total
-from tests.services.api.system import COMPLETION, System, running, scenario
+from tests.services.api.system import COMPLETION, FACTS, System, running, scenario
 
 
 async def scrape(system: System, client: object) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -31,7 +33,7 @@ def test_everything_is_exposed_and_parses() -> None:
             assert found["valence_requests_total", api] == 1 and found["valence_requests_total", tokenizer] == 5
             assert found["valence_resident_bytes", api] > 0
             assert found["valence_up", (("instance", "1"), ("service", "api"), ("state", "ready"))] == 1
-            assert found["valence_load_running", ()] == 3
+            assert found["valence_load_running", (("instance", "0"),)] == 3
             assert found["valence_finished_total", (("instance", "1"), ("reason", "length"))] == 1
             assert found["vllm:num_requests_running", vllm] == 3 and found["vllm:num_requests_waiting", vllm] == 2
             assert abs(found["vllm:kv_cache_usage_perc", vllm] - 0.4) < 1e-9
@@ -68,3 +70,19 @@ def test_totals_of_the_system_prefer_the_scheduler() -> None:
     scheduler = Member(Peer("scheduler", 0, 1, ""), "ready", 0, None, {"output_tokens": 12.0})
     view.update(1, Members([*apis, scheduler], [], Load()), 0.0)
     assert total(view, "output_tokens") == 12
+
+
+def test_each_scheduler_is_an_engine() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            own = Member(Peer("scheduler", 1, 71, ""), "ready", 0, None, {"output_tokens": 4.0})
+            load = Load(running=9, blocks_total=10, blocks_free=10)
+            system.gateway.node.view.update(71, Members([own], [], load, FACTS), time.monotonic())
+            found = await scrape(system, client)
+            assert [found["valence_load_running", (("instance", str(i)),)] for i in (0, 1)] == [3, 9]
+            engines = [(("engine", str(i)), ("model_name", "tiny")) for i in (0, 1)]
+            assert [found["vllm:num_requests_running", engine] for engine in engines] == [3, 9]
+            assert found["vllm:kv_cache_usage_perc", engines[1]] == 0
+            assert found["valence_output_tokens_total", (("instance", "1"), ("service", "scheduler"))] == 4
+
+    scenario(main)

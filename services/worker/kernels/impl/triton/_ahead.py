@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from triton import JITFunction, knobs
 
 log = logging.getLogger("worker")
@@ -36,12 +37,18 @@ class Asked:
 
     def build(self, threads: int, report: Callable[[int, int], None]) -> None:
         """Compiles all of them. What cannot be compiled fails again, and is told, where it is launched."""
-        with ThreadPoolExecutor(threads, "build") as pool:
+        with ThreadPoolExecutor(threads, "build", *_same_device()) as pool:
             builds = [pool.submit(function.preload, form) for function, form in self._kernels.values()]
             for done, build in enumerate(as_completed(builds)):
                 report(done + 1, len(builds))
                 if (error := build.exception()) is not None:
                     log.debug("a kernel could not be compiled ahead: %s", error)
+
+
+def _same_device() -> tuple[()] | tuple[Callable[[int], None], tuple[int]]:
+    """How a new thread gets the GPU of this one: kernels are kept per device, and threads begin with the first."""
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (torch.cuda.set_device, (torch.cuda.current_device(),)) if on_gpu else ()
 
 
 def is_first() -> bool:

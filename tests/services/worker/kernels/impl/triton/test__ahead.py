@@ -33,6 +33,10 @@ def launch():
     silu_and_mul.IMPL.run(x)
 
 
+assert _ahead._same_device() == ()
+torch.cuda.is_initialized, torch.cuda.current_device = lambda: True, lambda: 3
+assert _ahead._same_device() == (torch.cuda.set_device, (3,))
+torch.cuda.is_initialized = lambda: False
 assert _ahead.is_first()
 with _ahead.collect() as asked:
     launch()

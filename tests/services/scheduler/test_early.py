@@ -1,0 +1,35 @@
+from common.columns import pack_i32
+from common.protocol import Abort, Admit, Sampling
+from services.scheduler.early import Early
+from services.scheduler.events import ApiLost, TokenizerLost
+
+
+def admit(seq_id: int, output: bytes = b"", origin: int = -1) -> Admit:
+    return Admit(seq_id, pack_i32([5]), Sampling(max_tokens=3), output=output, origin=origin)
+
+
+def test_all_is_kept_in_order() -> None:
+    early = Early(9)
+    events = [admit(1), Abort(1), ApiLost(0), TokenizerLost(0), admit(2)]
+    assert [early.add(event) for event in events] == [None] * 5
+    assert early.events == events
+
+
+def test_losses_matter_only_to_what_is_kept() -> None:
+    early = Early(9)
+    early.add(ApiLost(0))
+    assert early.events == []
+
+
+def test_beyond_the_limit_only_new_requests_are_refused() -> None:
+    early = Early(1)
+    early.add(admit(1))
+    refusal = early.add(admit(3 << 48 | 2))
+    assert refusal is not None and (refusal.tokenizer, refusal.refused.reason) == (3, "overloaded")
+    assert early.add(admit(1)) is None  # a repeat
+    assert early.add(Abort(1)) is None
+    assert early.events == [admit(1)]
+    moved = Admit(6, pack_i32([5]), Sampling(max_tokens=3), again=True)
+    for accepted in (admit(4, output=pack_i32([7])), admit(5, origin=4), moved):
+        assert early.add(accepted) is None
+        assert early.events[-1] is accepted
