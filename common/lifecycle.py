@@ -27,6 +27,7 @@ from common.errors import ConfigError
 from common.membership import Change, Membership
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
+from common.pulse import Pulses
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
 
 T = TypeVar("T")
@@ -53,6 +54,11 @@ class Process:
             return f"tcp://{links.host}:0"
         return f"ipc://{self.config.run_dir}/{self.service}-{self.instance}.{self.incarnation & 0xFFFFFFFF:08x}"
 
+    @property
+    def beat_gap_s(self) -> float:
+        """A process whose own beats are further apart than this was stopped in between."""
+        return self.config.links.heartbeat_s + self.config.links.dead_after_s / 2
+
     def peer(self, endpoint: str) -> Peer:
         return Peer(self.service, self.instance, self.incarnation, endpoint, os.getpid(), self.since_s)
 
@@ -76,7 +82,7 @@ def scheduler_endpoint(config: Config) -> str:
 class Node(Generic[T]):
     """Keeps an asyncio process (API, tokenizer) a member and connected.
 
-    The owner sets `state`, `progress` and `stage`, reads `view` and sends with `send` / `to_scheduler`.
+    The owner sets `state`, `progress` and `stage`, adds its work to `pulses`, reads `view` and sends with `send` / `to_scheduler`.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Node(Generic[T]):
         self.state: State = "starting"
         self.progress = 0
         self.stage: Progress | None = None
+        self.pulses = Pulses(process.beat_gap_s)
         self._handler, self._on_change, self._metrics = handler, on_change, metrics
         links = process.config.links
         self.inbox: AsyncInbox[T] = AsyncInbox(process.inbox_endpoint(), union, links.queue, process.counters)
@@ -114,7 +121,7 @@ class Node(Generic[T]):
         """One heartbeat, with a Hello before it while the scheduler does not list us."""
         if not self.joined:
             self.to_scheduler.send(self._hello)
-        values = checked(self._metrics() | self.process.usage())
+        values = checked(self._metrics() | self.process.usage() | self.pulses.figures(time.monotonic()))
         self.to_scheduler.send(Heartbeat(self.state, self.progress, self.stage, values))
 
     async def run(self) -> None:

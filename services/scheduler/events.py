@@ -56,7 +56,7 @@ class SendRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerFault(msgspec.Struct, frozen=True, gc=False):
-    """The worker broke the protocol. The core treats it as lost; the shell must replace it."""
+    """The worker broke the protocol, or a step's deadline. The core treats it as lost; the shell must replace it."""
 
     reason: str
 

@@ -9,6 +9,7 @@ from collections import deque
 import msgspec
 
 from common.protocol import Heartbeat, Hello, Load, Member, Members, ModelFacts, Peer, Progress, ServiceName, State
+from common.pulse import Rhythm
 
 KEEP_DEPARTED = 256
 
@@ -16,13 +17,14 @@ KEEP_DEPARTED = 256
 class Registry:
     """`own` is the scheduler's own entry; `roots` are the endpoint prefixes that peers may name."""
 
-    def __init__(self, own: Peer, roots: tuple[str, ...], dead_after_s: float) -> None:
+    def __init__(self, own: Peer, roots: tuple[str, ...], dead_after_s: float, beat_gap_s: float = 3.0) -> None:
         self._own = own.incarnation
         self._roots = roots
         self._dead_after_s = dead_after_s
         self._members: dict[int, Member] = {own.incarnation: Member(own, "ready")}
         self._heard_s: dict[int, float] = {}
         self._departed: deque[int] = deque(maxlen=KEEP_DEPARTED)
+        self.rhythm = Rhythm(beat_gap_s)  # asked before `silent`, with every beat
 
     @property
     def departed(self) -> frozenset[int]:

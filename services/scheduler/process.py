@@ -32,6 +32,7 @@ from common.protocol import (
     WorkerReady,
     tokenizer_of,
 )
+from common.pulse import Pulses
 from common.transport import AsyncInbox, Push
 from services.scheduler.core import SchedulerCore
 from services.scheduler.events import (
@@ -49,6 +50,7 @@ from services.scheduler.events import (
 from services.scheduler.members import Registry
 
 log = logging.getLogger("scheduler")
+FAREWELL_MS = 1000  # the last word to a process that has departed may wait so long for a full link
 
 
 class SchedulerProcess:
@@ -59,7 +61,9 @@ class SchedulerProcess:
         endpoint = scheduler_endpoint(process.config)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
         root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else f"tcp://{links.host}:"
-        self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s)
+        self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s, process.beat_gap_s)
+        self.pulses = Pulses(process.beat_gap_s)
+        self.pulses.add(core.work)
         self.fingerprint = configuration.fingerprint(process.config)
         self._links: dict[int, Push] = {}  # by incarnation
         self._tokenizers: dict[int, Push] = {}  # by instance
@@ -134,7 +138,9 @@ class SchedulerProcess:
         self._changed = True
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
-            link.close()
+            # It may still run: it then reads that it is given up, and ends.
+            link.send(self.registry.message(self.core.load(), self._model))
+            link.close(linger_ms=FAREWELL_MS)
         self._spare.pop(peer.incarnation, None)
         if peer.service == "api":
             return [ApiLost(peer.instance)]
@@ -183,7 +189,7 @@ class SchedulerProcess:
                 if link := self._tokenizers.get(tokenizer):
                     link.send(refused)
             case WorkerFault(reason):
-                log.error("the worker broke the protocol: %s", reason)
+                log.error("the worker is given up: %s", reason)
                 if peer := self.registry.remove(self._worker):
                     self._handle(self._on_left(peer, "was given up"))
 
@@ -200,14 +206,19 @@ class SchedulerProcess:
             link.send(message)
 
     def beat(self) -> None:
-        """Every heartbeat interval: silent members leave, everybody hears the members, the core sees the time."""
-        events: list[Event] = [Tick()]
-        for peer in self.registry.silent(self._now_s()):
-            self.registry.remove(peer.incarnation)
-            events += self._on_left(peer, "went silent")
-        self._handle(events)
+        """Every heartbeat interval: silent members leave, everybody hears the members, the core sees the time.
+
+        After a time in which this process was stopped nobody is judged before what has come meanwhile was read.
+        """
+        now_s = self._now_s()
+        if self.registry.rhythm.steady(now_s):
+            events: list[Event] = [Tick()]
+            for peer in self.registry.silent(now_s):
+                self.registry.remove(peer.incarnation)
+                events += self._on_left(peer, "went silent")
+            self._handle(events)
         load = self.core.load()
-        values = checked(self.core.metrics() | self.process.usage())
+        values = checked(self.core.metrics() | self.process.usage() | self.pulses.figures(now_s))
         self.registry.update_own("ready", load.steps, None, values)
         self._broadcast()
 

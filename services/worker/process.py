@@ -1,7 +1,7 @@
 """The worker process: a blocking loop around one engine. Receives plans, runs them, sends results; decides nothing.
 
 A new scheduler incarnation resets the engine's rows before WorkerReady is sent again. Plans are started as they come,
-before results are sent, so that the device never waits for the host.
+before results are sent, so that the device never waits for the host. The beacon watches while this thread is in a call.
 """
 
 import logging
@@ -19,6 +19,7 @@ from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepRes
 from common.transport import Inbox
 from services.worker.beacon import Beacon
 from services.worker.engine import Engine, MakeEngine, Pending
+from services.worker.mailbox import Mailbox
 
 log = logging.getLogger("worker")
 WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
@@ -32,7 +33,8 @@ class WorkerProcess:
         self.inbox: Inbox[ToWorker] = Inbox(process.inbox_endpoint(), ToWorker, links.queue, process.counters)
         self.to_scheduler = process.push(scheduler_endpoint(process.config))
         hello = Hello(process.peer(self.inbox.endpoint), configuration.fingerprint(process.config))
-        self.beacon = Beacon(process, hello, self.metrics)
+        self.mailbox = Mailbox(self.inbox)
+        self.beacon = Beacon(process, hello, self.metrics, self.mailbox)
         self.steps = 0
         self.step_s = 0.0
         self._make_engine = make_engine
@@ -50,6 +52,7 @@ class WorkerProcess:
         """Until SIGTERM. Raises what the engine raises: the process then ends with a non-zero status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self.beacon.signals)
         self.beacon.start()
         engine = self._make_engine(self.process.config, self._report)
         self._engine = engine
@@ -57,8 +60,8 @@ class WorkerProcess:
         self.beacon.state = "ready"
         while not self._stopping:
             # While a step is on the device, its end and the next plan are looked for by turns, without waiting.
-            if self.inbox.wait(0 if self._in_flight else WAIT_S):
-                self._handle(engine, self.inbox.drain())
+            if self.mailbox.wait(0 if self._in_flight else WAIT_S):
+                self._handle(engine, self.mailbox.drain())
             elif self._in_flight:
                 self._flush(keep=len(self._in_flight))
             elif self.view.silent(time.monotonic(), self.process.config.links.heartbeat_s):
@@ -86,6 +89,7 @@ class WorkerProcess:
         self.beacon.joined = own in self.view.members
         if change.new_scheduler:
             self._in_flight.clear()
+            self.beacon.finished = self.beacon.received
             engine.reset()
             self._announced = False
         if self.beacon.joined and (not self._announced or message.model is None):
@@ -94,9 +98,9 @@ class WorkerProcess:
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
         start_s = time.perf_counter()
+        self.beacon.received += 1
         self._in_flight.append((plan.step, start_s, engine.execute(plan)))
         self.steps += 1
-        self.beacon.progress += 1
         self._flush(keep=1)
 
     def _flush(self, keep: int) -> None:
@@ -106,6 +110,8 @@ class WorkerProcess:
             tokens = pending.tokens()
             elapsed_s = time.perf_counter() - start_s
             self.step_s += elapsed_s
+            self.beacon.finished += 1
+            self.beacon.progress += 1
             self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6), failed=pending.failed))
 
     def _report(self, stage: Progress) -> None:
