@@ -82,7 +82,8 @@ def scheduler_endpoint(config: Config) -> str:
 class Node(Generic[T]):
     """Keeps an asyncio process (API, tokenizer) a member and connected.
 
-    The owner sets `state`, `progress` and `stage`, adds its work to `pulses`, reads `view` and sends with `send` / `to_scheduler`.
+    The owner sets `state`, `progress` and `stage`, adds its work to `pulses`, reads `view` and sends with `send` /
+    `to_scheduler`.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
-from services.api.figures import Figures
 from common.pulse import Work, standstill
+from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
 

@@ -256,7 +256,7 @@ class SchedulerCore:
         self._state.draining = True
 
     def _on_tick(self, _: Tick) -> None:
-        """All frames that have come were handed over before. Planning after the events is all there is to do besides."""
+        """All frames that have come were handed over before. Planning after the events is done anyway."""
         state = self._state
         give_up(state, self._recover_s)
         if state.in_flight and state.worker is not None:

@@ -123,6 +123,7 @@ class WorkerProcess:
         if self._stopping or self.beacon.state != "ready":
             sys.exit(0 if not self._stopping else 1)
         self._stopping = True
+        self.beacon.state = "draining"
 
 
 def engine_of(kind: str) -> MakeEngine:
