@@ -46,6 +46,42 @@ def test_draining_refuses_new_work_and_lets_streams_finish() -> None:
     scenario(main)
 
 
+def test_for_the_lag_it_is_not_ready_but_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load balancers need a while to notice; what they send meanwhile is served, also by newcomers' connections."""
+
+    async def main() -> None:
+        async with running("api.drain_lag_s=5") as (system, client):
+            sibling = Member(Peer("api", 5, 55, ""), "ready")
+            monkeypatch.setattr(system.gateway, "siblings", lambda: [sibling.peer])
+            over = asyncio.Event()
+            real_sleep = asyncio.sleep
+
+            async def sleep(wait_s: float) -> None:
+                await (over.wait() if wait_s == 5 else real_sleep(wait_s))
+
+            monkeypatch.setattr("services.api.process.asyncio.sleep", sleep)
+            system.process.stopping.set()
+            await system.until(lambda: system.gateway.leaving)
+            for path in ("/ready", "/health"):
+                answer = await client.get(path)
+                assert answer.status_code == 503 and answer.json()["status"] == "draining"
+                assert answer.json()["missing"] == ["api"]
+            assert (await client.get("/live")).status_code == 200
+            own = system.process.incarnation
+            await system.until(lambda: system.members[own].state == "draining")
+            async with httpx.AsyncClient(base_url=system.url) as newcomer:
+                served = await newcomer.post("/v1/completions", json={**COMPLETION, "max_tokens": 3})
+            assert served.status_code == 200 and served.json()["choices"][0]["finish_reason"] == "length"
+            over.set()
+            await system.until(lambda: system.gateway.draining)
+            await system.until(lambda: system.goodbyes == 1)
+            async with httpx.AsyncClient(base_url=system.url) as late:
+                with pytest.raises(httpx.ConnectError):
+                    await late.get("/live")
+
+    scenario(main)
+
+
 def test_with_a_ready_sibling_the_port_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running() as (system, client):

@@ -260,3 +260,61 @@ def test_sigterm_ends_it_well(scheduler: subprocess.Popen, stage: Stage, tmp_pat
     scheduler.send_signal(signal.SIGTERM)
     assert scheduler.wait(LIMIT_S) == 0
     assert not (tmp_path / "scheduler").exists()
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """A scheduler that gives a step one second, and a silent peer two."""
+    settings = [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.05", "links.dead_after_s=2"]
+    settings += ["scheduler.step_deadline_s=1"]
+    command = [sys.executable, "-m", "services.scheduler", *[f"--set={setting}" for setting in settings]]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def beating(actors: list[Actor], condition: Callable[[], bool]) -> None:
+    """Beats for them until the condition holds."""
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        for actor in actors:
+            actor.push.send(Heartbeat("ready", 0))
+            actor.inbox.wait(0.02)
+            actor.seen += actor.inbox.drain()
+
+
+def test_a_worker_that_beats_but_does_not_answer_is_given_up_and_told(strict: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+
+    def told() -> bool:
+        return any(isinstance(m, Members) and worker.peer.incarnation in m.departed for _, m in worker.seen)
+
+    beating([tokenizer, worker], told)
+    # Its late result reaches nobody.
+    worker.push.send(StepResult(1, pack_i32([99])))
+    successor = stage.worker(incarnation=32)
+    worker.push.send(StepResult(2, pack_i32([99])))
+    plan = answer(successor, 42)
+    assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9]
+    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [42]
+    status = stage.actor("admin", 55, ToAdmin)
+    status.push.send(StatusQuery(status.inbox.endpoint))
+    own = next(m for m in status.next(Status).members if m.peer.service == "scheduler")
+    assert own.counters["stuck_steps"] == 1
+
+
+def test_a_scheduler_that_was_stopped_itself_blames_nobody(strict: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit(max_tokens=50))
+    worker.next(StepPlan)
+    strict.send_signal(signal.SIGSTOP)
+    end_s = time.monotonic() + 2.5  # longer than it lets others be silent
+    beating([tokenizer, worker], lambda: time.monotonic() > end_s)
+    worker.push.send(StepResult(1, pack_i32([41])))
+    strict.send_signal(signal.SIGCONT)
+    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [41]
+    members = worker.next(Members)
+    assert members.departed == [] and len(members.members) == 3
