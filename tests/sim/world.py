@@ -47,6 +47,7 @@ VOCAB = 61
 EOS = (2, 7)
 GARBAGE_API = 3
 RECOVER_S = 0.03  # 30 calls
+LONG_S = 3600.0  # beyond every deadline of a step
 
 
 @dataclass
@@ -122,6 +123,7 @@ class World:
             "repeat": 0.5,
             "lose_worker": faults,
             "worker_ready": 3.0,
+            "hang": faults / 2,
             "fail_step": faults,
             "fail_rows": faults,
             "bad_result": faults,
@@ -262,6 +264,18 @@ class World:
             return [WorkerLost("again")]
         self._let_die()
         return [WorkerLost("killed")]
+
+    def _hang(self) -> list[Event]:
+        """The worker beats but does not answer: the core must give it up when a step's deadline has passed."""
+        worker = self.worker
+        if worker is None or not (worker.plans or worker.results):
+            return []
+        self._let_die()
+        self.spoilt += 1
+        self.now_s += LONG_S
+        self._handle([Tick()])
+        assert self.spoilt == 0, "a stuck worker was kept"
+        return []
 
     def _let_die(self) -> None:
         self.worker = None
