@@ -1,15 +1,18 @@
 """Processes that are stopped, or hang, under running streams: found, replaced, and every stream ends with its text."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from benchmarks.system import System
@@ -21,16 +24,13 @@ LIMIT_S = 300  # other load makes everything slow; it is no measure
 
 
 class HangingSystem(System):
-    """Its worker hangs in a step when told to."""
+    """Its worker hangs in a step when the file `hang` is in the run directory."""
 
     def __init__(self, *settings: str) -> None:
         super().__init__(*settings)
         script = str(Path(__file__).with_name("hanging.py"))
         place = self._command.index("-m")
         self._command[place : place + 2] = [script, "valence"]
-
-    def hang(self) -> None:
-        (self.run_dir / "hang").touch()
 
 
 @pytest.fixture(scope="module")
@@ -100,83 +100,91 @@ def pid_of(system: System, name: str) -> int:
     return 0
 
 
-def successor(system: System, name: str, old_pid: int, since_s: float) -> None:
-    """Waits until another process has taken the place, and says how long that took."""
-    while (pid := pid_of(system, name)) in (0, old_pid):
-        assert time.monotonic() - since_s < LIMIT_S, system.output()
-    assert not Path(f"/proc/{old_pid}").exists()
-    print(f"{name}: {time.monotonic() - since_s:.1f} s from stop to a ready successor", end="; ")
-    while not system.ready():
-        assert time.monotonic() - since_s < LIMIT_S, system.output()
-    assert pid_of(system, name) == pid
+class Victim:
+    """A process that runs now; says how long it took until it was gone."""
+
+    def __init__(self, system: System, name: str) -> None:
+        self.system, self.name, self.pid = system, name, pid_of(system, name)
+        assert self.pid
+        self.since_s = time.monotonic()
+        self.gone = threading.Thread(target=self._wait, daemon=True)
+
+    def stop(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.watch()
+
+    def watch(self) -> None:
+        """From now on; in a thread, since the streams keep the test busy."""
+        self.since_s = time.monotonic()
+        self.gone.start()
+
+    def _wait(self) -> None:
+        psutil.Process(self.pid).wait()
+        print(f"{self.name} gone after {time.monotonic() - self.since_s:.1f} s", end="; ")
+
+    def replaced(self) -> None:
+        """Waits until another process has taken the place, and all is ready."""
+        while (pid := pid_of(self.system, self.name)) in (0, self.pid) or not self.system.ready():
+            assert time.monotonic() - self.since_s < LIMIT_S, self.system.output()
+        assert not psutil.pid_exists(self.pid) and pid_of(self.system, self.name) == pid
+        self.gone.join()
+
+    def log(self) -> str:
+        return (self.system.run_dir / "log" / f"{self.name}.log").read_text()
+
+
+@contextlib.contextmanager
+def unwatched(system: System) -> Iterator[None]:
+    """`valence serve` is stopped, too: it kills nobody."""
+    os.kill(system.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(system.process.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("name", ["worker-0", "tokenizer-0", "scheduler-0"])
 def test_a_stopped_process_is_replaced_and_every_stream_ends_with_its_text(
     fragile: HangingSystem, calm: list[str], name: str
 ) -> None:
-    old_pid, stopped_s = pid_of(fragile, name), 0.0
-
-    def stop() -> None:
-        nonlocal stopped_s
-        stopped_s = time.monotonic()
-        os.kill(old_pid, signal.SIGSTOP)
-
-    assert asyncio.run(run(fragile, stop)) == calm
-    successor(fragile, name, old_pid, stopped_s)
+    victim = Victim(fragile, name)
+    assert asyncio.run(run(fragile, victim.stop)) == calm
+    victim.replaced()
 
 
 def test_a_stopped_api_is_replaced_and_only_its_own_streams_break(fragile: HangingSystem, calm: list[str]) -> None:
-    old_pid, stopped_s = pid_of(fragile, "api-1"), 0.0
-
-    def stop() -> None:
-        nonlocal stopped_s
-        stopped_s = time.monotonic()
-        os.kill(old_pid, signal.SIGSTOP)
-
-    texts = asyncio.run(run(fragile, stop))
-    own = {place for place, text in enumerate(texts) if text.startswith("broken: ")}
-    assert [text for place, text in enumerate(texts) if place not in own] == [
-        text for place, text in enumerate(calm) if place not in own
-    ]
-    successor(fragile, "api-1", old_pid, stopped_s)
-    status = fragile.status()
-    while status["requests"] != {"running": 0, "waiting": 0}:
-        assert time.monotonic() - stopped_s < LIMIT_S, status
-        status = fragile.status()
+    victim = Victim(fragile, "api-1")
+    for text, whole in zip(asyncio.run(run(fragile, victim.stop)), calm, strict=True):
+        assert text == whole or text.startswith("broken: ")
+    victim.replaced()
+    while (status := fragile.status())["requests"] != {"running": 0, "waiting": 0}:
+        assert time.monotonic() - victim.since_s < LIMIT_S, status
 
 
 def test_a_worker_that_hangs_in_a_step_is_found_by_its_deadline(fragile: HangingSystem, calm: list[str]) -> None:
     """Its heart beats on. The deadline is measured, not set; the worker ends by itself when it is given up."""
-    old_pid, hung_s = pid_of(fragile, "worker-0"), 0.0
+    victim = Victim(fragile, "worker-0")
 
     def hang() -> None:
-        nonlocal hung_s
-        hung_s = time.monotonic()
-        fragile.hang()
+        (fragile.run_dir / "hang").touch()  # taken away by the worker that hangs
+        victim.watch()
 
-    assert asyncio.run(run(fragile, hang)) == calm
-    successor(fragile, "worker-0", old_pid, hung_s)
-    logs = (fragile.run_dir / "log" / "worker-0.log").read_text()
-    assert "the scheduler has given this worker up" in logs
+    with unwatched(fragile):
+        assert asyncio.run(run(fragile, hang)) == calm
+        victim.replaced()
+    assert "the scheduler has given this worker up" in victim.log()
     assert "is stuck: no result for" in (fragile.run_dir / "log" / "scheduler-0.log").read_text()
 
 
 def test_a_process_that_goes_on_after_it_was_given_up_ends_by_itself(fragile: HangingSystem, calm: list[str]) -> None:
-    """Without `valence serve` to kill it: that one is stopped, too."""
-    name = "tokenizer-1"
-    old_pid, stopped_s = pid_of(fragile, name), time.monotonic()
-    os.kill(fragile.process.pid, signal.SIGSTOP)
-    try:
-        os.kill(old_pid, signal.SIGSTOP)
-        while any(entry["pid"] == old_pid and entry["state"] == "ready" for entry in fragile.status()["processes"]):
-            assert time.monotonic() - stopped_s < LIMIT_S, fragile.output()
-        os.kill(old_pid, signal.SIGCONT)
-        successor(fragile, name, old_pid, stopped_s)
-        log = (fragile.run_dir / "log" / f"{name}.log").read_text()
-        assert "the scheduler has given this process up" in log
-    finally:
-        os.kill(fragile.process.pid, signal.SIGCONT)
+    victim = Victim(fragile, "tokenizer-1")
+    with unwatched(fragile):
+        victim.stop()
+        while any(e["pid"] == victim.pid and e["state"] == "ready" for e in fragile.status()["processes"]):
+            assert time.monotonic() - victim.since_s < LIMIT_S, fragile.output()
+        os.kill(victim.pid, signal.SIGCONT)
+        victim.replaced()
+    assert "the scheduler has given this process up" in victim.log()
     assert asyncio.run(run(fragile, lambda: None)) == calm
 
 
