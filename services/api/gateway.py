@@ -65,7 +65,7 @@ class Gateway:
     def missing(self) -> list[Missing]:
         """What keeps this process from serving; empty when it is ready."""
         absent = self._absent()
-        if self.leaving:
+        if self.leaving or self.draining:
             absent.insert(0, Missing("api", "this process is shutting down"))
         return absent
 

@@ -10,7 +10,7 @@ WINDOW = 256  # steps of each kind that are remembered
 QUANTILE = 0.95
 FACTOR = 20.0  # times the usual step
 FLOOR_S = 10.0  # never less: the host may be busy
-FIRST_S = 180.0  # for sizes that have not been run: kernels may compile, graphs may be captured
+FIRST_S = 300.0  # for sizes that have not been run: kernels may compile, graphs may be captured
 FIRST_STEPS = 16  # and for the first steps of a worker
 CEILING_S = 900.0  # never more, unless CEILING_FACTOR times the usual is
 CEILING_FACTOR = 3.0
@@ -29,14 +29,15 @@ class Pace:
 
     def finished(self, sent_s: float, rows: int, tokens: int, now_s: float) -> None:
         """A step's result has come: `rows` that decoded, `tokens` of prompts besides."""
-        elapsed_s = now_s - max(sent_s, self._result_s)
-        if tokens:
-            self._token_s.append(elapsed_s / max(tokens, FEWEST_TOKENS))
-        else:
-            self._decode_s.append(elapsed_s)
+        elapsed_s = now_s - (sent_s if sent_s > self._result_s else self._result_s)
         self._result_s = now_s
         self._steps += 1
-        self._most_rows = max(self._most_rows, rows)
+        if rows > self._most_rows:
+            self._most_rows = rows
+        if not tokens:
+            self._decode_s.append(elapsed_s)
+            return
+        self._token_s.append(elapsed_s / max(tokens, FEWEST_TOKENS))
         self._most_tokens = max(self._most_tokens, tokens)
 
     def usual_s(self, tokens: int) -> float:

@@ -32,8 +32,9 @@ class Mailbox:
     def drain(self) -> list[Received]:
         """All that has come, oldest first."""
         with self._lock:
-            batch = [*self._kept, *self._inbox.drain()]
-            self._kept.clear()
+            batch = self._inbox.drain()
+            if self._kept:
+                batch, self._kept = self._kept + batch, []
         return batch
 
     def peek(self) -> list[Members]:

@@ -197,3 +197,18 @@ def test_the_process_ends_cleanly_on_sigterm(tmp_path_factory: pytest.TempPathFa
         assert b"Traceback" not in rest
 
     scenario(main)
+
+
+def test_a_second_sigterm_ends_the_process_at_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run_dir = tmp_path_factory.mktemp("r")
+    with taken_port(run_dir) as port:
+        pass
+    command = [sys.executable, "-m", "services.api", *settings(run_dir, port), "--set", "api.drain_lag_s=600"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for words in ("listening at", "serving on for 600 s"):
+        while words not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 1
