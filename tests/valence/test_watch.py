@@ -29,8 +29,8 @@ class Run:
             return None
         members = []
         for program, state in self.members.items():
-            incarnation = self.scheduler if program is SCHEDULER else PIDS[program]
-            peer = Peer(program.service, 0, incarnation, "ipc://x", self.pids[program])
+            first = self.scheduler if program.service == "scheduler" else 10 * self.pids[program]
+            peer = Peer(program.service, program.instance, first + program.instance, "ipc://x", self.pids[program])
             counters = {"stalled_seconds": self.stalled.get(program, 0.0), "work_owed": 3.0}
             members.append(Member(peer, state, counters=counters))
         return Status(members, Load(), None)
@@ -162,3 +162,14 @@ def test_a_pid_of_another_host_is_no_proof_of_life() -> None:
     run.pids[WORKER] = 2  # the same number by chance, there
     run.states = {TOKENIZER: "running", SCHEDULER: "running"}
     assert [verdict.program for verdict in run.rounds(5)] == [TOKENIZER]
+
+
+def test_of_two_schedulers_the_silent_one_is_killed_and_what_only_it_knew_is_not() -> None:
+    run = started()
+    second = Program("scheduler", 1)
+    run.states[second], run.pids[second], run.members[second] = "running", 5, "ready"
+    assert run.rounds(10) == []
+    run.lose(second)
+    run.lose(WORKER)  # its own
+    assert run.rounds(LINKS.dead_after_s) == []
+    assert run.rounds(20) == [Verdict(second, 5, "it has not answered for 5.5 s")]
