@@ -54,6 +54,7 @@ class Scheduler(Branch, frozen=True):
     max_waiting: Positive = 4096  # sequences
     plans_in_flight: Annotated[int, Meta(ge=1, le=8)] = 2
     max_worker_deaths: Positive = 2  # a request that was running in so many is ended
+    step_deadline_s: NotNegative = 0.0  # a worker that is silent about a step for so long is replaced; 0: as measured
 
 
 class Worker(Branch, frozen=True):
@@ -82,6 +83,7 @@ class Api(Branch, frozen=True):
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
     max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
     retry_after_s: Positive = 1
+    drain_lag_s: NotNegative = 0.0  # after SIGTERM: still serves, no longer ready, until load balancers have noticed
 
 
 class Tokenizer(Branch, frozen=True):
@@ -110,6 +112,7 @@ class Links(Branch, frozen=True):
     dead_after_s: Seconds = 5.0
     drain_s: Seconds = 20.0
     recover_s: Seconds = 30.0  # how long requests wait for a tokenizer when theirs has gone
+    stalled_after_s: Seconds = 60.0  # work waits and none is done for so long: not healthy
 
 
 class Log(Branch, frozen=True):

@@ -27,6 +27,7 @@ from common.errors import ConfigError
 from common.membership import Change, Membership
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
+from common.pulse import Pulses
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
 
 T = TypeVar("T")
@@ -55,6 +56,11 @@ class Process:
             return f"tcp://{links.host}:0"
         return f"ipc://{self.config.run_dir}/{self.service}-{self.instance}.{self.incarnation & 0xFFFFFFFF:08x}"
 
+    @property
+    def beat_gap_s(self) -> float:
+        """A process whose own beats are further apart than this was stopped in between."""
+        return self.config.links.heartbeat_s + self.config.links.dead_after_s / 2
+
     def peer(self, endpoint: str) -> Peer:
         return Peer(self.service, self.instance, self.incarnation, endpoint, os.getpid(), self.since_s)
 
@@ -81,7 +87,7 @@ def scheduler_endpoint(config: Config, instance: int = 0) -> str:
 class Node(Generic[T]):
     """Keeps an asyncio process (API, tokenizer) a member of every scheduler's system and connected to all peers.
 
-    The owner sets `state`, `progress` and `stage`, reads `view` and sends with `send`, `tell` and `tell_all`.
+    The owner sets `state`, `progress` and `stage`, adds to `pulses`, reads `view`, sends with `send`, `tell`, `tell_all`.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Node(Generic[T]):
         self.state: State = "starting"
         self.progress = 0
         self.stage: Progress | None = None
+        self.pulses = Pulses(process.beat_gap_s)
         self._handler, self._on_change, self._metrics = handler, on_change, metrics
         links = process.config.links
         self.inbox: AsyncInbox[T] = AsyncInbox(process.inbox_endpoint(), union, links.queue, process.counters)
@@ -139,7 +146,7 @@ class Node(Generic[T]):
     def beat(self) -> None:
         """One heartbeat to every scheduler, with a Hello before it for those who do not list us."""
         now_s = time.monotonic()
-        values = checked(self._metrics() | self.process.usage())
+        values = checked(self._metrics() | self.process.usage() | self.pulses.figures(now_s))
         beat = Heartbeat(self.state, self.progress, self.stage, values)
         for instance, link in self._schedulers.items():
             known = self._knows_us(instance, now_s)

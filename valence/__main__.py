@@ -72,16 +72,31 @@ def show_config(
 
 
 @app.command()
-def status(as_json: AsJson = False, run_dir: RunDir = "", port: Port = None) -> None:
-    """Show processes, requests and KV use of the running server."""
+def status(
+    as_json: AsJson = False,
+    live: Annotated[str, typer.Option("--live", help="Only whether this process lives, as the exit status.")] = "",
+    run_dir: RunDir = "",
+    port: Port = None,
+    config: ConfigFile = "",
+    settings: Settings = None,
+) -> None:
+    """Show processes, requests and KV use of the running server.
+
+    --live worker-0 is for the health checks of containers: it finds the scheduler by the same settings as the services.
+    """
+    if live:
+        own = [f"links.run_dir={json.dumps(run_dir)}"] if run_dir else []
+        _probe(live, _load(config, "", port, "", own + (settings or [])))
+        return
     from valence import rundir
     from valence.status import StatusClient, document
     from valence.supervisor import Supervisor
 
     path = rundir.find(run_dir, port)
-    with StatusClient(rundir.running_config(path)) as client:
+    tree = rundir.running_config(path)
+    with StatusClient(tree) as client:
         answers = client.ask_each()
-    found = document(Supervisor(path).processes(), answers)
+    found = document(Supervisor(path).processes(), answers, tree.links, time.time())
     if as_json:
         print(json.dumps(found))
         return
@@ -90,6 +105,18 @@ def status(as_json: AsJson = False, run_dir: RunDir = "", port: Port = None) -> 
     from valence.display import status_table
 
     Console().print(status_table(found, time.time()))
+
+
+def _probe(name: str, tree: "Config") -> None:
+    from valence.live import named, trouble
+    from valence.status import StatusClient
+
+    program = named(name)
+    with StatusClient(tree) as client:
+        why = trouble(program, client.ask(), tree.links)
+    if why:
+        _fail(f"{name}: {why}")
+    print(f"{name} lives")
 
 
 @app.command()

@@ -131,13 +131,15 @@ def status_table(document: dict[str, Any], now_s: float) -> Table:
         title_justify="left",
         caption_justify="left",
     )
-    for heading in ("service", "instance", "pid", "state", "for"):
+    reasons = any(row["reason"] for row in document["processes"])
+    for heading in ("service", "instance", "pid", "state", "for", *(["why"] if reasons else [])):
         table.add_column(heading, justify="right" if heading in ("instance", "pid", "for") else "left")
     for row in document["processes"]:
         style = STATE_STYLES.get(row["state"], "red")
         pid = str(row["pid"]) if row["pid"] else "-"
         state = f"[{style}]{row['state']}[/]"
-        table.add_row(row["service"], str(row["instance"]), pid, state, duration(now_s - row["since"]))
+        why = [row["reason"]] if reasons else []
+        table.add_row(row["service"], str(row["instance"]), pid, state, duration(now_s - row["since"]), *why)
     return table
 
 

@@ -59,11 +59,16 @@ def render(config: Config, run_dir: Path, replicas: Mapping[str, int]) -> str:
             program,
             service_command(program, run_dir / "config.toml"),
             _environment(program.service, config),
-            stop_wait_s=math.ceil(config.links.drain_s) + KILL_AFTER_S,
+            stop_wait_s=math.ceil(config.links.drain_s + lag_s(program.service, config)) + KILL_AFTER_S,
             log_file=run_dir / "log" / f"{program.name}.log",
         )
         for program in programs(replicas)
     )
+
+
+def lag_s(service: str, config: Config) -> float:
+    """How long a service goes on before it drains."""
+    return config.api.drain_lag_s if service == "api" else 0.0
 
 
 def _daemon(run_dir: Path) -> str:

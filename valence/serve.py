@@ -34,6 +34,7 @@ from valence import display, programs, rundir, supervisor
 from valence.programs import Program
 from valence.status import StatusClient, all_ready
 from valence.supervisor import Event, EventLog, Supervisor, SupervisorGone
+from valence.watch import ROUND_S, Watch
 
 START_TRIES = 3  # a service that ended so often before it was ready will not get ready
 LOOK_S = 0.25  # how often a running system is looked at
@@ -169,6 +170,8 @@ class Session:
         self._interrupts = interrupts
         self._supervisor = Supervisor(config.run_dir)
         self._events = EventLog(config.run_dir)
+        self._watch = Watch(config.links)
+        self._watched_s = float("-inf")
 
     def bring_up(self, expected: int) -> ModelFacts | None:
         """Shows the start until all is ready; None if a signal came first. Raises Failure."""
@@ -182,6 +185,7 @@ class Session:
                         self._tell(event)
                         self._give_up_on(event, ended[event.program])
                 status = client.ask(wait_s=0.1)
+                self._end_hung(status)
                 if status:
                     bars.show(display.stages(status, expected))
                     if status.model and self._all_ready(status) and self._answers():
@@ -223,7 +227,10 @@ class Session:
             connection.close()
 
     def watch(self) -> None:
-        """Until a signal: a line for each end and start of a service, and one when all is well again."""
+        """Until a signal: a line for each end and start of a service, and one when all is well again.
+
+        What hangs is killed, so that the supervisor replaces it.
+        """
         changed_s: float | None = None  # when the first of the processes that are not well yet ended or came
         with StatusClient(self._config) as client:
             while not self._interrupts.count:
@@ -232,10 +239,26 @@ class Session:
                     changed_s = changed_s or time.monotonic()
                     if event.exit_status == EXIT_CONFIG:
                         self._hold(event)
-                if changed_s and self._all_ready(client.ask(wait_s=LOOK_S)):
+                status = client.ask(wait_s=LOOK_S)
+                self._end_hung(status)
+                if changed_s and self._all_ready(status):
                     self._say(f"all processes ready, after {time.monotonic() - changed_s:.1f} s")
                     changed_s = None
                 self._interrupts.wait(LOOK_S)
+
+    def _end_hung(self, status: Status | None) -> None:
+        """Kills what does not respond or stands still; the supervisor then starts it anew."""
+        now_s = time.monotonic()
+        if status is None or now_s - self._watched_s >= ROUND_S:
+            self._watched_s = now_s
+            try:
+                verdicts = self._watch.look(self._supervisor.processes(), status, now_s)
+            except (SupervisorGone, xmlrpc.client.Fault):
+                return
+            for program, pid, reason in verdicts:
+                self._say(f"{program.name} hangs ({reason}); killing pid {pid}")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _news(self) -> list[Event]:
         """New events. Raises Failure if the supervisor is gone."""

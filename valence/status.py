@@ -7,10 +7,11 @@ import time
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from common.config import Config
+from common.config import Config, Links
 from common.lifecycle import scheduler_endpoint
 from common.membership import MOST_SCHEDULERS, Membership
 from common.protocol import Member, Members, Peer, Schedulers, Status, StatusQuery, ToAdmin
+from common.pulse import standstill
 from common.transport import Inbox, LinkCounters, Push, new_incarnation
 from valence.programs import SERVICES
 from valence.supervisor import ProcessView
@@ -18,6 +19,8 @@ from valence.supervisor import ProcessView
 QUEUE = 64
 ANSWER_S = 2.0
 OTHERS_S = 0.3  # after the first answer; the others were asked at the same time
+STARTING_S = 60.0  # from a process's start until it joins; longer only where programs load slowly
+LINKS = Links()
 
 
 class StatusClient:
@@ -100,10 +103,15 @@ class Row(NamedTuple):
     pid: int | None  # None: not running
     state: str  # the member's state, or the supervisor's word for a process that is down
     since: float  # Unix time
+    reason: str = ""  # why it is not well
 
 
-def join(views: list[ProcessView], status: Status | None) -> list[Row]:
-    """One row per process. A process that is up but not a member (yet) is "starting"."""
+def join(views: list[ProcessView], status: Status | None, links: Links = LINKS, now_s: float = 0.0) -> list[Row]:
+    """One row per process. `now_s` is Unix time.
+
+    A process that is up but not a member (yet) is "starting", for a minute; one that does nothing while work waits is
+    "stalled".
+    """
     members: dict[tuple[str, int], Member] = (
         {(m.peer.service, m.peer.instance): m for m in status.members} if status else {}
     )
@@ -112,16 +120,22 @@ def join(views: list[ProcessView], status: Status | None) -> list[Row]:
         service, instance = view.program
         member = members.pop((service, instance), None)
         if view.pid and member and member.peer.pid == view.pid:
-            rows.append(_member_row(member))
+            rows.append(_member_row(member, links))
+        elif view.state in ("starting", "running"):
+            reason = "" if status else "the scheduler does not answer"
+            silent = status is not None and now_s - view.since_s > STARTING_S
+            if silent:
+                reason = "the scheduler does not list it"
+            rows.append(Row(service, instance, view.pid, "silent" if silent else "starting", view.since_s, reason))
         else:
-            state = "starting" if view.state in ("starting", "running") else view.state
-            rows.append(Row(service, instance, view.pid or None, state, view.since_s))
-    return sorted(rows + [_member_row(member) for member in members.values()])
+            rows.append(Row(service, instance, view.pid or None, view.state, view.since_s))
+    return sorted(rows + [_member_row(member, links) for member in members.values()])
 
 
-def _member_row(member: Member) -> Row:
-    peer = member.peer
-    return Row(peer.service, peer.instance, peer.pid or None, member.state, round(peer.since_s, 3))
+def _member_row(member: Member, links: Links) -> Row:
+    peer, reason = member.peer, standstill(member.counters, links.stalled_after_s)
+    state = "stalled" if reason else member.state
+    return Row(peer.service, peer.instance, peer.pid or None, state, round(peer.since_s, 3), reason)
 
 
 def is_ready(rows: list[Row], status: Status | None) -> bool:
@@ -137,11 +151,13 @@ def all_ready(views: list[ProcessView], status: Status | None) -> bool:
     return is_ready(rows, status) and all(row.state == "ready" for row in rows)
 
 
-def document(views: list[ProcessView], answers: dict[int, Status]) -> dict[str, Any]:
+def document(
+    views: list[ProcessView], answers: dict[int, Status], links: Links = LINKS, now_s: float = 0.0
+) -> dict[str, Any]:
     """What `valence status --json` prints."""
     status = united(answers)
     load = status.load if status else None
-    rows = join(views, status)
+    rows = join(views, status, links, now_s)
     return {
         "model": status.model.name if status and status.model else None,
         "ready": is_ready(rows, status),

@@ -81,7 +81,7 @@ def build(gateway: Gateway) -> Edge:
 
     def refuse(status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
         headers |= errors.headers_of(status, retry_after_s)
-        if gateway.draining:
+        if gateway.leaving:
             headers["connection"] = "close"
         return Response(errors.encode(problem), status, headers, "application/json")
 

@@ -26,6 +26,7 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
+from common.pulse import Work, standstill
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -46,13 +47,15 @@ class Gateway:
         self.config = process.config
         self.since_s = process.since_s
         self.instance = process.instance
-        self.draining = False
+        self.leaving = False  # told to stop: not ready, though it may still serve for a while
+        self.draining = False  # takes no new work
         self.figures = Figures()
         self.node: Node[ToApi] = Node(process, ToApi, self._receive, self._on_change, self._metrics)
         limit = self.config.api.max_open_requests
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
+        self.node.pulses.add(self._work)
 
     @property
     def max_choices(self) -> int:
@@ -61,9 +64,29 @@ class Gateway:
 
     def missing(self) -> list[Missing]:
         """What keeps this process from serving; empty when it is ready. One scheduler with a worker is enough."""
+        absent = self._absent()
+        if self.leaving or self.draining:
+            absent.insert(0, Missing("api", "this process is shutting down"))
+        return absent
+
+    def stalled(self) -> list[Missing]:
+        """Processes that do nothing although work waits; empty when all get on, or have nothing to do."""
+        own, after_s = self.node.process.incarnation, self.config.links.stalled_after_s
+        found = []
+        for incarnation, member in self.node.view.members.items():
+            service, instance = member.peer.service, member.peer.instance
+            if incarnation != own and (why := standstill(member.counters, after_s)):
+                found.append(Missing(f"{service}-{instance}", f"{service}-{instance}: {why}"))
+        if why := standstill(self.node.pulses.last, after_s):
+            found += [Missing(f"api-{self.instance}", f"api-{self.instance}: {why}"), *self._absent()]
+        return found
+
+    def _work(self) -> Work:
+        """What is open here gets on when anything comes for it, or the scheduler plans steps at all."""
+        return len(self.hub.choices) + len(self.hub.calls), self.node.progress + self.node.view.load.steps
+
+    def _absent(self) -> list[Missing]:
         view, absent = self.node.view, []
-        if self.draining:
-            absent.append(Missing("api", "this process is shutting down"))
         if time.monotonic() - view.heard_s > self.config.links.dead_after_s:
             absent.append(Missing("scheduler", "the scheduler is not heard"))
         if view.model is None:
@@ -90,7 +113,9 @@ class Gateway:
 
         A tokenizer that was here a moment ago is expected back: requests wait for it.
         """
-        absent = self.missing()
+        absent = self._absent()
+        if self.draining:
+            absent.insert(0, Missing("api", "this process is shutting down"))
         expected = time.monotonic() - self._tokenizer_s <= self.config.links.recover_s
         if absent and not (expected and all(each.service == "tokenizer" for each in absent)):
             raise Reject(RejectReason.UNAVAILABLE, "; ".join(each.reason for each in absent))

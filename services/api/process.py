@@ -1,7 +1,8 @@
 """The API process: joins the system, serves HTTP on its own loop, and drains when told to stop.
 
-While it drains it refuses new work and lets open streams finish. With a ready sibling it stops listening at once, so
-that the kernel gives new connections to the sibling; alone it keeps listening, so that clients get an answer.
+Told to stop it is not ready any more, but serves as before for `api.drain_lag_s`, until load balancers have noticed.
+Then it drains: it refuses new work and lets open streams finish. With a ready sibling it stops listening, so that the
+kernel gives new connections to the sibling; alone it keeps listening, so that clients get an answer.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ async def run(process: Process, gateway: Gateway, listener: Listener) -> None:
         for task in done - {stopping}:
             task.result()
             raise RuntimeError("a part of the API process ended by itself")
+        await linger(gateway)
         await drain(gateway, server)
         await serving
     finally:
@@ -46,17 +48,27 @@ async def run(process: Process, gateway: Gateway, listener: Listener) -> None:
         listener.close()
 
 
+async def linger(gateway: Gateway) -> None:
+    """No longer ready, but serving, for `api.drain_lag_s`."""
+    gateway.leaving = True
+    gateway.node.state = "draining"
+    gateway.node.beat()
+    if lag_s := gateway.config.api.drain_lag_s:
+        log.info("not ready any more; serving on for %g s", lag_s)
+        await asyncio.sleep(lag_s)
+
+
 async def drain(gateway: Gateway, server: Server) -> None:
     """Takes no new work, waits up to `links.drain_s` for what is open, ends the rest, then closes the connections."""
     gateway.draining = True
-    gateway.node.state = "draining"
-    gateway.node.beat()
     if gateway.siblings():
         server.stop_listening()
     log.info("draining, %d choices are open", len(gateway.hub.choices))
     deadline_s = time.monotonic() + gateway.config.links.drain_s
     while (gateway.hub.choices or gateway.hub.calls) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.02)
+    if left := len(gateway.hub.choices):
+        log.warning("%d choices did not end within %g s", left, gateway.config.links.drain_s)
     gateway.end_all("the server is shutting down")
     server.should_exit = True
 

@@ -55,6 +55,7 @@ COUNTERS = (
     "output_tokens",
     "preemptions",
     "worker_faults",
+    "stuck_steps",
     "failed_steps",
     "out_of_memory",
     "unknown_results",
@@ -129,6 +130,12 @@ class SchedulerCore:
         """Nothing is open: a draining scheduler may leave."""
         return not self._state.sequences
 
+    def work(self) -> tuple[int, int]:
+        """Sequences for which a plan is due, and plans made: while one is in flight it is the worker that owes."""
+        state = self._state
+        due = state.ready and not state.in_flight
+        return len(state.sequences) if due else 0, state.step
+
     def metrics(self) -> dict[str, float]:
         """Figures by the names of common/metrics.py."""
         counters = self._state.counters
@@ -185,9 +192,12 @@ class SchedulerCore:
             apply_result(state, result)
         except Fault as fault:
             state.counters["worker_faults"] += 1
-            state.detach(str(fault))
-            self._effects.append(WorkerFault(str(fault)))
+            self._give_up_worker(str(fault))
         self._effects += state.outbox.drain()
+
+    def _give_up_worker(self, reason: str) -> None:
+        self._state.detach(reason)
+        self._effects.append(WorkerFault(reason))
 
     def _on_admit(self, admit: Admit) -> None:
         state = self._state
@@ -272,5 +282,12 @@ class SchedulerCore:
         self._state.draining = True
 
     def _on_tick(self, _: Tick) -> None:
-        """Planning after the events is all there is to do besides."""
-        give_up(self._state, self._recover_s)
+        """All frames that have come were handed over before. Planning after the events is done anyway."""
+        state = self._state
+        give_up(state, self._recover_s)
+        if state.in_flight and state.worker is not None:
+            oldest = state.in_flight[0]
+            rows, tokens = oldest.num_stepped, oldest.num_tokens - oldest.num_stepped
+            if stuck := state.worker.pace.overdue(oldest.sent_s, rows, tokens, state.now_s):
+                state.counters["stuck_steps"] += 1
+                self._give_up_worker(f"step {oldest.step} is stuck: {stuck}")

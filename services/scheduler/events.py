@@ -82,7 +82,7 @@ class SendRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkerFault(msgspec.Struct, frozen=True, gc=False):
-    """The worker broke the protocol. The core treats it as lost; the shell must replace it."""
+    """The worker broke the protocol, or a step's deadline. The core treats it as lost; the shell must replace it."""
 
     reason: str
     group: int = -1  # only the fleet knows it

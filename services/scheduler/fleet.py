@@ -98,6 +98,11 @@ class Fleet:
         """Nothing is open: a draining scheduler may leave."""
         return not (self._early and self._early.events) and all(core.idle for core in self._cores())
 
+    def work(self) -> tuple[int, int]:
+        """Sequences for which a plan is due, and plans made, as `Pulse` wants them."""
+        owed, done = zip(*(core.work() for core in self._cores()), strict=True)
+        return sum(owed), sum(done) + self._past_steps
+
     def metrics(self) -> dict[str, float]:
         """Figures of all groups together, by the names of common/metrics.py."""
         return {name: float(self._book.counters[name]) for name in (*COUNTERS, "moved")} | {

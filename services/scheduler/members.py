@@ -10,6 +10,7 @@ from collections import deque
 import msgspec
 
 from common.protocol import Heartbeat, Hello, Load, Member, Members, ModelFacts, Peer, Progress, ServiceName, State
+from common.pulse import Rhythm
 
 KEEP_DEPARTED = 256
 
@@ -17,7 +18,7 @@ KEEP_DEPARTED = 256
 class Registry:
     """`own` is the scheduler's own entry; `roots` are the endpoint prefixes that peers may name."""
 
-    def __init__(self, own: Peer, roots: tuple[str, ...], dead_after_s: float) -> None:
+    def __init__(self, own: Peer, roots: tuple[str, ...], dead_after_s: float, beat_gap_s: float = 3.0) -> None:
         self._own = own.incarnation
         self._roots = roots
         self._dead_after_s = dead_after_s
@@ -26,6 +27,7 @@ class Registry:
         self._departed: deque[int] = deque(maxlen=KEEP_DEPARTED)
         self._judged: dict[int, State] = {}  # workers
         self._figures: dict[int, dict[str, float]] = {}  # of workers, by the scheduler
+        self.rhythm = Rhythm(beat_gap_s)  # asked before `silent`, with every beat
 
     @property
     def departed(self) -> frozenset[int]:
@@ -113,10 +115,6 @@ class Registry:
         """Members not heard for `dead_after_s`; the caller removes them."""
         late = [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._dead_after_s]
         return [self._members[key].peer for key in late if key in self._members]
-
-    def forgive(self, now_s: float) -> None:
-        """Nobody has been silent so far."""
-        self._heard_s = dict.fromkeys(self._heard_s, now_s)
 
     def members(self) -> list[Member]:
         return [self._shown(incarnation, member) for incarnation, member in self._members.items()]

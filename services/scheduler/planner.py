@@ -40,7 +40,7 @@ def make_plan(state: State) -> StepPlan | None:
     worker = state.worker
     assert worker is not None and state.ready
     decode_first = state.limits.policy == "decode_first"
-    flight = Flight(state.step + 1)
+    flight = Flight(state.step + 1, sent_s=state.now_s)
     growth, fill = NO_GROWTH, None
     if not decode_first:
         fill = _fill_rows(state, worker, flight, admit=True)

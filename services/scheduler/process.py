@@ -22,6 +22,7 @@ from common.protocol import (
     Heartbeat,
     Hello,
     Load,
+    Members,
     ModelFacts,
     Peer,
     Schedulers,
@@ -35,6 +36,7 @@ from common.protocol import (
     ToScheduler,
     WorkerReady,
 )
+from common.pulse import Pulses
 from common.transport import AsyncInbox, Push
 from services.scheduler.events import (
     ApiLost,
@@ -57,6 +59,7 @@ from services.scheduler.members import Registry
 
 log = logging.getLogger("scheduler")
 DRAIN_LOOK_S = 0.1
+FAREWELL_MS = 1000  # the last word to a process that has departed may wait so long for a full link
 
 
 class SchedulerProcess:
@@ -67,13 +70,14 @@ class SchedulerProcess:
         endpoint = scheduler_endpoint(process.config, process.instance)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
         root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else f"tcp://{links.host}:"
-        self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s)
+        self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s, process.beat_gap_s)
+        self.pulses = Pulses(process.beat_gap_s)
+        self.pulses.add(fleet.work)
         self.fingerprint = configuration.fingerprint(process.config)
         self._links: dict[int, Push] = {}  # by incarnation
         self._tokenizers: dict[int, Push] = {}  # by instance
         self._changed = False  # members changed since the last broadcast
         self._schedulers = process.config.services.scheduler.replicas  # that there should be
-        self._beat_s = float("-inf")
 
     def receive(self, batch: list[tuple[int, ToScheduler]]) -> None:
         """All frames of one wake-up, in order."""
@@ -133,7 +137,9 @@ class SchedulerProcess:
         self._changed = True
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
-            link.close()
+            # It may still run: it then reads that it is given up, and ends.
+            link.send(self._members())
+            link.close(linger_ms=FAREWELL_MS)
         if peer.service == "api":
             return [ApiLost(peer.instance)]
         if peer.service == "tokenizer":
@@ -164,7 +170,7 @@ class SchedulerProcess:
                     self._changed = True
                     log.error("%s is not used: %s", self.registry.name(group), reason)
             case WorkerFault(reason, group):
-                log.error("%s broke the protocol: %s", self.registry.name(group), reason)
+                log.error("%s is given up: %s", self.registry.name(group), reason)
                 if peer := self.registry.remove(group):
                     self._handle(self._on_left(peer, "was given up"))
 
@@ -183,25 +189,30 @@ class SchedulerProcess:
 
     def _broadcast(self) -> None:
         self._changed = False
-        message = self.registry.message(self.fleet.load(), self.fleet.model)
-        message = msgspec.structs.replace(message, schedulers=self._schedulers)
+        message = self._members()
         for link in self._links.values():
             link.send(message)
 
+    def _members(self) -> Members:
+        message = self.registry.message(self.fleet.load(), self.fleet.model)
+        return msgspec.structs.replace(message, schedulers=self._schedulers)
+
     def beat(self) -> None:
-        """Every heartbeat interval: silent members leave, everybody hears the members, the fleet sees the time."""
-        events: list[FleetEvent] = [Tick()]
-        now_s, self._beat_s, before_s = self._now_s(), self._now_s(), self._beat_s
-        if now_s - before_s > self.process.config.links.dead_after_s / 2:
-            self.registry.forgive(now_s)  # this process was stopped: what the others sent meanwhile is not read yet
-        for peer in self.registry.silent(now_s):
-            self.registry.remove(peer.incarnation)
-            events += self._on_left(peer, "went silent")
-        self._handle(events)
+        """Every heartbeat interval: silent members leave, everybody hears the members, the fleet sees the time.
+
+        After a time in which this process was stopped nobody is judged before what has come meanwhile was read.
+        """
+        now_s = self._now_s()
+        if self.registry.rhythm.steady(now_s):
+            events: list[FleetEvent] = [Tick()]
+            for peer in self.registry.silent(now_s):
+                self.registry.remove(peer.incarnation)
+                events += self._on_left(peer, "went silent")
+            self._handle(events)
         for group, load in self.fleet.loads().items():
             self.registry.tell_figures(group, group_figures(load))
         load = self.fleet.load()
-        values = checked(self.fleet.metrics() | self.process.usage())
+        values = checked(self.fleet.metrics() | self.process.usage() | self.pulses.figures(now_s))
         leaves = self.process.stopping.is_set() or self.process.instance >= self._schedulers
         state: State = "draining" if leaves else "ready"
         self.registry.update_own(state, load.steps, None, values)

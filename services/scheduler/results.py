@@ -27,7 +27,7 @@ def apply_result(state: State, result: StepResult) -> None:
     if result.step != flight.step:
         raise Fault(f"result of step {result.step} came before that of step {flight.step}")
     if result.error:
-        state.in_flight.popleft()
+        _land(state, worker)
         state.counters["failed_steps"] += 1
         fail_step(state, worker, flight, result.error)
         return
@@ -42,7 +42,7 @@ def apply_result(state: State, result: StepResult) -> None:
         outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
     failed = _failed_places(flight, result.failed)
-    state.in_flight.popleft()
+    _land(state, worker)
     if failed is not None:
         _fail_rows(state, worker, flight, failed)
     state.counters["output_tokens"] += len(tokens)
@@ -52,6 +52,11 @@ def apply_result(state: State, result: StepResult) -> None:
     for place, row in enumerate(flight.samplers, num_stepped):
         if row.alive:
             _apply_first(state, worker, row, int(tokens[place]))
+
+
+def _land(state: State, worker: Worker) -> None:
+    flight = state.in_flight.popleft()
+    worker.pace.finished(flight.sent_s, flight.num_stepped, flight.num_tokens - flight.num_stepped, state.now_s)
 
 
 def _failed_places(flight: Flight, column: bytes) -> I64 | None:

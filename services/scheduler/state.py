@@ -19,6 +19,7 @@ from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
 from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
+from services.scheduler.pace import Pace
 from services.scheduler.past import Past
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
 from services.scheduler.request import Row, Sequence, Stage
@@ -37,6 +38,7 @@ class Worker:
     slots: SlotPool
     rows: RowTable
     stops: StopTokens
+    pace: Pace
 
 
 class Flight(msgspec.Struct):
@@ -53,6 +55,7 @@ class Flight(msgspec.Struct):
     published: Collection[int] = ()  # blocks that became findable when this plan was issued
     num_stepped: int = 0  # rows of the roster
     num_tokens: int = 0
+    sent_s: float = 0.0
 
 
 def by_key(row: Row) -> Key:
@@ -229,6 +232,7 @@ class State:
             slots=SlotPool(max_rows),
             rows=RowTable(max_rows, facts.block_tokens, limits.plans_in_flight),
             stops=StopTokens(facts.vocab_size, facts.eos_token_ids),
+            pace=Pace(limits.step_deadline_s),
         )
         self.ready = True
         for sequence in list(self.sequences.values()):

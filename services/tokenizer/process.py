@@ -30,6 +30,7 @@ from common.protocol import (
     Tokenized,
     ToTokenizer,
 )
+from common.pulse import Work
 from services.tokenizer.encode import Encoder
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -43,13 +44,25 @@ LONG_BYTES = 100_000  # texts from here on, a tenth of a second of work, go to t
 LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try again in a moment")
 
 
+class Lane:
+    """A pool and what it has done. One whose work stands still stalls the process, whatever the other one does."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.pool = ThreadPoolExecutor(threads, name)
+        self.started = self.finished = 0
+
+    def work(self) -> Work:
+        return self.started - self.finished, self.finished
+
+
 class TokenizerProcess:
     def __init__(self, process: Process) -> None:
         self.node: Node[ToTokenizer] = Node(process, ToTokenizer, self._receive, self._on_change, self._metrics)
         self.streams = Streams(Lanes(self.node.tell, self._takers, self._speakers))
         self._config = process.config
-        self._pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode")
-        self._long_pool = ThreadPoolExecutor(1, "encode-long")
+        self._short, self._long = Lane(self._config.tokenizer.threads, "encode"), Lane(1, "encode-long")
+        self.node.pulses.add(self._short.work)
+        self.node.pulses.add(self._long.work)
         self._loop = asyncio.get_running_loop()
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
@@ -59,7 +72,7 @@ class TokenizerProcess:
 
     async def load(self) -> None:
         """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
-        loaded: Loaded = await self._loop.run_in_executor(self._pool, load, self._config.model)
+        loaded: Loaded = await self._loop.run_in_executor(self._short.pool, load, self._config.model)
         self.streams.vocabulary = loaded.vocabulary
         self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
         if self._model is not None:
@@ -82,8 +95,8 @@ class TokenizerProcess:
 
     def close(self) -> None:
         self._closed = True
-        for pool in (self._pool, self._long_pool):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for lane in (self._short, self._long):
+            lane.pool.shutdown(wait=True, cancel_futures=True)
         self.node.leave()
 
     def _receive(self, batch: list[tuple[int, ToTokenizer]]) -> None:
@@ -180,8 +193,11 @@ class TokenizerProcess:
     def _start(self, job_id: int, size: int, work: Callable[[], Any], done: Callable[["Future[Any]"], None]) -> None:
         """Runs `work` on `size` bytes in a pool and then `done` on the loop."""
 
+        lane = self._short if size < LONG_BYTES else self._long
+
         def finish(job: "Future[Any]") -> None:
             del self._jobs[job_id]
+            lane.finished += 1
             if not job.cancelled() and not self._closed:
                 done(job)
                 self.node.progress += 1
@@ -190,8 +206,8 @@ class TokenizerProcess:
         if job_id in self._jobs:
             self.streams.counts.unknown_results += 1  # a repeated call
             return
-        pool = self._pool if size < LONG_BYTES else self._long_pool
-        job = self._jobs[job_id] = pool.submit(work)
+        lane.started += 1
+        job = self._jobs[job_id] = lane.pool.submit(work)
         job.add_done_callback(lambda job: self._loop.call_soon_threadsafe(finish, job))
 
     def _flush(self) -> None:

@@ -2,7 +2,7 @@
 
 It belongs to the scheduler whose number is its own modulo their count, and follows when the count changes.
 A new scheduler incarnation resets the engine's rows before WorkerReady is sent again. Plans are started as they come,
-before results are sent, so that the device never waits for the host.
+before results are sent, so that the device never waits for the host. The beacon watches while this thread is in a call.
 """
 
 import logging
@@ -21,6 +21,7 @@ from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepRes
 from common.transport import Inbox, new_incarnation
 from services.worker.beacon import Beacon, Place
 from services.worker.engine import Engine, MakeEngine, Pending
+from services.worker.mailbox import Mailbox
 
 log = logging.getLogger("worker")
 WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
@@ -34,7 +35,8 @@ class WorkerProcess:
         self.inbox: Inbox[ToWorker] = Inbox(process.inbox_endpoint(), ToWorker, links.queue, process.counters)
         self.scheduler = process.instance % process.config.services.scheduler.replicas
         self.to_scheduler = process.push(scheduler_endpoint(process.config, self.scheduler))
-        self.beacon = Beacon(process, self._place(), self.metrics)
+        self.mailbox = Mailbox(self.inbox)
+        self.beacon = Beacon(process, self._place(), self.metrics, self.mailbox)
         self.steps = 0
         self.step_s = 0.0
         self._make_engine = make_engine
@@ -56,6 +58,7 @@ class WorkerProcess:
         """Until SIGTERM. Raises what the engine raises: the process then ends with a non-zero status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self.beacon.signals)
         self.beacon.start()
         engine = self._make_engine(self.process.config, self._report, self.process.instance)
         self._engine = engine
@@ -63,8 +66,8 @@ class WorkerProcess:
         self.beacon.state = "ready"
         while not self._stopping:
             # While a step is on the device, its end and the next plan are looked for by turns, without waiting.
-            if self.inbox.wait(0 if self._in_flight else WAIT_S):
-                self._handle(engine, self.inbox.drain())
+            if self.mailbox.wait(0 if self._in_flight else WAIT_S):
+                self._handle(engine, self.mailbox.drain())
             elif self._in_flight:
                 self._flush(keep=len(self._in_flight))
             elif self.view.silent(time.monotonic(), self.process.config.links.heartbeat_s):
@@ -96,6 +99,7 @@ class WorkerProcess:
         self.beacon.joined = member is not None
         if change.new_scheduler:
             self._in_flight.clear()
+            self.beacon.finished = self.beacon.received
             engine.reset()
             self._announced = False
         if member is not None and (not self._announced or member.state != "ready"):
@@ -122,9 +126,9 @@ class WorkerProcess:
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
         start_s = time.perf_counter()
+        self.beacon.received += 1
         self._in_flight.append((plan.step, start_s, engine.execute(plan)))
         self.steps += 1
-        self.beacon.progress += 1
         self._flush(keep=1)
 
     def _flush(self, keep: int) -> None:
@@ -134,6 +138,8 @@ class WorkerProcess:
             tokens = pending.tokens()
             elapsed_s = time.perf_counter() - start_s
             self.step_s += elapsed_s
+            self.beacon.finished += 1
+            self.beacon.progress += 1
             self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6), failed=pending.failed))
 
     def _report(self, stage: Progress) -> None:
@@ -145,6 +151,7 @@ class WorkerProcess:
         if self._stopping or self.beacon.state != "ready":
             sys.exit(0 if not self._stopping else 1)
         self._stopping = True
+        self.beacon.state = "draining"
 
 
 def engine_of(kind: str) -> MakeEngine:

@@ -53,6 +53,7 @@ VOCAB = 61
 EOS = (2, 7)
 GARBAGE_API = 3
 RECOVER_S = 0.03  # 30 calls
+LONG_S = 3600.0  # beyond every deadline of a step
 
 
 @dataclass
@@ -112,6 +113,8 @@ class World:
         rates = self._rates()
         for _ in range(actions):
             names = self.random.choices(list(rates), list(rates.values()), k=self.random.choice((1, 1, 2, 4)))
+            if "hang" in names:
+                names = ["hang"]  # nothing that is on its way may come too late
             names.sort(key=lambda name: name != "foreign_group")  # while the other groups are there
             self._handle([event for name in names for event in getattr(self, f"_{name}")()])
         self._drain()
@@ -137,6 +140,7 @@ class World:
             "foreign_group": faults,
             "late": 1.0,
             "double": 1.0,
+            "hang": faults / 2,
             "fail_step": faults,
             "fail_rows": faults,
             "bad_result": faults,
@@ -314,6 +318,19 @@ class World:
             worker.results.clear()
         self._go(group)
         return [*results, self._remember(GroupLost(group, "left", died=False))]
+
+    def _hang(self) -> list[FleetEvent]:
+        """All workers beat but do not answer: the cores must give up those whose step's deadline has passed."""
+        busy = [group for group, worker in self.workers.items() if worker.plans or worker.results]
+        if not busy:
+            return []
+        for group in busy:
+            self._let_die(group)
+            self.spoilt.add(group)
+        self.now_s += LONG_S
+        self._handle([Tick()])
+        assert not self.spoilt, "a stuck worker was kept"
+        return []
 
     def _let_die(self, group: int) -> None:
         self._go(group)

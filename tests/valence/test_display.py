@@ -66,7 +66,9 @@ def test_the_table_shows_processes_requests_and_blocks() -> None:
     document = {
         "model": None,
         "ready": False,
-        "processes": [{"service": "worker", "instance": 0, "pid": None, "state": "backoff", "since": 40.0}],
+        "processes": [
+            {"service": "worker", "instance": 0, "pid": None, "state": "backoff", "since": 40.0, "reason": ""}
+        ],
         "requests": {"running": 3, "waiting": 4},
         "kv": {"blocks_total": 100, "blocks_free": 60, "blocks_cached": 30},
     }
@@ -75,6 +77,21 @@ def test_the_table_shows_processes_requests_and_blocks() -> None:
     text = out.getvalue()
     for part in ("no model yet: not ready", "backoff", "60 s", "3 running, 4 waiting", "10 used, 30 cached, 60 free"):
         assert part in text
+
+
+def test_the_table_says_why_a_process_is_not_well() -> None:
+    row = {"service": "worker", "instance": 0, "pid": 7, "state": "stalled", "since": 40.0}
+    document = {
+        "model": None,
+        "ready": False,
+        "processes": [{**row, "reason": "nothing done for 70 s, 2 waiting"}],
+        "requests": {"running": 0, "waiting": 0},
+        "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},
+    }
+    out = io.StringIO()
+    Console(file=out, width=100).print(display.status_table(document, now_s=100.0))
+    for part in ("why", "stalled", "nothing done for 70 s, 2 waiting"):
+        assert part in out.getvalue()
 
 
 def test_listings_of_any_records() -> None:

@@ -2,6 +2,9 @@ import json
 import os
 import signal
 
+import msgspec
+
+from common.config import load
 from common.protocol import Load, Member, ModelFacts, Peer, Progress, Status
 from tests.valence.running import Server
 from valence.programs import Program
@@ -39,6 +42,26 @@ def test_a_member_that_runs_elsewhere_is_shown() -> None:
     assert join([], Status([member("worker", 5)], Load(), MODEL)) == [Row("worker", 0, 5, "ready", 1000.123)]
 
 
+def test_a_process_that_does_nothing_while_work_waits_is_stalled() -> None:
+    stuck = msgspec.structs.replace(member("api", 10), counters={"stalled_seconds": 61.0, "work_owed": 2.0})
+    status = Status([stuck], Load(), MODEL)
+    assert join([view("api", 10)], status) == [
+        Row("api", 0, 10, "stalled", 1000.123, "nothing done for 61 s, 2 waiting")
+    ]
+    patient = load(None, ["links.stalled_after_s=100"]).links
+    assert join([view("api", 10)], status, patient)[0].state == "ready"
+
+
+def test_a_process_that_does_not_join_is_silent_after_a_minute() -> None:
+    status = Status([], Load(), None)
+    assert join([view("api", 10)], status, now_s=950.0)[0].state == "starting"
+    assert join([view("api", 10)], status, now_s=961.0) == [
+        Row("api", 0, 10, "silent", 900.0, "the scheduler does not list it")
+    ]
+    (row,) = join([view("scheduler", 10)], None, now_s=961.0)
+    assert row.reason == "the scheduler does not answer"
+
+
 def rows(*states: tuple[str, str]) -> list[Row]:
     return [Row(service, 0, 1, state, 0.0) for service, state in states]
 
@@ -68,7 +91,9 @@ def test_the_document_without_a_scheduler() -> None:
     assert found == {
         "model": None,
         "ready": False,
-        "processes": [{"service": "scheduler", "instance": 0, "pid": None, "state": "backoff", "since": 900.0}],
+        "processes": [
+            {"service": "scheduler", "instance": 0, "pid": None, "state": "backoff", "since": 900.0, "reason": ""}
+        ],
         "schedulers": [],
         "requests": {"running": 0, "waiting": 0},
         "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},

@@ -46,6 +46,42 @@ def test_draining_refuses_new_work_and_lets_streams_finish() -> None:
     scenario(main)
 
 
+def test_for_the_lag_it_is_not_ready_but_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load balancers need a while to notice; what they send meanwhile is served, also by newcomers' connections."""
+
+    async def main() -> None:
+        async with running("api.drain_lag_s=5") as (system, client):
+            sibling = Member(Peer("api", 5, 55, ""), "ready")
+            monkeypatch.setattr(system.gateway, "siblings", lambda: [sibling.peer])
+            over = asyncio.Event()
+            real_sleep = asyncio.sleep
+
+            async def sleep(wait_s: float) -> None:
+                await (over.wait() if wait_s == 5 else real_sleep(wait_s))
+
+            monkeypatch.setattr("services.api.process.asyncio.sleep", sleep)
+            system.process.stopping.set()
+            await system.until(lambda: system.gateway.leaving)
+            for path in ("/ready", "/health"):
+                answer = await client.get(path)
+                assert answer.status_code == 503 and answer.json()["status"] == "draining"
+                assert answer.json()["missing"] == ["api"]
+            assert (await client.get("/live")).status_code == 200
+            own = system.process.incarnation
+            await system.until(lambda: system.members[own].state == "draining")
+            async with httpx.AsyncClient(base_url=system.url) as newcomer:
+                served = await newcomer.post("/v1/completions", json={**COMPLETION, "max_tokens": 3})
+            assert served.status_code == 200 and served.json()["choices"][0]["finish_reason"] == "length"
+            over.set()
+            await system.until(lambda: system.gateway.draining)
+            await system.until(lambda: system.goodbyes == 1)
+            async with httpx.AsyncClient(base_url=system.url) as late:
+                with pytest.raises(httpx.ConnectError):
+                    await late.get("/live")
+
+    scenario(main)
+
+
 def test_with_a_ready_sibling_the_port_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running() as (system, client):
@@ -161,3 +197,18 @@ def test_the_process_ends_cleanly_on_sigterm(tmp_path_factory: pytest.TempPathFa
         assert b"Traceback" not in rest
 
     scenario(main)
+
+
+def test_a_second_sigterm_ends_the_process_at_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run_dir = tmp_path_factory.mktemp("r")
+    with taken_port(run_dir) as port:
+        pass
+    command = [sys.executable, "-m", "services.api", *settings(run_dir, port), "--set", "api.drain_lag_s=600"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for words in ("listening at", "serving on for 600 s"):
+        while words not in (line := process.stderr.readline()):
+            assert line, "it ended"
+        process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 1

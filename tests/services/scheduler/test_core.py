@@ -254,6 +254,64 @@ def test_a_worker_that_can_run_nothing_is_a_fault() -> None:
     assert "can run nothing" in core.faults[0]
 
 
+def test_a_step_without_a_result_by_its_deadline_costs_the_worker() -> None:
+    core = Harness.with_worker(step_deadline_s=20.0)
+    seq = core.admit(ids(5))
+    core.answer()
+    late = core.plans[0].step
+    core.now_s += 15.0
+    assert core.send(Tick()) == [] and not core.faults
+    core.now_s += 10.0
+    core.send(Tick())
+    (fault,) = core.faults
+    assert fault.startswith(f"step {late} is stuck: no result for 27.0 s, 20.0 s are allowed for 1 rows")
+    assert core.core.metrics()["stuck_steps"] == 1 and core.core.load().waiting == 1
+    # Its late result is for nobody; a new worker goes on from what was received.
+    core.send(StepResult(late, pack_i32([PLAIN])))
+    assert core.tokens[seq] == [PLAIN] and core.core.metrics()["unknown_results"] == 1
+    core.ready()
+    core.run()
+    assert core.tokens[seq] == [PLAIN] * 8 and core.finished[seq].reason is FinishReason.LENGTH
+
+
+def test_results_that_come_with_the_tick_count_first() -> None:
+    core = Harness.with_worker(step_deadline_s=20.0)
+    core.admit(ids(5))
+    core.now_s += 100.0
+    core.send(StepResult(core.plans[0].step, pack_i32([PLAIN])), Tick())
+    assert not core.faults
+
+
+def test_a_request_in_two_stuck_steps_is_ended() -> None:
+    core = Harness.with_worker(step_deadline_s=20.0, max_worker_deaths=2)
+    seq = core.admit(ids(5))
+    for _ in range(2):
+        core.now_s += 30.0
+        core.send(Tick())
+        core.ready()
+    assert core.finished[seq].reason is FinishReason.ERROR and "died 2 times" in core.finished[seq].message
+    assert len(core.faults) == 2 and core.all_free()
+
+
+def test_an_idle_worker_is_never_late() -> None:
+    core = Harness.with_worker(step_deadline_s=1.0)
+    core.now_s += 1000.0
+    core.send(Tick())
+    core.admit(ids(5))
+    core.send(Tick())
+    assert not core.faults
+
+
+def test_the_core_owes_plans_only_while_none_is_in_flight() -> None:
+    core = Harness()
+    assert core.core.work() == (0, 0)
+    core.admit(ids(5))
+    assert core.core.work() == (0, 0)  # no worker
+    core.ready()
+    owed, made = core.core.work()
+    assert (owed, made) == (0, len(core.plans)) and made > 0  # the worker owes
+
+
 def test_load_and_fragmentation() -> None:
     core = Harness(blocks=10)
     assert core.core.load().blocks_total == 0 and core.core.fragmentation() == 0.0

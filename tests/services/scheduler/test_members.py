@@ -75,6 +75,11 @@ def test_silent_members_are_found_and_removed(registry: Registry) -> None:
     assert [m.peer.incarnation for m in message.members] == [1, 12]
 
 
+def test_after_a_gap_between_beats_nobody_is_judged() -> None:
+    registry = Registry(peer("scheduler", 0, 1), ("ipc:///run/",), 5.0, beat_gap_s=3.0)
+    assert [registry.rhythm.steady(at_s) for at_s in (100.0, 100.5, 130.0, 130.5)] == [False, True, False, True]
+
+
 def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
     assert registry.remove(1) is None
     assert registry.service_of(1) == "scheduler"

@@ -1,5 +1,6 @@
 """The scheduler as a real process on real sockets; the test plays tokenizer, API, worker and administrator."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import msgspec
 import pytest
 
 from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
+from common.config import load
+from common.lifecycle import Process
 from common.protocol import (
     Abort,
     Admit,
@@ -40,6 +43,8 @@ from common.protocol import (
     make_seq_id,
 )
 from common.transport import Inbox, LinkCounters, Push
+from services.scheduler.fleet import Fleet
+from services.scheduler.process import SchedulerProcess
 
 LIMIT_S = 30
 FACTS = ModelFacts("m", "x", vocab_size=100, max_model_len=64, eos_token_ids=(0,), block_tokens=4, num_blocks=32)
@@ -353,3 +358,82 @@ def test_the_number_of_schedulers_is_told_to_everybody(second: subprocess.Popen,
     tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers == 1 and m.members[0].state == "draining")
     asker.push.send(StatusQuery(asker.inbox.endpoint))
     assert asker.next(Status).schedulers == 1
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[subprocess.Popen]:
+    """A scheduler that gives a step one second, and a silent peer two."""
+    settings = [f"links.run_dir={tmp_path}", "links.heartbeat_s=0.05", "links.dead_after_s=2"]
+    settings += ["scheduler.step_deadline_s=1"]
+    command = [sys.executable, "-m", "services.scheduler", *[f"--set={setting}" for setting in settings]]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def beating(actors: list[Actor], condition: Callable[[], bool]) -> None:
+    """Beats for them until the condition holds."""
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s
+        for actor in actors:
+            actor.push.send(Heartbeat("ready", 0))
+            actor.inbox.wait(0.02)
+            actor.seen += actor.inbox.drain()
+
+
+def test_a_worker_that_beats_but_does_not_answer_is_given_up_and_told(strict: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer.push.send(admit())
+
+    def told() -> bool:
+        return any(isinstance(m, Members) and worker.peer.incarnation in m.departed for _, m in worker.seen)
+
+    beating([tokenizer, worker], told)
+    # Its late result reaches nobody.
+    worker.push.send(StepResult(1, pack_i32([99])))
+    successor = stage.worker(incarnation=32)
+    worker.push.send(StepResult(2, pack_i32([99])))
+    plan = answer(successor, 42)
+    assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9]
+    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [42]
+    status = stage.actor("admin", 55, ToAdmin)
+    status.push.send(StatusQuery(status.inbox.endpoint))
+    own = next(m for m in status.next(Status).members if m.peer.service == "scheduler")
+    assert own.counters["stuck_steps"] == 1
+
+
+def test_a_scheduler_that_was_stopped_itself_blames_nobody(tmp_path: Path) -> None:
+    """What the others have sent meanwhile is read first: a timer may come before it."""
+    config = load(None, [f"links.run_dir={tmp_path}", "scheduler.step_deadline_s=1"])
+
+    async def main() -> None:
+        now_s = 100.0
+        process = Process("scheduler", 0, config)
+        scheduler = SchedulerProcess(process, Fleet(config.scheduler, config.kv))
+        scheduler._now_s = lambda: now_s  # type: ignore[method-assign]
+        worker = Peer("worker", 0, 31, f"ipc://{tmp_path}/w")
+        tokenizer = Peer("tokenizer", 0, 21, f"ipc://{tmp_path}/t")
+        scheduler.receive([(peer.incarnation, Hello(peer, "hash")) for peer in (worker, tokenizer)])
+        scheduler.receive([(31, WorkerReady(FACTS, 8)), (21, admit())])
+        beats = [(31, Heartbeat("ready", 0)), (21, Heartbeat("ready", 0))]
+        for _ in range(2):
+            scheduler.beat()
+        now_s += 3600.0
+        scheduler.beat()
+        scheduler.receive([*beats, (31, StepResult(1, pack_i32([41])))])
+        now_s += 0.5
+        scheduler.beat()
+        assert not scheduler.registry.departed and scheduler.fleet.metrics()["output_tokens"] == 1
+        # The same silence of others, while it ran itself.
+        for _ in range(11):
+            scheduler.receive(beats[1:])
+            now_s += 0.5
+            scheduler.beat()
+        assert scheduler.registry.departed == {31} and scheduler.fleet.metrics()["stuck_steps"] == 1
+        scheduler.inbox.close()
+        for link in scheduler._links.values():
+            link.close()
+
+    asyncio.run(main())

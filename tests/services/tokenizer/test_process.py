@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from common.columns import pack_i32, pack_u64, unpack_i32
 from common.config import Config, Links, Model
 from common.errors import ConfigError
-from common.lifecycle import Process
+from common.lifecycle import EXIT_CONFIG, Process
 from common.protocol import (
     Abort,
     Admit,
@@ -554,6 +557,59 @@ def test_drain_leaves_what_does_not_end_to_another_tokenizer(run_dir: Path) -> N
         assert api.of(TextBatch) == [] and system.scheduler.of(Abort) == []
 
     run(scenario, run_dir)
+
+
+def test_a_text_that_does_not_end_is_told_though_others_go_on(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool whose work stands still stalls the process; the other one's progress does not hide it."""
+    release = threading.Event()
+    real = Encoder.prompt
+
+    def prompt(self: Encoder, submit: Submit, vocab_size: int) -> Any:
+        if len(submit.text) > 100_000:
+            release.wait()
+        return real(self, submit, vocab_size)
+
+    monkeypatch.setattr(Encoder, "prompt", prompt)
+
+    async def scenario(system: System) -> None:
+        api = system.api()
+        api.send(msgspec.structs.replace(text(seq(api)), text="x " * 60_000))
+
+        def stalled_s() -> float:
+            return max((beat.counters["stalled_seconds"] for beat in system.scheduler.of(Heartbeat)), default=0.0)
+
+        for number in itertools.count(1):
+            api.send(text(seq(api, number)))
+            await system.scheduler.until(lambda sent=number: len(system.scheduler.of(Admit)) == sent)
+            if stalled_s() > 0.5:
+                break
+        release.set()
+        await api.until(lambda: api.of(Refused))
+        system.scheduler.seen.clear()
+        await system.scheduler.until(lambda: [b for b in system.scheduler.of(Heartbeat) if not b.counters["work_owed"]])
+        assert system.scheduler.of(Heartbeat)[-1].counters["stalled_seconds"] == 0.0
+
+    run(scenario, run_dir)
+
+
+def settings(run_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "services.tokenizer", "--set", f"links.run_dir={run_dir}"]
+
+
+def test_the_process_ends_cleanly_on_sigterm(run_dir: Path) -> None:
+    process = subprocess.Popen(settings(run_dir), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "ready:" not in (line := process.stderr.readline()):
+        assert line, "it ended"
+    process.terminate()
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in rest
+
+
+def test_a_model_that_is_none_is_a_configuration_error(run_dir: Path) -> None:
+    command = [*settings(run_dir), "--set", f"model.source={run_dir}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == EXIT_CONFIG and "Traceback" not in done.stderr
 
 
 def test_model_without_tokenizer_ends_the_process(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,3 +220,38 @@ def test_a_worker_belongs_to_its_scheduler_and_follows_their_number(tmp_path: Pa
         process.wait()
         first.close()
         second.close()
+
+
+def endless(tmp_path: Path) -> subprocess.Popen:
+    """A worker whose first step does not end."""
+    settings = [f"links.run_dir={tmp_path}", "worker.kind=null", "kv.blocks=100", "links.heartbeat_s=0.05"]
+    settings += ["worker.step_us=1000000000", "links.drain_s=0.5"]
+    command = [sys.executable, "-m", "services.worker", *[f"--set={setting}" for setting in settings]]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_worker_in_an_endless_step_beats_tells_so_and_ends_when_given_up(
+    scheduler: FakeScheduler, tmp_path: Path
+) -> None:
+    worker = endless(tmp_path)
+    scheduler.welcome()
+    scheduler.push.send(plan(1, 0, added=True))
+    scheduler.until(lambda m: isinstance(m, Heartbeat) and m.counters["stalled_seconds"] > 0.2)
+    beat = scheduler.until(lambda m: isinstance(m, Heartbeat))
+    assert (beat.counters["work_owed"], beat.state) == (1, "ready")
+    scheduler.tell_members([scheduler.worker.incarnation])
+    _, errors = worker.communicate(timeout=LIMIT_S)
+    assert worker.returncode == 1
+    assert "the scheduler has given this worker up, 1 steps are not done" in errors
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_worker_in_an_endless_step_can_be_stopped(scheduler: FakeScheduler, tmp_path: Path, signals: int) -> None:
+    worker = endless(tmp_path)
+    scheduler.welcome()
+    scheduler.push.send(plan(1, 0, added=True))
+    scheduler.until(lambda m: isinstance(m, Heartbeat) and m.counters["work_owed"] == 1)
+    for _ in range(signals):
+        worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=LIMIT_S)
+    assert worker.returncode == 1
