@@ -87,7 +87,8 @@ def scheduler_endpoint(config: Config, instance: int = 0) -> str:
 class Node(Generic[T]):
     """Keeps an asyncio process (API, tokenizer) a member of every scheduler's system and connected to all peers.
 
-    The owner sets `state`, `progress` and `stage`, adds to `pulses`, reads `view`, sends with `send`, `tell`, `tell_all`.
+    The owner sets `state`, `progress` and `stage`, adds to `pulses`, reads `view`; it sends with `send`, `tell` and
+    `tell_all`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def of_tokens(state: State, tokens: bytes | bytearray, wanted: int, root: bytes,
     missing = -(-known // pool.block_tokens) - len(found) - pool.free_after_share(found)
     return Place(
         uncached=known - len(found) * pool.block_tokens,
-        pending=state.waiting_tokens + filling_tokens(state),
+        pending=state.waiting.tokens + filling_tokens(state),
         open=len(state.sequences),
         missing=max(missing, 0) * pool.block_tokens,
         short=max(min(wanted, worker.facts.max_model_len) - worker.longest, 0),

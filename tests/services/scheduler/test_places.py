@@ -30,7 +30,7 @@ def test_cached_blocks_pending_tokens_and_space() -> None:
     place = places.of_tokens(core.state, prompt, 12, first, chain)
     assert place.uncached == 10 - 8 and len(chain) == 2
     assert place.open == 3 and place.short == 0
-    assert place.pending == core.state.waiting_tokens + places.filling_tokens(core.state) > 5
+    assert place.pending == core.state.waiting.tokens + places.filling_tokens(core.state) > 5
     again = places.of_tokens(core.state, prompt, 12, first, chain)
     assert again == place and len(chain) == 2
     assert places.of_tokens(core.state, pack_i32(ids(60, 50)), 60, first, []).missing == (15 - 13) * 4
