@@ -16,7 +16,6 @@ import msgspec
 from common.columns import unpack_i32, unpack_u64
 from common.config import Kv, Scheduler
 from common.protocol import (
-    Admit,
     FinishReason,
     Load,
     ModelFacts,
@@ -202,7 +201,7 @@ class World:
             self.nodes[choice.tokenizer].flush()
 
     def _lose_node(self) -> None:
-        """A tokenizer dies; what it has sent may arrive before the schedulers hear of it. Its choices are handed over."""
+        """A tokenizer dies; its last words arrive before the schedulers hear of it. Its choices are handed over."""
         old = self.random.choice(self.nodes)
         for side in self.sides:
             side.inbox.append(TokenizerLost(old.instance))
