@@ -169,14 +169,15 @@ class Node(Generic[T]):
         while True:
             now_s = time.monotonic()
             strange = [each for each in self._schedulers if not self._knows_us(each, now_s)]
-            if now_s - beat_s >= heartbeat_s or len(strange) == len(self._schedulers):
+            alone = len(strange) == len(self._schedulers)
+            expected = [each for each in strange if self._expected(each, now_s)]
+            if now_s - beat_s >= heartbeat_s or alone:
                 self.beat()
                 beat_s = now_s
             else:
-                for instance in strange:
-                    if self._expected(instance, now_s):
-                        self._schedulers[instance].send(self._hello)
-            await asyncio.sleep(HELLO_S if strange else max(beat_s + heartbeat_s - now_s, 0.001))
+                for instance in expected:
+                    self._schedulers[instance].send(self._hello)
+            await asyncio.sleep(HELLO_S if alone or expected else max(beat_s + heartbeat_s - now_s, 0.001))
 
     def leave(self) -> None:
         """Says Goodbye and closes every link."""

@@ -123,9 +123,14 @@ def status_table(document: dict[str, Any], now_s: float) -> Table:
     """`valence status` for people."""
     requests, kv = document["requests"], document["kv"]
     used = kv["blocks_total"] - kv["blocks_free"] - kv["blocks_cached"]
+    several = [
+        f"scheduler-{each['instance']}: {each['running']} running, {each['waiting']} waiting\n"
+        for each in document["schedulers"]
+    ]
     table = Table(
         title=f"{document['model'] or 'no model yet'}: {'ready' if document['ready'] else 'not ready'}",
         caption=f"requests: {requests['running']} running, {requests['waiting']} waiting\n"
+        f"{''.join(several) if len(several) > 1 else ''}"
         f"KV blocks: {used:,} used, {kv['blocks_cached']:,} cached, {kv['blocks_free']:,} free "
         f"of {kv['blocks_total']:,}",
         title_justify="left",

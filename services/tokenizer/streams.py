@@ -131,7 +131,7 @@ class Streams:
     def refused(self, message: Refused, scheduler: int) -> None:
         """A scheduler does not take a request, or one choice of it when it was admitted again, or does not have it."""
         lane = self.lanes.lane(scheduler)
-        if message.seq_id in lane.asked:
+        if message.reason == RejectReason.NOT_FOUND:  # the answer to a question, which may have become idle
             self.lanes.denied(message.seq_id, lane)
         elif (sequence := lane.sequences.get(message.seq_id)) is None:
             self.counts.unknown_results += 1

@@ -69,11 +69,13 @@ def test_the_table_shows_processes_requests_and_blocks() -> None:
         "processes": [
             {"service": "worker", "instance": 0, "pid": None, "state": "backoff", "since": 40.0, "reason": ""}
         ],
+        "schedulers": [{"instance": i, "running": i, "waiting": 0} for i in (0, 1)],
         "requests": {"running": 3, "waiting": 4},
         "kv": {"blocks_total": 100, "blocks_free": 60, "blocks_cached": 30},
     }
     out = io.StringIO()
     Console(file=out, width=100).print(display.status_table(document, now_s=100.0))
+    assert "scheduler-1: 1 running, 0 waiting" in out.getvalue()
     text = out.getvalue()
     for part in ("no model yet: not ready", "backoff", "60 s", "3 running, 4 waiting", "10 used, 30 cached, 60 free"):
         assert part in text

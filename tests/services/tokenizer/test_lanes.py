@@ -286,6 +286,16 @@ def test_a_scheduler_that_has_gone_does_not_have_it(pair: Pair, how: str) -> Non
     assert pair.taken(1) == [again("", origin=OLD)]
 
 
+def test_an_answer_to_a_question_that_has_become_idle_is_no_refusal(pair: Pair) -> None:
+    pair.admit(origin=OLD)
+    pair.streams.refused(Refused(X, "not_found", ""), 1)
+    pair.only(0)
+    pair.lanes.renewed(0)
+    pair.streams.refused(Refused(X, "not_found", "to what the predecessor was asked"), 0)
+    pair.tokens(0, "a")
+    assert pair.flush() == ("a", [])
+
+
 def test_a_client_that_leaves_while_it_is_looked_for(pair: Pair) -> None:
     pair.admit(origin=OLD)
     pair.streams.abort(X)
