@@ -21,12 +21,13 @@ import psutil
 import uvloop
 
 from common import config as configuration
-from common import env, log
+from common import crash, env, log
 from common.config import Config
 from common.errors import ConfigError
 from common.membership import Change, Membership
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
+from common.recorder import Kind, Recorder
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Process:
         self.since_s = time.time()
         self.counters = LinkCounters()
         self.stopping = asyncio.Event()
+        self.recorder = Recorder()  # `start` gives it a file
         self._usage = psutil.Process()
 
     def inbox_endpoint(self) -> str:
@@ -58,6 +60,12 @@ class Process:
 
     def push(self, endpoint: str) -> Push:
         return Push(endpoint, self.incarnation, self.config.links.queue, self.counters)
+
+    def record_beat(self, state: State) -> None:
+        """Once per heartbeat, from the main thread."""
+        counters = self.counters
+        refused, unread = counters.refused, counters.bad_frame + counters.bad_version
+        self.recorder.beat(state, refused, unread, self.config.links.heartbeat_s)
 
     def usage(self) -> dict[str, float]:
         """Metrics that every process has."""
@@ -114,6 +122,7 @@ class Node(Generic[T]):
         """One heartbeat, with a Hello before it while the scheduler does not list us."""
         if not self.joined:
             self.to_scheduler.send(self._hello)
+        self.process.record_beat(self.state)
         values = checked(self._metrics() | self.process.usage())
         self.to_scheduler.send(Heartbeat(self.state, self.progress, self.stage, values))
 
@@ -150,6 +159,7 @@ class Node(Generic[T]):
             raise RuntimeError("the scheduler has given this process up; ending, to start afresh")
         if change.new_scheduler and not self.joined:
             self.beat()
+        self.process.recorder.peers(change.joined, change.left)
         for peer in change.left:
             if link := self._links.pop(peer.incarnation, None):
                 link.close()
@@ -173,6 +183,7 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
             task.cancel()
 
         def on_signal() -> None:
+            process.recorder.life.add(Kind.SIGNAL, a=signal.SIGTERM)
             if process.stopping.is_set():
                 os._exit(1)
             process.stopping.set()
@@ -191,6 +202,8 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
     except ConfigError as error:
         end_on_config(error)
     for context in fault:
+        if cause := context.get("exception"):
+            process.recorder.fault(cause)
         logging.getLogger(service).critical(
             "fault: %s", context.get("message"), exc_info=context.get("exception") or None
         )
@@ -211,7 +224,9 @@ def start(service: ServiceName) -> Process:
     except ConfigError as error:
         end_on_config(error)
     log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
-    return Process(service, arguments.instance, config)
+    process = Process(service, arguments.instance, config)
+    process.recorder = crash.arm(config.run_dir, process.peer(""), configuration.fingerprint(config))
+    return process
 
 
 def end_on_config(error: ConfigError) -> NoReturn:

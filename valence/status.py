@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from common.config import Config
 from common.lifecycle import scheduler_endpoint
-from common.protocol import Member, Status, StatusQuery, ToAdmin
+from common.protocol import Member, Status, StatusQuery, Story, StoryQuery, ToAdmin
 from common.transport import Inbox, LinkCounters, Push, new_incarnation
 from valence.programs import SERVICES
 from valence.supervisor import ProcessView
@@ -42,6 +42,13 @@ class StatusClient:
             return None
         answers = [message for _, message in self._inbox.drain() if isinstance(message, Status)]
         return answers[-1] if answers else None
+
+    def story(self, seq_id: int, wait_s: float = ANSWER_S) -> list[str]:
+        """What the scheduler remembers of a sequence, its number first; empty if nothing, or no answer comes in time."""
+        self._push.send(StoryQuery(self._inbox.endpoint, seq_id))
+        if not self._inbox.wait(wait_s):
+            return []
+        return next((message.lines for _, message in self._inbox.drain() if isinstance(message, Story)), [])
 
 
 class Row(NamedTuple):

@@ -27,6 +27,7 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
+from common.recorder import Kind
 from services.api.errors import reason_of
 from services.api.figures import Figures
 from services.api.routes import Routes
@@ -43,6 +44,11 @@ NOBODY = Peer("tokenizer", 0, 0, "")  # has the choices that wait for a tokenize
 ABORTS_KEPT = 1024
 Send = Callable[[int, msgspec.Struct], bool]
 Reply = Callable[[Tokenized | Detokenized | Reject], None]
+Record = Callable[..., None]  # common.recorder.Ring.add
+
+
+def unrecorded(*_: object) -> None:
+    """For a hub without a process."""
 
 
 class Consumer(Protocol):
@@ -122,6 +128,7 @@ class Hub:
         self.calls: dict[int, tuple[int, Reply]] = {}  # by call id: tokenizer, where the answer goes
         self.routes, self.figures = routes, figures
         self.recovered = 0  # choices that have moved
+        self.record: Record = unrecorded
         self._max_open, self._send, self._recover_s = max_open, send, recover_s
         self._waiting: list[Choice] = []  # those of NOBODY, and some that have ended
         self._aborted: deque[tuple[int, int]] = deque(maxlen=ABORTS_KEPT)  # tokenizer and origin, newest last
@@ -210,6 +217,7 @@ class Hub:
                 inter_token.add((now_s - choice.last_s) / count, count)
             else:
                 self.figures.first_token.add(now_s - choice.request.opened_s)
+                self.record(Kind.FIRST_TEXT, seq_id)
             choice.last_s = now_s
             if text:
                 self._append(choice, text)
@@ -278,6 +286,7 @@ class Hub:
     def _wait(self, choice: Choice, lost_s: float) -> None:
         self.routes.release(choice.tokenizer)
         choice.tokenizer, choice.lost_s = NOBODY.incarnation, lost_s
+        self.record(Kind.WAITING, choice.seq_id)
         self.routes.add(NOBODY.incarnation)
         self._waiting.append(choice)
 
@@ -290,6 +299,7 @@ class Hub:
         self.choices[seq_id] = choice
         self.routes.release(choice.tokenizer)
         choice.seq_id, choice.tokenizer = seq_id, peer.incarnation
+        self.record(Kind.MOVED, seq_id, choice.origin)
         self.routes.add(peer.incarnation)
         self.recovered += 1
         return True
@@ -352,6 +362,7 @@ class Hub:
 
     def _close(self, choice: Choice, finished: TextFinished) -> None:
         choice.finished = finished
+        self.record(Kind.ANSWERED, choice.seq_id, choice.received, finished.cached_tokens, finished.reason)
         if not choice.parts:
             choice.request.updated.append(choice)
         choice.request.open -= 1

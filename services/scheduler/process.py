@@ -32,6 +32,7 @@ from common.protocol import (
     WorkerReady,
     tokenizer_of,
 )
+from common.recorder import Kind
 from common.transport import AsyncInbox, Push
 from services.scheduler.core import SchedulerCore
 from services.scheduler.events import (
@@ -46,6 +47,7 @@ from services.scheduler.events import (
     WorkerFault,
     WorkerLost,
 )
+from services.scheduler.journal import Journal
 from services.scheduler.members import Registry
 
 log = logging.getLogger("scheduler")
@@ -55,6 +57,8 @@ class SchedulerProcess:
     def __init__(self, process: Process, core: SchedulerCore) -> None:
         self.process = process
         self.core = core
+        self.recorder = process.recorder
+        core.tell(Journal(process.recorder).note)
         links = process.config.links
         endpoint = scheduler_endpoint(process.config)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
@@ -121,6 +125,7 @@ class SchedulerProcess:
         events = self._on_left(replaced, "was replaced") if replaced else []
         if joined:
             log.info("%s-%d joined (pid %d)", joined.service, joined.instance, joined.pid)
+            self.recorder.peers([joined], ())
             if hello.config_hash != self.fingerprint:
                 log.warning("%s-%d runs with other settings than the scheduler", joined.service, joined.instance)
             self._links[sender] = self.process.push(joined.endpoint)
@@ -131,6 +136,7 @@ class SchedulerProcess:
 
     def _on_left(self, peer: Peer, how: str) -> list[Event]:
         log.info("%s-%d %s", peer.service, peer.instance, how)
+        self.recorder.peers((), [peer], how)
         self._changed = True
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
@@ -176,10 +182,12 @@ class SchedulerProcess:
         match effect:
             case SendPlan(plan):
                 self._links[self._worker].send(plan)
+                self.recorder.steps.add(Kind.PLANNED, 0, plan.step, len(plan.slots) // 4, len(plan.added))
             case SendTokens(tokenizer, batch):
                 if link := self._tokenizers.get(tokenizer):
                     link.send(batch)
             case SendRefused(tokenizer, refused):
+                self.recorder.refusals.add(Kind.REFUSED, refused.seq_id, text=refused.reason.encode())
                 if link := self._tokenizers.get(tokenizer):
                     link.send(refused)
             case WorkerFault(reason):
@@ -207,6 +215,7 @@ class SchedulerProcess:
             events += self._on_left(peer, "went silent")
         self._handle(events)
         load = self.core.load()
+        self.process.record_beat("ready")
         values = checked(self.core.metrics() | self.process.usage())
         self.registry.update_own("ready", load.steps, None, values)
         self._broadcast()

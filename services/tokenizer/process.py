@@ -30,6 +30,7 @@ from common.protocol import (
     Tokenized,
     ToTokenizer,
 )
+from common.recorder import Kind
 from services.tokenizer.encode import Encoder
 from services.tokenizer.outbox import Outbox, Upstream
 from services.tokenizer.sequence import Request
@@ -47,6 +48,7 @@ class TokenizerProcess:
         self.node: Node[ToTokenizer] = Node(process, ToTokenizer, self._receive, self._on_change, self._metrics)
         self.streams = Streams(Upstream(self.node.to_scheduler.send))
         self._config = process.config
+        self._recorder = process.recorder
         self._pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode")
         self._long_pool = ThreadPoolExecutor(1, "encode-long")
         self._loop = asyncio.get_running_loop()
@@ -134,13 +136,20 @@ class TokenizerProcess:
         request = self.streams.open(submit, box)
         if request is None:
             return ()
+        self._recorder.requests.add(Kind.SUBMITTED, submit.seq_id, submit.n, max(submit.origin, 0))
         if self._encoder is None or self._model is None:
-            self.streams.refuse(request, LOADING)
+            self._refuse(request, LOADING)
             return ()
         return (request,)
 
+    def _refuse(self, request: Request, reject: Reject) -> None:
+        self._recorder.refusals.add(Kind.REFUSED, request.submit.seq_id, text=reject.reason.encode())
+        self.streams.refuse(request, reject)
+
     def _abort(self, seq_id: int) -> None:
         request = self.streams.abort(seq_id)
+        if request is not None:
+            self._recorder.requests.add(Kind.ABORTED, seq_id)
         if request is not None and not request.live and (job := self._jobs.get(request.submit.seq_id)):
             job.cancel()
 
@@ -158,7 +167,9 @@ class TokenizerProcess:
             assert self._model is not None, "it is never forgotten"
             self.streams.admit(request, result_of(job), self._model)
         except Reject as reject:
-            self.streams.refuse(request, reject)
+            self._refuse(request, reject)
+        else:
+            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(request.tokens), request.submit.n)
 
     def _call(self, box: Outbox, call: Tokenize | Detokenize) -> None:
         if self._encoder is None:
@@ -217,6 +228,7 @@ class TokenizerProcess:
                 self.streams.drop(key)
         if change.new_scheduler:
             self.streams.admit_again()
+            self._recorder.life.add(Kind.READMITTED, a=self.streams.open_requests)
         self._flush()
 
     def _metrics(self) -> dict[str, float]:

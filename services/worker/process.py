@@ -16,6 +16,7 @@ from common import config as configuration
 from common.lifecycle import Process, scheduler_endpoint
 from common.membership import Membership
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
+from common.recorder import Kind
 from common.transport import Inbox
 from services.worker.beacon import Beacon
 from services.worker.engine import Engine, MakeEngine, Pending
@@ -40,6 +41,7 @@ class WorkerProcess:
         self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
         self._engine: Engine | None = None  # None while it starts
         self._stopping = False
+        self._newest_us = 0  # what the newest finished step took
 
     def metrics(self) -> dict[str, float]:
         return {"steps": float(self.steps), "step_seconds": self.step_s} | (
@@ -55,6 +57,7 @@ class WorkerProcess:
         self._engine = engine
         self.beacon.stage = None
         self.beacon.state = "ready"
+        self.process.record_beat("ready")
         while not self._stopping:
             # While a step is on the device, its end and the next plan are looked for by turns, without waiting.
             if self.inbox.wait(0 if self._in_flight else WAIT_S):
@@ -80,6 +83,8 @@ class WorkerProcess:
     def _on_members(self, engine: Engine, sender: int, message: Members) -> None:
         change = self.view.update(sender, message, time.monotonic())
         self.inbox.departed = self.view.departed
+        self.process.record_beat(self.beacon.state)
+        self.process.recorder.peers(change.joined, change.left)
         own = self.process.incarnation
         if own in self.view.departed:
             raise RuntimeError("the scheduler has given this worker up; ending, to start afresh")
@@ -93,11 +98,19 @@ class WorkerProcess:
             self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
+        self._record(plan)
         start_s = time.perf_counter()
         self._in_flight.append((plan.step, start_s, engine.execute(plan)))
         self.steps += 1
         self.beacon.progress += 1
         self._flush(keep=1)
+
+    def _record(self, plan: StepPlan) -> None:
+        """Before the step runs: it may be the last one."""
+        recorder = self.process.recorder
+        recorder.steps.add(Kind.STEP, 0, plan.step, self._newest_us, len(plan.slots) // 4)
+        for row in plan.added:
+            recorder.requests.add(Kind.ROW, row.seq_id, plan.step, row.computed, row.slot)
 
     def _flush(self, keep: int) -> None:
         """Sends every result that is there; waits for all but the newest `keep`."""
@@ -106,7 +119,8 @@ class WorkerProcess:
             tokens = pending.tokens()
             elapsed_s = time.perf_counter() - start_s
             self.step_s += elapsed_s
-            self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6), failed=pending.failed))
+            self._newest_us = int(elapsed_s * 1e6)
+            self.to_scheduler.send(StepResult(step, tokens, self._newest_us, failed=pending.failed))
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""
@@ -114,6 +128,7 @@ class WorkerProcess:
         self.beacon.progress += 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.process.recorder.life.add(Kind.SIGNAL, a=number)
         if self._stopping or self.beacon.state != "ready":
             sys.exit(0 if not self._stopping else 1)
         self._stopping = True
