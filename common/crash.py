@@ -24,7 +24,7 @@ import msgspec
 from common.errors import ConfigError
 from common.protocol import Peer
 from common.recorder import FOLDER as RECORD_FOLDER
-from common.recorder import Event, Recorder, file_name, open_file, prune
+from common.recorder import Event, Recorder, file_name, newest, open_file, prune
 
 log = logging.getLogger("crash")
 FOLDER = "crash"  # in the run directory
@@ -43,14 +43,14 @@ class Frame(msgspec.Struct, frozen=True):
     code: str = ""
 
 
-class Head(msgspec.Struct, frozen=True, tag="crash"):
+class Head(msgspec.Struct, frozen=True, tag="crash", tag_field="line"):
     peer: Peer
     at_s: float  # Unix time
     fingerprint: str
     thread: str = "MainThread"
 
 
-class Raised(msgspec.Struct, frozen=True, tag="exception"):
+class Raised(msgspec.Struct, frozen=True, tag="exception", tag_field="line"):
     """One exception; those that led to it come after it."""
 
     type: str
@@ -58,7 +58,7 @@ class Raised(msgspec.Struct, frozen=True, tag="exception"):
     frames: list[Frame]  # outermost first
 
 
-class Happened(msgspec.Struct, frozen=True, tag="event"):
+class Happened(msgspec.Struct, frozen=True, tag="event", tag_field="line"):
     event: Event
 
 
@@ -80,11 +80,8 @@ class Reporter:
     def write(self, error: BaseException) -> None:
         """The first fault is the one to know; what it leads to on the way out is not written."""
         head = Head(self._peer, time.time(), self._fingerprint, threading.current_thread().name)
-        events = sorted(
-            (event for ring in self._recorder.read().values() for event in ring[-EVENTS_KEPT:]),
-            key=lambda event: event.mono_s,
-        )
-        lines: list[Line] = [head, *chain(error), *(Happened(event) for event in events[-EVENTS_KEPT:])]
+        events = newest(self._recorder.read(), EVENTS_KEPT)
+        lines: list[Line] = [head, *chain(error), *(Happened(event) for event in events)]
         content = msgspec.json.Encoder().encode_lines(lines)
         with contextlib.suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

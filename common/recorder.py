@@ -26,6 +26,7 @@ MAGIC = b"VLREC001"
 HEAD_BYTES = 4096
 TEXT_BYTES = 64
 # number, monotonic and wall time in seconds, kind, code, three numbers, text, number again: a torn slot has two.
+BEAT = struct.Struct("<dd")  # at the end of the head: monotonic and wall time of the last heartbeat
 SLOT = struct.Struct(f"<QddIIQQQ{TEXT_BYTES}sQ")
 ALL = (1 << 64) - 1
 STALL_S = 2.0  # a heartbeat that is so late was held up
@@ -89,15 +90,26 @@ class Recording(msgspec.Struct):
 
     peer: Peer
     rings: dict[RingName, list[Event]]
+    beat: tuple[float, float] = (0.0, 0.0)  # monotonic and wall time of the last heartbeat; 0 before the first
 
     @property
     def name(self) -> str:
         return f"{self.peer.service}-{self.peer.instance}"
 
     def newest(self, count: int) -> list[Event]:
-        """The last events of all rings together, in order of time."""
-        events = [event for ring in self.rings.values() for event in ring[-count:]]
-        return sorted(events, key=lambda event: event.mono_s)[-count:]
+        """The last events of all rings together, in order of time; steps are at most a quarter of them."""
+        return newest(self.rings, count)
+
+    @property
+    def last_sign(self) -> tuple[float, float]:
+        """Monotonic and wall time of the last event or heartbeat."""
+        return max([self.beat, *((event.mono_s, event.wall_s) for event in self.newest(4))])
+
+
+def newest(rings: dict[RingName, list[Event]], count: int) -> list[Event]:
+    """See `Recording.newest`."""
+    events = [event for name, ring in rings.items() for event in ring[-(count // 4 if name == "steps" else count) :]]
+    return sorted(events, key=lambda event: event.mono_s)[-count:]
 
 
 class Ring:
@@ -129,8 +141,8 @@ class Recorder:
         self._buffer: bytearray | mmap.mmap = bytearray(FILE_BYTES) if buffer is None else buffer
         self._state = ""
         self._links = (0, 0)
-        self._beat_s = time.monotonic()
-        self._offset_s = time.time() - self._beat_s
+        self._beat_s = 0.0  # of the last heartbeat; 0 before the first
+        self._offset_s = 0.0  # of the wall clock against the monotonic one, then
         self.on_fault: Callable[[BaseException], None] = lambda error: None
         rings, offset = [], HEAD_BYTES
         for slots in RINGS.values():
@@ -155,21 +167,24 @@ class Recorder:
 
     def beat(self, state: str, refused: int, bad_frames: int, heartbeat_s: float) -> None:
         """Every heartbeat: notes what has changed since the one before, if anything has."""
-        now_s = time.monotonic()
-        late_s, self._beat_s = now_s - self._beat_s - heartbeat_s, now_s
-        offset_s = time.time() - now_s
-        moved_s = offset_s - self._offset_s
-        if late_s > STALL_S:
-            self.life.add(Kind.STALLED, a=int(late_s * 1000))
-        if abs(moved_s) > CLOCK_S:
-            self.life.add(Kind.CLOCK, a=max(0, int(moved_s * 1000)), b=max(0, int(-moved_s * 1000)))
-        self._offset_s = offset_s
+        now_s, wall_s = time.monotonic(), time.time()
+        BEAT.pack_into(self._buffer, HEAD_BYTES - BEAT.size, now_s, wall_s)
+        before_s, self._beat_s = self._beat_s, now_s
+        offset_before_s, self._offset_s = self._offset_s, wall_s - now_s
+        if before_s:
+            self._hold_up(now_s - before_s - heartbeat_s, self._offset_s - offset_before_s)
         if state != self._state:
             self._state = state
             self.life.add(Kind.STATE, text=state.encode())
         if (refused, bad_frames) != self._links:
             before, self._links = self._links, (refused, bad_frames)
             self.life.add(Kind.LINKS, a=refused - before[0], b=bad_frames - before[1])
+
+    def _hold_up(self, late_s: float, moved_s: float) -> None:
+        if late_s > STALL_S:
+            self.life.add(Kind.STALLED, a=int(late_s * 1000))
+        if abs(moved_s) > CLOCK_S:
+            self.life.add(Kind.CLOCK, a=max(0, int(moved_s * 1000)), b=max(0, int(-moved_s * 1000)))
 
     def fault(self, error: BaseException) -> None:
         """An exception that ends the process."""
@@ -232,10 +247,10 @@ def read(path: Path) -> Recording | None:
     start = len(MAGIC) + 4
     size = int.from_bytes(content[len(MAGIC) : start], "little")
     try:
-        peer = msgspec.json.decode(content[start : min(start + size, HEAD_BYTES)], type=Peer)
+        peer = msgspec.json.decode(content[start : min(start + size, HEAD_BYTES - BEAT.size)], type=Peer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return Recording(peer, _rings(content))
+    return Recording(peer, _rings(content), BEAT.unpack_from(content, HEAD_BYTES - BEAT.size))
 
 
 def _rings(content: bytes) -> dict[RingName, list[Event]]:

@@ -115,7 +115,7 @@ def find(run_dir: str = "", port: int | None = None) -> Path:
 
 
 def find_recorded(run_dir: str = "", port: int | None = None) -> Path:
-    """Where a run, living or dead, has left its records. Raises NotRunning if there is none, or several to choose from."""
+    """Where a run, living or dead, has left its records. Raises NotRunning if none has, or several have."""
     root = configuration.default_run_root()
     if run_dir or port is not None:
         path = Path(run_dir) if run_dir else root / str(port)

@@ -44,7 +44,7 @@ class StatusClient:
         return answers[-1] if answers else None
 
     def story(self, seq_id: int, wait_s: float = ANSWER_S) -> list[str]:
-        """What the scheduler remembers of a sequence, its number first; empty if nothing, or no answer comes in time."""
+        """What the scheduler remembers of a sequence, its number first; empty if nothing or without an answer."""
         self._push.send(StoryQuery(self._inbox.endpoint, seq_id))
         if not self._inbox.wait(wait_s):
             return []

@@ -1,31 +1,27 @@
-"""`valence story`: what the processes of a run noted about one request, and why a process died.
+"""`valence story`: what the processes of a run noted about one request.
 
-Everything comes from files: each process's flight recorder (living or dead) and the reports of crashes. Pure but for
-reading them; `story_display` shows what is made here. Order is that of the monotonic clock, which all processes of a
-host share; the wall clock is only shown.
+It comes from their flight recorders' files, of the living and the dead; `story_display` shows what is made here. Order
+is that of the monotonic clock, which all processes of a host share; the wall clock is only shown.
 """
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 
-from common import crash, recorder
-from common.protocol import FinishReason, Peer, tokenizer_of
+from common.protocol import FinishReason, tokenizer_of
 from common.recorder import ALL, TEXT_BYTES, Event, Kind, Recording, RingName
 from valence import rundir
+from valence.crashes import Crash, crashes, killed, recordings
 from valence.errors import CommandError
 from valence.status import StatusClient
 
 ANSWER_ID = re.compile(r"^(chatcmpl|cmpl)-")
 SAME_REQUEST_S = 0.001  # prompts of one request are noted at once
-LAST_EVENTS = 40
 REQUESTS_LISTED = 20
-LOG_BYTES = 1 << 20
 ABOUT_ONE: tuple[RingName, ...] = ("requests", "refusals")
 AROUND = frozenset((Kind.STARTED, Kind.ENDED, Kind.FAULT, Kind.STALLED, Kind.CLOCK, Kind.LINKS, Kind.READMITTED))
 
@@ -48,43 +44,10 @@ class Story(NamedTuple):
     others: int  # requests with the same id, before this one
 
 
-class Crash(NamedTuple):
-    """One end that was not meant."""
-
-    peer: Peer
-    at_s: float
-    how: str
-    raised: list[crash.Raised]
-    native: str  # faulthandler's text
-    events: list[Event]
-    afterwards: list[str]  # what the supervisor noted
-
-    @property
-    def process(self) -> str:
-        return f"{self.peer.service}-{self.peer.instance}"
-
-
-def recordings(run_dir: Path) -> list[Recording]:
-    """Of all processes of the run, as far as their files are kept."""
-    paths = sorted((run_dir / recorder.FOLDER).glob("*.ring"))
-    return [found for path in paths if (found := recorder.read(path)) is not None]
-
-
-def is_alive(peer: Peer) -> bool:
-    """Whether the process still runs; another one may have its pid by now."""
-    try:
-        return psutil.Process(peer.pid).create_time() <= peer.since_s + 1.0
-    except psutil.Error:
-        return False
-
-
 def number_of(name: str) -> int | None:
     """A sequence's number as it stands in logs and stories."""
     found = int(name, 0) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}|[1-9]\d{0,19}", name) else ALL + 1
     return found if found <= ALL else None
-
-
-# --- one request ------------------------------------------------------------------------------------------------------
 
 
 class Received(NamedTuple):
@@ -208,15 +171,9 @@ def _around(found: list[Recording], since_s: float, until_s: float) -> Iterator[
             comes_or_goes = event.kind in (Kind.JOINED, Kind.LEFT) and source.peer.service == "scheduler"
             if since_s <= event.mono_s <= until_s and (event.kind in AROUND or comes_or_goes):
                 yield _entry(source, event)._replace(tone="around")
-        newest = source.newest(1)
-        if newest and since_s <= newest[-1].mono_s <= until_s and killed(source):
-            last = newest[-1]
-            yield Entry(last.mono_s, last.wall_s, source.name, f"killed (pid {source.peer.pid})", "bad")
-
-
-def killed(source: Recording) -> bool:
-    """It is gone and could not say so."""
-    return not any(event.kind is Kind.ENDED for event in source.rings["life"]) and not is_alive(source.peer)
+        mono_s, wall_s = source.last_sign
+        if since_s <= mono_s <= until_s and killed(source):
+            yield Entry(mono_s, wall_s, source.name, f"the last sign of pid {source.peer.pid}, which was killed", "bad")
 
 
 def phrase(event: Event) -> tuple[str, str]:
@@ -227,7 +184,7 @@ def phrase(event: Event) -> tuple[str, str]:
         Kind.STARTED: f"started with settings {text}",
         Kind.STATE: f"is {text}",
         Kind.JOINED: f"{text} joined (pid {a})",
-        Kind.LEFT: f"{text} left",
+        Kind.LEFT: text if " " in text else f"{text} left",
         Kind.READMITTED: f"a new scheduler: handed it {a} open requests",
         Kind.LINKS: f"links: {a} sends refused, {b} frames unreadable",
         Kind.CLOCK: f"the wall clock moved by {(a - b) / 1000:+.1f} s",
@@ -280,66 +237,6 @@ def newest_requests(found: list[Recording], count: int = REQUESTS_LISTED) -> lis
                 ends[event.a] = ends[event.seq]
     arrived = received(found)[-count:]
     return [Listed(entry.event.text, entry.at_s, ends.get(entry.event.seq, "open")) for entry in arrived]
-
-
-# --- crashes ----------------------------------------------------------------------------------------------------------
-
-
-def crashes(run_dir: Path) -> list[Crash]:
-    """All that is known of, newest first: reports, native faults, and processes that just stopped noting."""
-    log = _supervisor_lines(run_dir)
-    rings = recordings(run_dir)
-    by_incarnation = {source.peer.incarnation & 0xFFFFFFFF: source for source in rings}
-    found: dict[int, Crash] = {}
-    for path in sorted((run_dir / crash.FOLDER).glob("*.json")):
-        if report := crash.read(path):
-            peer, at_s = report.head.peer, report.head.at_s
-            first = report.raised[0] if report.raised else crash.Raised("unknown", "", [])
-            how = f"{first.type}: {first.text}" if first.text else first.type
-            events = report.events[-LAST_EVENTS:]
-            found[peer.incarnation & 0xFFFFFFFF] = Crash(peer, at_s, how, report.raised, "", events, [])
-    for path in sorted((run_dir / crash.FOLDER).glob("*.txt")):
-        native = _text(path)
-        key = int(path.name.split(".")[2], 16) if re.fullmatch(r"[a-z]+-\d+\.\d+\.[0-9a-f]{8}\.txt", path.name) else -1
-        if native and key in by_incarnation:
-            source = by_incarnation[key]
-            events = source.newest(LAST_EVENTS)
-            how = native.partition("\n")[0].removeprefix("Fatal Python error: ")
-            found[key] = Crash(source.peer, path.stat().st_mtime, how, [], native, events, [])
-    for key, source in by_incarnation.items():
-        events = source.newest(LAST_EVENTS)
-        if key not in found and events and killed(source):
-            how = "killed: it noted no end (kill -9, out of memory, or the machine stopped)"
-            found[key] = Crash(source.peer, events[-1].wall_s, how, [], "", events, [])
-    told = [each._replace(afterwards=afterwards(log, each.process, each.peer.pid)) for each in found.values()]
-    return sorted(told, key=lambda each: each.at_s, reverse=True)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")[:LOG_BYTES].strip()
-    except OSError:
-        return ""
-
-
-def _supervisor_lines(run_dir: Path) -> list[str]:
-    try:
-        with open(run_dir / "log" / "supervisord.log", "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def afterwards(lines: Iterable[str], name: str, pid: int) -> list[str]:
-    """The supervisor's lines on a process from its end on, until its successor runs."""
-    mine = [line for line in lines if re.search(rf"\b{re.escape(name)}\b", line)]
-    spawned = [place for place, line in enumerate(mine) if line.endswith(f"with pid {pid}")]
-    if not spawned:
-        return []
-    rest = [line for line in mine[spawned[-1] + 1 :] if "entered RUNNING" not in line or "spawned" in line]
-    ends = [place for place, line in enumerate(rest) if "spawned" in line]
-    return rest[: ends[0] + 1] if ends else rest[:4]
 
 
 Told = Story | Crash | list[Listed]

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from common.crash import Frame
 from common.recorder import Event, Kind
-from valence.story import Crash, Listed, Story, Told, phrase
+from valence.crashes import Crash
+from valence.story import Listed, Story, Told, phrase
 
 TONES = {"good": "green", "bad": "red", "around": "dim", "": ""}
 SERVICES = {"api": "cyan", "tokenizer": "magenta", "scheduler": "yellow", "worker": "blue"}

@@ -227,8 +227,9 @@ class TokenizerProcess:
             if box.incarnation not in view.members and box.made_s < oldest_s:
                 self.streams.drop(key)
         if change.new_scheduler:
+            if self.streams.open_requests:
+                self._recorder.life.add(Kind.READMITTED, a=self.streams.open_requests)
             self.streams.admit_again()
-            self._recorder.life.add(Kind.READMITTED, a=self.streams.open_requests)
         self._flush()
 
     def _metrics(self) -> dict[str, float]:
