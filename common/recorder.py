@@ -42,7 +42,7 @@ class Kind(IntEnum):
     """What happened; behind it what `seq`, `a`, `b`, `code` and the text mean, as far as they are used."""
 
     # life
-    STARTED = 1  # text: fingerprint of the settings
+    STARTED = 1  # a: pid, text: fingerprint of the settings
     STATE = 2  # text: the new state
     JOINED = 3  # a peer; seq: incarnation, a: pid, text: name
     LEFT = 4  # as JOINED; text: name and how
@@ -212,7 +212,7 @@ def open_file(run_dir: Path, peer: Peer, fingerprint: str) -> Recorder:
         raise
     finally:
         os.close(descriptor)
-    recorder.life.add(Kind.STARTED, text=fingerprint.encode())
+    recorder.life.add(Kind.STARTED, a=peer.pid, text=fingerprint.encode())
     atexit.register(_end, recorder, os.getpid())
     return recorder
 

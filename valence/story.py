@@ -181,7 +181,7 @@ def phrase(event: Event) -> tuple[str, str]:
     seq, a, b, text = event.seq, event.a, event.b, event.text
     choices = f", {a} choices" if a > 1 else ""
     phrases: dict[Kind, str] = {
-        Kind.STARTED: f"started with settings {text}",
+        Kind.STARTED: f"started (pid {a}) with settings {text}",
         Kind.STATE: f"is {text}",
         Kind.JOINED: f"{text} joined (pid {a})",
         Kind.LEFT: text if " " in text else f"{text} left",
@@ -235,8 +235,12 @@ def newest_requests(found: list[Recording], count: int = REQUESTS_LISTED) -> lis
         for event in source.rings["requests"]:
             if event.kind is Kind.MOVED and event.seq in ends:
                 ends[event.a] = ends[event.seq]
-    arrived = received(found)[-count:]
-    return [Listed(entry.event.text, entry.at_s, ends.get(entry.event.seq, "open")) for entry in arrived]
+    listed: list[Listed] = []
+    arrived = received(found)
+    for place, entry in enumerate(arrived):
+        if not place or not _together(entry, arrived[place - 1]):
+            listed.append(Listed(entry.event.text, entry.at_s, ends.get(entry.event.seq, "open")))
+    return listed[-count:]
 
 
 Told = Story | Crash | list[Listed]
@@ -280,6 +284,20 @@ def document(told: Told) -> Any:
     if isinstance(told, list):
         return [entry._asdict() for entry in told]
     if isinstance(told, Crash):
-        return msgspec.to_builtins(told._asdict(), str_keys=True)
+        return {
+            "process": told.process,
+            "pid": told.peer.pid,
+            "since_s": told.peer.since_s,
+            "at_s": told.at_s,
+            "how": told.how,
+            "raised": msgspec.to_builtins(told.raised),
+            "native": told.native,
+            "events": [_event_document(event) for event in told.events],
+            "afterwards": told.afterwards,
+        }
     entries = [entry._asdict() for entry in told.entries]
     return told._asdict() | {"ids": [f"{seq_id:#018x}" for seq_id in told.ids], "entries": entries}
+
+
+def _event_document(event: Event) -> dict[str, Any]:
+    return {"at_s": event.wall_s, "kind": event.kind.name.lower(), "seq": event.seq, "what": phrase(event)[0]}
