@@ -165,11 +165,11 @@ class TokenizerProcess:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            self.streams.admit(request, result_of(job), self._model)
+            tokens = result_of(job)
+            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
+            self.streams.admit(request, tokens, self._model)
         except Reject as reject:
             self._refuse(request, reject)
-        else:
-            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(request.tokens), request.submit.n)
 
     def _call(self, box: Outbox, call: Tokenize | Detokenize) -> None:
         if self._encoder is None:
