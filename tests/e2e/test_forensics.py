@@ -145,9 +145,11 @@ def test_an_exception_leaves_its_stack(steady: System, name: str) -> None:
     counters = LinkCounters()
     with StatusClient(rundir.running_config(steady.run_dir)) as client:
         status = until(client.ask)
-    peer = next(m.peer for m in status.members if f"{m.peer.service}-{m.peer.instance}" == name)
-    push = Push(peer.endpoint, 12345, 100, counters)
-    assert push.send(Members([], [peer.incarnation], Load()))
+    peers = {f"{m.peer.service}-{m.peer.instance}": m.peer for m in status.members}
+    peer = peers[name]
+    push = Push(peer.endpoint, peers["scheduler-0"].incarnation, 100, counters)
+    others = [member for member in status.members if member.peer is not peer]
+    assert push.send(Members(others, [peer.incarnation], Load(), status.model))
     push.close(linger_ms=2000)
     told = until(crash_of(steady, name, pid))
     assert told["how"].startswith("RuntimeError: the scheduler has given this")

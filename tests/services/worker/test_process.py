@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common import recorder
 from common.columns import pack_i32, unpack_i32
 from common.protocol import (
     Goodbye,
@@ -25,6 +26,7 @@ from common.protocol import (
     ToScheduler,
     WorkerReady,
 )
+from common.recorder import Kind
 from common.transport import Inbox, LinkCounters, Push
 
 LIMIT_S = 30
@@ -121,6 +123,20 @@ def test_plans_are_answered_in_order(scheduler: FakeScheduler, worker: subproces
     beat = scheduler.until(lambda m: isinstance(m, Heartbeat) and m.counters["steps"] == 3)
     assert beat.state == "ready"
     assert beat.progress >= 3
+
+
+def test_a_step_is_recorded_before_it_runs(scheduler: FakeScheduler, worker: subprocess.Popen, tmp_path: Path) -> None:
+    scheduler.welcome()
+    for step_plan in (plan(1, 0, added=True), plan(2, 2)):
+        run(scheduler, step_plan)
+    broken = plan(3, 3)
+    scheduler.push.send(StepPlan(3, slots=pack_i32([10_000]), positions=broken.positions, counts=broken.counts))
+    worker.wait(LIMIT_S)
+    (path,) = (tmp_path / recorder.FOLDER).iterdir()
+    found = recorder.read(path)
+    assert found is not None and [event.a for event in found.rings["steps"]] == [1, 2, 3]
+    assert [(event.seq, event.a, event.code) for event in found.rings["requests"]] == [(70, 1, 3)]
+    assert [event.kind for event in found.rings["life"]][-2:] == [Kind.FAULT, Kind.ENDED]
 
 
 def test_a_new_scheduler_gets_a_fresh_worker(
