@@ -28,6 +28,7 @@ TEXT_BYTES = 64
 # number, monotonic and wall time in seconds, kind, code, three numbers, text, number again: a torn slot has two.
 BEAT = struct.Struct("<dd")  # at the end of the head: monotonic and wall time of the last heartbeat
 SLOT = struct.Struct(f"<QddIIQQQ{TEXT_BYTES}sQ")
+SLOT_BYTES = SLOT.size
 ALL = (1 << 64) - 1
 STALL_S = 2.0  # a heartbeat that is so late was held up
 CLOCK_S = 0.5  # the wall clock has been set, or the machine slept, if it moved so far against the monotonic one
@@ -35,7 +36,7 @@ CLOCK_S = 0.5  # the wall clock has been set, or the machine slept, if it moved 
 RingName = Literal["life", "requests", "refusals", "steps"]
 # What happens often must not push out what happens rarely. Slots, powers of two.
 RINGS: dict[RingName, int] = {"life": 512, "requests": 8192, "refusals": 512, "steps": 1024}
-FILE_BYTES = HEAD_BYTES + SLOT.size * sum(RINGS.values())
+FILE_BYTES = HEAD_BYTES + SLOT_BYTES * sum(RINGS.values())
 
 
 class Kind(IntEnum):
@@ -125,13 +126,13 @@ class Ring:
     def add(self, kind: Kind, seq: int = 0, a: int = 0, b: int = 0, code: int = 0, text: bytes = b"") -> None:
         """Overwrites the oldest event. Numbers that peers made up are cut to 64 bits, texts to TEXT_BYTES."""
         number = self._number = self._number + 1
-        place = self._offset + (number & self._mask) * SLOT.size
-        head = number, time.monotonic(), time.time(), kind
+        place = self._offset + (number & self._mask) * SLOT_BYTES
+        mono_s, wall_s = time.monotonic(), time.time()
         try:
-            self._pack(self._buffer, place, *head, code, seq, a, b, text, number)
+            self._pack(self._buffer, place, number, mono_s, wall_s, kind, code, seq, a, b, text, number)
         except struct.error:
             numbers = code & 0xFFFFFFFF, seq & ALL, a & ALL, b & ALL
-            self._pack(self._buffer, place, *head, *numbers, text, number)
+            self._pack(self._buffer, place, number, mono_s, wall_s, kind, *numbers, text, number)
 
 
 class Recorder:
@@ -147,7 +148,7 @@ class Recorder:
         rings, offset = [], HEAD_BYTES
         for slots in RINGS.values():
             rings.append(Ring(self._buffer, offset, slots))
-            offset += slots * SLOT.size
+            offset += slots * SLOT_BYTES
         self.life, self.requests, self.refusals, self.steps = rings
 
     def peers(self, joined: Iterable[Peer], left: Iterable[Peer], how: str = "") -> None:
@@ -257,7 +258,7 @@ def _rings(content: bytes) -> dict[RingName, list[Event]]:
     found: dict[RingName, list[Event]] = {}
     offset = HEAD_BYTES
     for name, slots in RINGS.items():
-        part = content[offset : offset + slots * SLOT.size]
+        part = content[offset : offset + slots * SLOT_BYTES]
         offset += len(part)
         events = [event for values in SLOT.iter_unpack(part) if (event := _event(values)) is not None]
         found[name] = sorted(events, key=lambda event: event.number)
