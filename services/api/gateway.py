@@ -54,7 +54,7 @@ class Gateway:
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
-        self.hub.record = process.recorder.requests.add
+        self.figures.record = process.recorder.requests.add
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
 
     @property

@@ -29,7 +29,7 @@ from common.protocol import (
 )
 from common.recorder import Kind
 from services.api.errors import reason_of
-from services.api.figures import Figures
+from services.api.figures import Figures, Record, unrecorded
 from services.api.routes import Routes
 
 WORDS = {
@@ -44,11 +44,6 @@ NOBODY = Peer("tokenizer", 0, 0, "")  # has the choices that wait for a tokenize
 ABORTS_KEPT = 1024
 Send = Callable[[int, msgspec.Struct], bool]
 Reply = Callable[[Tokenized | Detokenized | Reject], None]
-Record = Callable[..., None]  # common.recorder.Ring.add
-
-
-def unrecorded(*_: object) -> None:
-    """For a hub without a process."""
 
 
 class Consumer(Protocol):
@@ -97,6 +92,25 @@ class Choice:
             delivered_chars=self.chars,
         )
 
+    def begin(self, figures: Figures, now_s: float) -> None:
+        """Its first token has come."""
+        figures.first_token.add(now_s - self.request.opened_s)
+        self.request.record(Kind.FIRST_TEXT, self.seq_id)
+
+    def wait(self, lost_s: float) -> None:
+        """For a tokenizer."""
+        self.tokenizer, self.lost_s = NOBODY.incarnation, lost_s
+        self.request.record(Kind.WAITING, self.seq_id)
+
+    def move(self, seq_id: int, tokenizer: int) -> None:
+        self.seq_id, self.tokenizer = seq_id, tokenizer
+        self.request.record(Kind.MOVED, seq_id, self.origin)
+
+    def end(self, finished: TextFinished) -> None:
+        """`received` may be less than the terminal counts: then the end came from here."""
+        self.finished = finished
+        self.request.record(Kind.ANSWERED, self.seq_id, self.received, finished.cached_tokens, finished.reason)
+
     def take(self) -> str:
         """The text since the last call."""
         text = "".join(self.parts)
@@ -107,9 +121,21 @@ class Choice:
 class Request:
     """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
 
-    __slots__ = ("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "updated")
+    __slots__ = (
+        "changed",
+        "choices",
+        "consumer",
+        "failure",
+        "heard_s",
+        "limit",
+        "open",
+        "opened_s",
+        "record",
+        "updated",
+    )
 
-    def __init__(self, opened_s: float, limit: int) -> None:
+    def __init__(self, opened_s: float, limit: int, record: Record = unrecorded) -> None:
+        self.record = record
         self.opened_s = self.heard_s = opened_s
         self.limit = limit  # rows that may wait for the client; 0: all of them may
         self.choices: list[Choice] = []
@@ -128,7 +154,6 @@ class Hub:
         self.calls: dict[int, tuple[int, Reply]] = {}  # by call id: tokenizer, where the answer goes
         self.routes, self.figures = routes, figures
         self.recovered = 0  # choices that have moved
-        self.record: Record = unrecorded
         self._max_open, self._send, self._recover_s = max_open, send, recover_s
         self._waiting: list[Choice] = []  # those of NOBODY, and some that have ended
         self._aborted: deque[tuple[int, int]] = deque(maxlen=ABORTS_KEPT)  # tokenizer and origin, newest last
@@ -145,7 +170,7 @@ class Hub:
         if len(self.choices) + count > self._max_open:
             self.figures.refused += 1
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} choices are open already, try again later")
-        request = Request(now_s, limit)
+        request = Request(now_s, limit, self.figures.record)
         for submit in submits:
             peer = self.routes.pick(tokenizers) if tokenizers else NOBODY
             first = self.routes.take_ids(peer, submit.n)
@@ -216,8 +241,7 @@ class Hub:
             elif received:
                 inter_token.add((now_s - choice.last_s) / count, count)
             else:
-                self.figures.first_token.add(now_s - choice.request.opened_s)
-                self.record(Kind.FIRST_TEXT, seq_id)
+                choice.begin(self.figures, now_s)
             choice.last_s = now_s
             if text:
                 self._append(choice, text)
@@ -285,8 +309,7 @@ class Hub:
 
     def _wait(self, choice: Choice, lost_s: float) -> None:
         self.routes.release(choice.tokenizer)
-        choice.tokenizer, choice.lost_s = NOBODY.incarnation, lost_s
-        self.record(Kind.WAITING, choice.seq_id)
+        choice.wait(lost_s)
         self.routes.add(NOBODY.incarnation)
         self._waiting.append(choice)
 
@@ -298,8 +321,7 @@ class Hub:
         del self.choices[choice.seq_id]
         self.choices[seq_id] = choice
         self.routes.release(choice.tokenizer)
-        choice.seq_id, choice.tokenizer = seq_id, peer.incarnation
-        self.record(Kind.MOVED, seq_id, choice.origin)
+        choice.move(seq_id, peer.incarnation)
         self.routes.add(peer.incarnation)
         self.recovered += 1
         return True
@@ -361,8 +383,7 @@ class Hub:
                 self._close(choice, TextFinished(choice.seq_id, reason, 0, choice.received, message=message))
 
     def _close(self, choice: Choice, finished: TextFinished) -> None:
-        choice.finished = finished
-        self.record(Kind.ANSWERED, choice.seq_id, choice.received, finished.cached_tokens, finished.reason)
+        choice.end(finished)
         if not choice.parts:
             choice.request.updated.append(choice)
         choice.request.open -= 1

@@ -106,7 +106,7 @@ class SchedulerCore:
 
     def tell(self, journal: Journal) -> None:
         """Each event of a sequence's story also goes there, from now on."""
-        self._state.journal = journal
+        self._state.past.journal = journal
 
     @property
     def idle(self) -> bool:

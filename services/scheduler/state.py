@@ -20,7 +20,7 @@ from services.scheduler.ends import StopTokens
 from services.scheduler.outbox import Outbox
 from services.scheduler.past import Past
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
-from services.scheduler.request import NEVER, Journal, Row, Sequence, Stage, silent
+from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
 from services.scheduler.waiting import WaitingQueue
@@ -77,7 +77,6 @@ class State:
         self.past = Past()
         self.outbox = Outbox()
         self.counters: Counter[str] = Counter()
-        self.journal: Journal = silent
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
