@@ -72,6 +72,13 @@ class Kind(IntEnum):
     STEP = 71  # worker, at its begin; a: step, b: us that the newest finished one took, code: rows
 
 
+Record = Callable[..., None]  # Ring.add
+
+
+def unrecorded(*_: object) -> None:
+    """For what has no process around it."""
+
+
 class Event(msgspec.Struct, frozen=True):
     """One slot, read."""
 

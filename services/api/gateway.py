@@ -54,7 +54,6 @@ class Gateway:
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
-        self.figures.record = process.recorder.requests.add
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
 
     @property
@@ -99,7 +98,8 @@ class Gateway:
         return self.hub.open(submits, self.tokenizers(), arrived_s, limit)
 
     def record_received(self, identity: str, request: Request) -> None:
-        """Which sequences a client's request id stands for."""
+        """Which sequences a client's request id stands for; from now on they tell what happens to them."""
+        request.record = self.recorder.requests.add
         age_us = int((time.monotonic() - request.opened_s) * 1e6)
         for choice in request.choices:
             if choice.seq_id == choice.first:

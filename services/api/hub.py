@@ -27,9 +27,9 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
-from common.recorder import Kind
+from common.recorder import Kind, Record, unrecorded
 from services.api.errors import reason_of
-from services.api.figures import Figures, Record, unrecorded
+from services.api.figures import Figures
 from services.api.routes import Routes
 
 WORDS = {
@@ -122,20 +122,11 @@ class Request:
     """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
 
     __slots__ = (
-        "changed",
-        "choices",
-        "consumer",
-        "failure",
-        "heard_s",
-        "limit",
-        "open",
-        "opened_s",
-        "record",
-        "updated",
+        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "record", "updated"),
     )
 
-    def __init__(self, opened_s: float, limit: int, record: Record = unrecorded) -> None:
-        self.record = record
+    def __init__(self, opened_s: float, limit: int) -> None:
+        self.record: Record = unrecorded
         self.opened_s = self.heard_s = opened_s
         self.limit = limit  # rows that may wait for the client; 0: all of them may
         self.choices: list[Choice] = []
@@ -170,7 +161,7 @@ class Hub:
         if len(self.choices) + count > self._max_open:
             self.figures.refused += 1
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} choices are open already, try again later")
-        request = Request(now_s, limit, self.figures.record)
+        request = Request(now_s, limit)
         for submit in submits:
             peer = self.routes.pick(tokenizers) if tokenizers else NOBODY
             first = self.routes.take_ids(peer, submit.n)

@@ -461,8 +461,8 @@ def test_ids_do_not_wrap_inside_a_request() -> None:
 
 def test_what_happens_to_a_choice_is_recorded() -> None:
     rig, noted = Rig(), list[tuple[Any, ...]]()
-    rig.figures.record = lambda *event: noted.append(event)
     request = rig.open(n=2)
+    request.record = lambda *event: noted.append(event)
     first, second = (choice.seq_id for choice in request.choices)
     rig.hub.feed(TextBatch(pack_u64([first]), pack_i32([0]), pack_i32([1]), ["a"], []), 2.0)
     rig.hub.feed(TextBatch(pack_u64([first]), pack_i32([1]), pack_i32([1]), ["b"], []), 2.1)
