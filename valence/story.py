@@ -204,7 +204,7 @@ def phrase(event: Event) -> tuple[str, str]:
         Kind.ROW: f"row in slot {event.code} from step {a}, {b} tokens have KV",
         Kind.REFUSED: f"refused: HTTP {a}" if a else f"refused: {text}",
         Kind.PLANNED: f"step {a} planned: {b} rows, {event.code} new",
-        Kind.STEP: f"step {a} begins: {event.code} rows" + (f" (one took {b / 1000:.1f} ms)" if b else ""),
+        Kind.STEP: f"step {a}: {event.code} rows" + (f"; the last took {b / 1000:.1f} ms" if b else ""),
     }
     bad = event.kind in (Kind.REFUSED, Kind.FAULT, Kind.STALLED, Kind.CLOCK, Kind.WAITING)
     bad |= event.code == FinishReason.ERROR and event.kind in (Kind.ANSWERED, Kind.SEQUENCE)

@@ -123,11 +123,11 @@ def _events(told: Crash) -> Table:
     for event in told.events:
         what, tone = phrase(event)
         when = clock(event.wall_s), f"-{passed(end_s - event.mono_s)[1:]}"
-        table.add_row(*when, Text(_sequence(event), "dim"), Text(what, TONES[tone]))
+        table.add_row(*when, Text(what, TONES[tone]).append(_sequence(event), "dim"))
     return table
 
 
 def _sequence(event: Event) -> str:
     """The sequence that an event is about, if it is about one."""
     about_one = Kind.FIRST_TEXT <= event.kind < Kind.PLANNED and event.seq
-    return f"{event.seq:#018x}" if about_one else ""
+    return f"  {event.seq:#018x}" if about_one else ""

@@ -48,7 +48,7 @@ def test_a_crash_shows_stack_events_and_what_came_after(tmp_path: Path) -> None:
     text = text_of(tmp_path, "worker", crashed=True)
     assert "worker-0 (pid" in text and "AssertionError: [bold]not markup[/]" in text
     assert "tests/valence/test_story_display.py:" in text
-    assert f"{seq(1):#018x}  row in slot 2 from step 4" in text
+    assert f"row in slot 2 from step 4, 0 tokens have KV  {seq(1):#018x}" in text
     assert "afterwards, by the supervisor" in text and "nothing is noted" in text
     assert "earlier" in text_of(tmp_path, "", crashed=True)
 
