@@ -122,8 +122,13 @@ def find_recorded(run_dir: str = "", port: int | None = None) -> Path:
         if not (path / recorder.FOLDER).is_dir():
             raise NotRunning(f"no server is running in {path}, nor has one left a record there")
         return path
-    left = sorted(path.parent for path in root.glob(f"*/{recorder.FOLDER}")) if root.is_dir() else []
-    return left[0] if len(left) == 1 and not alive(root) else find()
+    if alive(root):
+        return find()
+    left = sorted(path.parent for path in root.glob(f"*/{recorder.FOLDER}"))
+    if len(left) > 1:
+        choices = ", ".join(f"--port {path.name}" for path in left)
+        raise NotRunning(f"no server is running, and several have left records; say which: {choices}")
+    return left[0] if left else find()
 
 
 def running_config(path: Path) -> Config:

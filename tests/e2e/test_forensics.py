@@ -20,7 +20,7 @@ from valence import rundir
 from valence.crashes import is_alive, recordings
 from valence.errors import CommandError
 from valence.status import StatusClient
-from valence.story import tell
+from valence.story import asked_scheduler, tell
 
 MODEL = "SmolLM2-135M-Instruct"
 MARKER, KEY = "zanzibar marzipan quokka", "sk-hunter2hunter2"
@@ -123,6 +123,8 @@ def test_the_story_of_a_request_that_survived_two_kills(steady: System) -> None:
     ), "\n".join(lines)
     told = json.loads(steady.valence("story", "moved-1", "--json"))
     assert len(told["ids"]) == 2 and len(told["entries"]) == len(lines)
+    remembered = asked_scheduler(steady.run_dir, told["ids"][0])
+    assert [entry.what for entry in remembered if entry.process == "scheduler-0"][-1] == "LENGTH"
     shown = steady.valence("story", "moved-1")
     assert "request moved-1" in shown and "answered: length, 400 tokens" in shown
 
