@@ -21,13 +21,14 @@ import psutil
 import uvloop
 
 from common import config as configuration
-from common import env, log
+from common import crash, env, log
 from common.config import Config
 from common.errors import ConfigError
 from common.membership import Change, Membership
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
 from common.pulse import Pulses
+from common.recorder import Kind, Recorder
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class Process:
         self.since_s = time.time()
         self.counters = LinkCounters()
         self.stopping = asyncio.Event()
+        self.recorder = Recorder()  # `start` gives it a file
         self._usage = psutil.Process()
 
     def inbox_endpoint(self) -> str:
@@ -66,6 +68,12 @@ class Process:
 
     def push(self, endpoint: str) -> Push:
         return Push(endpoint, self.incarnation, self.config.links.queue, self.counters)
+
+    def record_beat(self, state: State) -> None:
+        """Once per heartbeat, from the main thread."""
+        counters = self.counters
+        refused, unread = counters.refused, counters.bad_frame + counters.bad_version
+        self.recorder.beat(state, refused, unread, self.config.links.heartbeat_s)
 
     def usage(self) -> dict[str, float]:
         """Metrics that every process has."""
@@ -147,6 +155,7 @@ class Node(Generic[T]):
     def beat(self) -> None:
         """One heartbeat to every scheduler, with a Hello before it for those who do not list us."""
         now_s = time.monotonic()
+        self.process.record_beat(self.state)
         values = checked(self._metrics() | self.process.usage() | self.pulses.figures(now_s))
         beat = Heartbeat(self.state, self.progress, self.stage, values)
         for instance, link in self._schedulers.items():
@@ -208,6 +217,7 @@ class Node(Generic[T]):
         self._follow(self.view.count)
         if change.new_scheduler:
             self._greet(change.scheduler)
+        self.process.recorder.peers(change.joined, change.left)
         for peer in change.left:
             if link := self._links.pop(peer.incarnation, None):
                 link.close()
@@ -247,6 +257,7 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
             task.cancel()
 
         def on_signal() -> None:
+            process.recorder.life.add(Kind.SIGNAL, a=signal.SIGTERM)
             if process.stopping.is_set():
                 os._exit(1)
             process.stopping.set()
@@ -265,6 +276,8 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
     except ConfigError as error:
         end_on_config(error)
     for context in fault:
+        if cause := context.get("exception"):
+            process.recorder.fault(cause)
         logging.getLogger(service).critical(
             "fault: %s", context.get("message"), exc_info=context.get("exception") or None
         )
@@ -285,7 +298,9 @@ def start(service: ServiceName) -> Process:
     except ConfigError as error:
         end_on_config(error)
     log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
-    return Process(service, arguments.instance, config)
+    process = Process(service, arguments.instance, config)
+    process.recorder = crash.arm(config.run_dir, process.peer(""), configuration.fingerprint(config))
+    return process
 
 
 def end_on_config(error: ConfigError) -> NoReturn:

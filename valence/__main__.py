@@ -198,6 +198,29 @@ def logs(
 
 
 @app.command()
+def story(
+    request: Annotated[str, typer.Argument(help="Request id or sequence number; with --crash a process.")] = "",
+    crash: Annotated[bool, typer.Option("--crash", help="Tell why the process that died last did.")] = False,
+    as_json: AsJson = False,
+    run_dir: RunDir = "",
+    port: Port = None,
+) -> None:
+    """Tell what happened to a request, or why a process died."""
+    from valence import rundir
+    from valence.story import ask, document
+
+    told, others = ask(rundir.find_recorded(run_dir, port), request, crash)
+    if as_json:
+        print(json.dumps(document(told)))
+        return
+    from rich.console import Console
+
+    from valence.story_display import show
+
+    Console(highlight=False).print(show(told, others))
+
+
+@app.command()
 def chat(
     url: Annotated[str, typer.Option("--url", help="Base URL; empty: the server that runs here.")] = "",
     model: Annotated[str, typer.Option("--model", help="Name of the model; empty: the first one.")] = "",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import config as configuration
+from common import crash, recorder
 from common.config import Config
 from common.errors import ConfigError
 from common.lifecycle import make_run_dir
@@ -30,9 +31,9 @@ class Claim(NamedTuple):
     fd: int
 
     def release(self, keep_logs: bool = False) -> None:
-        """Removes the directory (or all but its logs), then lets go."""
+        """Removes the directory (or all but what tells what happened), then lets go."""
         for entry in self.path.iterdir():
-            if not (keep_logs and entry.name == "log"):
+            if not (keep_logs and entry.name in ("log", crash.FOLDER, recorder.FOLDER)):
                 _remove(entry)
         if not keep_logs:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -59,7 +60,7 @@ def claim(path: Path) -> Claim:
             break
         os.close(fd)  # its holder removed the directory between our two calls
     for entry in path.iterdir():
-        if entry.name != "lock":
+        if entry.name not in ("lock", crash.FOLDER, recorder.FOLDER):  # bounded; a run that was killed can be explained
             _remove(entry)
     os.truncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -111,6 +112,23 @@ def find(run_dir: str = "", port: int | None = None) -> Path:
         raise NotRunning(f"no server is running (looked in {root}); start one with `make serve`")
     choices = ", ".join(f"--port {path.name}" for path in found)
     raise NotRunning(f"several servers are running; say which: {choices}")
+
+
+def find_recorded(run_dir: str = "", port: int | None = None) -> Path:
+    """Where a run, living or dead, has left its records. Raises NotRunning if none has, or several have."""
+    root = configuration.default_run_root()
+    if run_dir or port is not None:
+        path = Path(run_dir) if run_dir else root / str(port)
+        if not (path / recorder.FOLDER).is_dir():
+            raise NotRunning(f"no server is running in {path}, nor has one left a record there")
+        return path
+    if alive(root):
+        return find()
+    left = sorted(path.parent for path in root.glob(f"*/{recorder.FOLDER}"))
+    if len(left) > 1:
+        choices = ", ".join(f"--port {path.name}" for path in left)
+        raise NotRunning(f"no server is running, and several have left records; say which: {choices}")
+    return left[0] if left else find()
 
 
 def running_config(path: Path) -> Config:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from common.config import Config, Links
 from common.lifecycle import scheduler_endpoint
 from common.membership import MOST_SCHEDULERS, Membership
-from common.protocol import Member, Members, Peer, Schedulers, Status, StatusQuery, ToAdmin
+from common.protocol import Member, Members, Peer, Schedulers, Status, StatusQuery, Story, StoryQuery, ToAdmin
 from common.pulse import standstill
 from common.transport import Inbox, LinkCounters, Push, new_incarnation
 from valence.programs import SERVICES
@@ -72,6 +72,20 @@ class StatusClient:
                     self.follow(min(message.schedulers, MOST_SCHEDULERS))
             end_s = min(end_s, time.monotonic() + OTHERS_S)
         return found
+
+    def story(self, seq_id: int, wait_s: float = ANSWER_S) -> list[str]:
+        """What the schedulers remember of a sequence, its number first; empty if nothing or without an answer."""
+        for push in self._schedulers:
+            push.send(StoryQuery(self._inbox.endpoint, seq_id))
+        answers, end_s = 0, time.monotonic() + wait_s
+        while answers < len(self._schedulers) and self._inbox.wait(max(end_s - time.monotonic(), 0.0)):
+            for _, message in self._inbox.drain():
+                if isinstance(message, Story):
+                    answers += 1
+                    if message.lines:
+                        return message.lines
+            end_s = min(end_s, time.monotonic() + OTHERS_S)
+        return []
 
     def set_schedulers(self, count: int) -> None:
         """Tells all schedulers how many there shall be. `Status` shows who has heard it."""

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common import env
 from common.errors import Reject
 from common.log import RequestLogger
+from common.recorder import Kind
 from services.api import errors
 from services.api.gateway import Gateway
 from services.api.guard import Guard
@@ -88,6 +89,7 @@ def build(gateway: Gateway) -> Edge:
     async def on_reject(request: Request, error: Exception) -> Response:
         assert isinstance(error, Reject)
         status, problem = errors.of_reject(error)
+        gateway.recorder.refusals.add(Kind.REFUSED, a=status, text=request_id(request).encode())
         # The message may quote the request; logs hold no user's text.
         RequestLogger(log, request_id(request)).info("refused: %d %s %s", status, problem.code, problem.param or "")
         return refuse(status, problem, {})

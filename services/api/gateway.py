@@ -27,6 +27,7 @@ from common.protocol import (
     Tokenized,
 )
 from common.pulse import Work, standstill
+from common.recorder import Kind
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -54,6 +55,7 @@ class Gateway:
         limit = self.config.api.max_open_requests
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
+        self.recorder = process.recorder
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
         self.node.pulses.add(self._work)
 
@@ -132,6 +134,15 @@ class Gateway:
 
     def open(self, submits: list[Submit], arrived_s: float, limit: int) -> Request:
         return self.hub.open(submits, self.tokenizers(), arrived_s, limit)
+
+    def record_received(self, identity: str, request: Request) -> None:
+        """Which sequences a client's request id stands for; from now on they tell what happens to them."""
+        request.record = self.recorder.requests.add
+        age_us = int((time.monotonic() - request.opened_s) * 1e6)
+        for choice in request.choices:
+            if choice.seq_id == choice.first:
+                count = sum(same.first == choice.first for same in request.choices)
+                self.recorder.requests.add(Kind.RECEIVED, choice.first, count, age_us, text=identity.encode())
 
     async def ask(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """One question to a tokenizer. Raises Reject."""

@@ -57,6 +57,7 @@ async def generate(
     limit = gateway.config.api.max_buffered_events if asked.stream else 0
     left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
     request = gateway.open(submits, http.scope["state"]["arrived_s"], limit)
+    gateway.record_received(route.request_id(http), request)
     wire, created = wire_of(http.scope), int(time.time())
     alarm = deadline.set_alarm(gateway.hub, request, left_s)
     if not asked.stream:

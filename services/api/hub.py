@@ -27,6 +27,7 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
+from common.recorder import Kind, Record, unrecorded
 from services.api.errors import reason_of
 from services.api.figures import Figures
 from services.api.routes import Routes
@@ -91,6 +92,25 @@ class Choice:
             delivered_chars=self.chars,
         )
 
+    def begin(self, figures: Figures, now_s: float) -> None:
+        """Its first token has come."""
+        figures.first_token.add(now_s - self.request.opened_s)
+        self.request.record(Kind.FIRST_TEXT, self.seq_id)
+
+    def wait(self, lost_s: float) -> None:
+        """For a tokenizer."""
+        self.tokenizer, self.lost_s = NOBODY.incarnation, lost_s
+        self.request.record(Kind.WAITING, self.seq_id)
+
+    def move(self, seq_id: int, tokenizer: int) -> None:
+        self.seq_id, self.tokenizer = seq_id, tokenizer
+        self.request.record(Kind.MOVED, seq_id, self.origin)
+
+    def end(self, finished: TextFinished) -> None:
+        """`received` may be less than the terminal counts: then the end came from here."""
+        self.finished = finished
+        self.request.record(Kind.ANSWERED, self.seq_id, self.received, finished.cached_tokens, finished.reason)
+
     def take(self) -> str:
         """The text since the last call."""
         text = "".join(self.parts)
@@ -101,9 +121,12 @@ class Choice:
 class Request:
     """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
 
-    __slots__ = ("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "updated")
+    __slots__ = (
+        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "record", "updated"),
+    )
 
     def __init__(self, opened_s: float, limit: int) -> None:
+        self.record: Record = unrecorded
         self.opened_s = self.heard_s = opened_s
         self.limit = limit  # rows that may wait for the client; 0: all of them may
         self.choices: list[Choice] = []
@@ -209,7 +232,7 @@ class Hub:
             elif received:
                 inter_token.add((now_s - choice.last_s) / count, count)
             else:
-                self.figures.first_token.add(now_s - choice.request.opened_s)
+                choice.begin(self.figures, now_s)
             choice.last_s = now_s
             if text:
                 self._append(choice, text)
@@ -277,7 +300,7 @@ class Hub:
 
     def _wait(self, choice: Choice, lost_s: float) -> None:
         self.routes.release(choice.tokenizer)
-        choice.tokenizer, choice.lost_s = NOBODY.incarnation, lost_s
+        choice.wait(lost_s)
         self.routes.add(NOBODY.incarnation)
         self._waiting.append(choice)
 
@@ -289,7 +312,7 @@ class Hub:
         del self.choices[choice.seq_id]
         self.choices[seq_id] = choice
         self.routes.release(choice.tokenizer)
-        choice.seq_id, choice.tokenizer = seq_id, peer.incarnation
+        choice.move(seq_id, peer.incarnation)
         self.routes.add(peer.incarnation)
         self.recovered += 1
         return True
@@ -351,7 +374,7 @@ class Hub:
                 self._close(choice, TextFinished(choice.seq_id, reason, 0, choice.received, message=message))
 
     def _close(self, choice: Choice, finished: TextFinished) -> None:
-        choice.finished = finished
+        choice.end(finished)
         if not choice.parts:
             choice.request.updated.append(choice)
         choice.request.open -= 1

@@ -45,6 +45,7 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             limit=limit,
             tokens=bytearray(admit.tokens + admit.output),
             origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
+            journal=state.past.journal,
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)

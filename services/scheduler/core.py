@@ -42,7 +42,7 @@ from services.scheduler.events import (
 )
 from services.scheduler.orphans import give_up, orphan, outdated, take_over
 from services.scheduler.planner import make_plan
-from services.scheduler.request import Sequence, story_lines
+from services.scheduler.request import Journal, Sequence, story_lines
 from services.scheduler.results import Fault, apply_result
 from services.scheduler.state import State
 
@@ -120,6 +120,10 @@ class SchedulerCore:
                 plans.append(plan)
             self.left_over = len(state.waiting)
         return plans
+
+    def tell(self, journal: Journal) -> None:
+        """Each event of a sequence's story also goes there, from now on."""
+        self._state.past.journal = journal
 
     @property
     def idle(self) -> bool:

@@ -34,6 +34,7 @@ from services.scheduler.events import (
     WorkerFault,
     WorkerLost,
 )
+from services.scheduler.request import Journal
 
 
 def difference(ours: ModelFacts, theirs: ModelFacts) -> str:
@@ -86,6 +87,10 @@ class Fleet:
             if core.changed:
                 plans += [SendPlan(plan, group) for plan in core.plans()]
         return plans + self._book.drain()
+
+    def tell(self, journal: Journal) -> None:
+        """Each event of a sequence's story also goes there, from now on."""
+        self._book.past.journal = journal
 
     @property
     def model(self) -> ModelFacts | None:

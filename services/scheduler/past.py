@@ -11,7 +11,7 @@ import msgspec
 
 from common.protocol import Finished, FinishReason
 from services.scheduler.blocks import TOKEN_BYTES
-from services.scheduler.request import Sequence
+from services.scheduler.request import Journal, Sequence, silent
 
 SEQUENCES_KEPT = 4096
 TOKENS_KEPT = 1 << 22  # of their outputs, 16 MiB
@@ -29,6 +29,7 @@ class Past:
         self.names: dict[int, int] = {}  # by origin; open sequences and those kept here
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._num_bytes = 0
+        self.journal: Journal = silent  # hears of all sequences' stories
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._ended

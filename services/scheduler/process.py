@@ -37,6 +37,7 @@ from common.protocol import (
     WorkerReady,
 )
 from common.pulse import Pulses
+from common.recorder import Kind
 from common.transport import AsyncInbox, Push
 from services.scheduler.events import (
     ApiLost,
@@ -55,6 +56,7 @@ from services.scheduler.events import (
     WorkerFault,
 )
 from services.scheduler.fleet import Fleet
+from services.scheduler.journal import Journal
 from services.scheduler.members import Registry
 
 log = logging.getLogger("scheduler")
@@ -66,6 +68,8 @@ class SchedulerProcess:
     def __init__(self, process: Process, fleet: Fleet) -> None:
         self.process = process
         self.fleet = fleet
+        self.recorder = process.recorder
+        fleet.tell(Journal(process.recorder).note)
         links = process.config.links
         endpoint = scheduler_endpoint(process.config, process.instance)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
@@ -124,6 +128,7 @@ class SchedulerProcess:
         events = self._on_left(replaced, "was replaced") if replaced else []
         if joined:
             log.info("%s-%d joined (pid %d)", joined.service, joined.instance, joined.pid)
+            self.recorder.peers([joined], ())
             if hello.config_hash != self.fingerprint:
                 log.warning("%s-%d runs with other settings than the scheduler", joined.service, joined.instance)
             self._links[sender] = self.process.push(joined.endpoint)
@@ -134,6 +139,7 @@ class SchedulerProcess:
 
     def _on_left(self, peer: Peer, how: str, died: bool = True) -> list[FleetEvent]:
         log.info("%s-%d %s", peer.service, peer.instance, how)
+        self.recorder.peers((), [peer], how)
         self._changed = True
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
@@ -157,10 +163,12 @@ class SchedulerProcess:
         match effect:
             case SendPlan(plan, group):
                 self._links[group].send(plan)
+                self.recorder.steps.add(Kind.PLANNED, 0, plan.step, len(plan.slots) // 4, len(plan.added))
             case SendTokens(tokenizer, batch):
                 if link := self._tokenizers.get(tokenizer):
                     link.send(batch)
             case SendRefused(tokenizer, refused):
+                self.recorder.refusals.add(Kind.REFUSED, refused.seq_id, text=refused.reason.encode())
                 if link := self._tokenizers.get(tokenizer):
                     link.send(refused)
             case GroupJoined(group, model):
@@ -212,9 +220,10 @@ class SchedulerProcess:
         for group, load in self.fleet.loads().items():
             self.registry.tell_figures(group, group_figures(load))
         load = self.fleet.load()
-        values = checked(self.fleet.metrics() | self.process.usage() | self.pulses.figures(now_s))
         leaves = self.process.stopping.is_set() or self.process.instance >= self._schedulers
         state: State = "draining" if leaves else "ready"
+        self.process.record_beat(state)
+        values = checked(self.fleet.metrics() | self.process.usage() | self.pulses.figures(now_s))
         self.registry.update_own(state, load.steps, None, values)
         self._broadcast()
 

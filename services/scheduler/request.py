@@ -6,6 +6,7 @@ one stay on the worker; a preempted sequence gets a new row later, and results f
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
@@ -16,6 +17,13 @@ from services.scheduler.policy import Key
 
 STORY_LINES = 64
 NEVER = 1 << 62  # a tick or step that does not come
+
+
+Journal = Callable[[int, str], None]  # hears what happens to a sequence, besides its own log
+
+
+def silent(seq_id: int, text: str) -> None:
+    """Nobody listens."""
 
 
 class Stage(IntEnum):
@@ -84,6 +92,7 @@ class Sequence:
     origin: int = -1  # its first id: others follow when tokenizers die
     orphaned_s: float = inf  # since when no tokenizer has it
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
+    journal: Journal = silent
 
     @property
     def known(self) -> int:
@@ -95,6 +104,7 @@ class Sequence:
 
     def note(self, now_s: float, text: str) -> None:
         self.log.append((now_s, text))
+        self.journal(self.seq_id, text)
 
     def story(self) -> list[str]:
         return story_lines(self.seq_id, self.log)
@@ -105,7 +115,7 @@ class Sequence:
             lines = [f"{self.stage.name} -> {stage.name} ({why}) is not allowed", *self.story()]
             raise IllegalTransition("\n".join(lines))
         self.stage = stage
-        self.log.append((now_s, why))
+        self.note(now_s, why)
 
 
 def story_lines(seq_id: int, log: "deque[tuple[float, str]]") -> list[str]:

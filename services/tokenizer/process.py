@@ -31,6 +31,7 @@ from common.protocol import (
     ToTokenizer,
 )
 from common.pulse import Work
+from common.recorder import Kind
 from services.tokenizer.encode import Encoder
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -60,6 +61,7 @@ class TokenizerProcess:
         self.node: Node[ToTokenizer] = Node(process, ToTokenizer, self._receive, self._on_change, self._metrics)
         self.streams = Streams(Lanes(self.node.tell, self._takers, self._speakers))
         self._config = process.config
+        self._recorder = process.recorder
         self._short, self._long = Lane(self._config.tokenizer.threads, "encode"), Lane(1, "encode-long")
         self.node.pulses.add(self._short.work)
         self.node.pulses.add(self._long.work)
@@ -150,13 +152,20 @@ class TokenizerProcess:
         request = self.streams.open(submit, box)
         if request is None:
             return ()
+        self._recorder.requests.add(Kind.SUBMITTED, submit.seq_id, submit.n, max(submit.origin, 0))
         if self._encoder is None or self._model is None:
-            self.streams.refuse(request, LOADING)
+            self._refuse(request, LOADING)
             return ()
         return (request,)
 
+    def _refuse(self, request: Request, reject: Reject) -> None:
+        self._recorder.refusals.add(Kind.REFUSED, request.submit.seq_id, text=reject.reason.encode())
+        self.streams.refuse(request, reject)
+
     def _abort(self, seq_id: int) -> None:
         request = self.streams.abort(seq_id)
+        if request is not None:
+            self._recorder.requests.add(Kind.ABORTED, seq_id)
         if request is not None and not request.live and (job := self._jobs.get(request.submit.seq_id)):
             job.cancel()
 
@@ -172,9 +181,11 @@ class TokenizerProcess:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            self.streams.admit(request, result_of(job), self._model)
+            tokens = result_of(job)
+            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
+            self.streams.admit(request, tokens, self._model)
         except Reject as reject:
-            self.streams.refuse(request, reject)
+            self._refuse(request, reject)
 
     def _call(self, box: Outbox, call: Tokenize | Detokenize) -> None:
         if self._encoder is None:
@@ -241,6 +252,8 @@ class TokenizerProcess:
         """One scheduler has spoken. What those have that are going or not heard moves to others."""
         view, lanes, now_s = self.node.view, self.streams.lanes, self._loop.time()
         if change.new_scheduler:
+            if self.streams.open_requests:
+                self._recorder.life.add(Kind.READMITTED, a=self.streams.open_requests)
             lanes.renewed(change.scheduler)
         spoken = view.views[change.scheduler]
         lanes.lane(change.scheduler).told(spoken.load, spoken.model)

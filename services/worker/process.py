@@ -18,6 +18,7 @@ from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
 from common.membership import Membership
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
+from common.recorder import Kind
 from common.transport import Inbox, new_incarnation
 from services.worker.beacon import Beacon, Place
 from services.worker.engine import Engine, MakeEngine, Pending
@@ -44,6 +45,7 @@ class WorkerProcess:
         self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
         self._engine: Engine | None = None  # None while it starts
         self._stopping = False
+        self._newest_us = 0  # what the newest finished step took
 
     def _place(self) -> Place:
         hello = Hello(self.process.peer(self.inbox.endpoint), configuration.fingerprint(self.process.config))
@@ -64,6 +66,7 @@ class WorkerProcess:
         self._engine = engine
         self.beacon.stage = None
         self.beacon.state = "ready"
+        self.process.record_beat("ready")
         while not self._stopping:
             # While a step is on the device, its end and the next plan are looked for by turns, without waiting.
             if self.mailbox.wait(0 if self._in_flight else WAIT_S):
@@ -89,6 +92,8 @@ class WorkerProcess:
     def _on_members(self, engine: Engine, sender: int, message: Members) -> None:
         change = self.view.update(sender, message, time.monotonic())
         self.inbox.departed = self.view.departed
+        self.process.record_beat(self.beacon.state)
+        self.process.recorder.peers(change.joined, change.left)
         if message.schedulers > 0 and (chosen := self.process.instance % message.schedulers) != self.scheduler:
             self._follow(engine, chosen)
             return
@@ -125,11 +130,19 @@ class WorkerProcess:
         self._announced = False
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
+        self._record(plan)
         start_s = time.perf_counter()
         self.beacon.received += 1
         self._in_flight.append((plan.step, start_s, engine.execute(plan)))
         self.steps += 1
         self._flush(keep=1)
+
+    def _record(self, plan: StepPlan) -> None:
+        """Before the step runs: it may be the last one."""
+        recorder = self.process.recorder
+        recorder.steps.add(Kind.STEP, 0, plan.step, self._newest_us, len(plan.slots) // 4)
+        for row in plan.added:
+            recorder.requests.add(Kind.ROW, row.seq_id, plan.step, row.computed, row.slot)
 
     def _flush(self, keep: int) -> None:
         """Sends every result that is there; waits for all but the newest `keep`."""
@@ -140,7 +153,8 @@ class WorkerProcess:
             self.step_s += elapsed_s
             self.beacon.finished += 1
             self.beacon.progress += 1
-            self.to_scheduler.send(StepResult(step, tokens, int(elapsed_s * 1e6), failed=pending.failed))
+            self._newest_us = int(elapsed_s * 1e6)
+            self.to_scheduler.send(StepResult(step, tokens, self._newest_us, failed=pending.failed))
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""
@@ -148,6 +162,7 @@ class WorkerProcess:
         self.beacon.progress += 1
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.process.recorder.life.add(Kind.SIGNAL, a=number)
         if self._stopping or self.beacon.state != "ready":
             sys.exit(0 if not self._stopping else 1)
         self._stopping = True

@@ -83,3 +83,34 @@ def test_settings_of_a_run_are_read_from_its_directory(tmp_path: Path) -> None:
 )
 def test_url_is_one_that_a_client_can_reach(host: str, url: str) -> None:
     assert rundir.url(load(None, [f"api.host={host}", "api.port=80"])) == url
+
+
+def test_records_are_found_after_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configuration, "default_run_root", lambda: tmp_path / "root")
+    with pytest.raises(rundir.NotRunning, match="no server is running"):
+        rundir.find_recorded()
+    first, second = (tmp_path / "root" / port for port in ("7001", "7002"))
+    (first / "record").mkdir(parents=True)
+    assert rundir.find_recorded() == rundir.find_recorded(port=7001) == rundir.find_recorded(str(first)) == first
+    (second / "record").mkdir(parents=True)
+    with pytest.raises(rundir.NotRunning, match="say which: --port 7001, --port 7002"):
+        rundir.find_recorded()
+    with pytest.raises(rundir.NotRunning, match="nor has one left a record"):
+        rundir.find_recorded(port=7003)
+    (second / "supervisor.sock").unlink(missing_ok=True)
+    (second / "record").rmdir()
+    second.rmdir()
+    server = listen(second)
+    assert rundir.find_recorded() == second  # what runs comes first
+    server.close()
+
+
+def test_records_and_reports_outlive_a_failed_run_and_the_next_claim(tmp_path: Path) -> None:
+    claim = rundir.claim(tmp_path / "run")
+    for name in ("log", "record", "crash"):
+        (claim.path / name).mkdir()
+    claim.release(keep_logs=True)
+    again = rundir.claim(claim.path)
+    assert sorted(entry.name for entry in again.path.iterdir()) == ["crash", "lock", "record"]
+    again.release()
+    assert not again.path.exists()

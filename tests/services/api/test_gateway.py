@@ -18,6 +18,7 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
+from common.recorder import Kind
 from common.transport import MAGIC
 from services.api.schema.completion import BODY, submits_of
 from tests.services.api.system import CHAT, COMPLETION, FACTS, running, scenario
@@ -147,5 +148,23 @@ def test_schedulers_that_do_not_serve_are_named_and_one_is_enough() -> None:
             assert "scheduler-1 has no worker" in answer.json()["reason"]
             assert "scheduler-2 serves another model" in answer.json()["reason"]
             assert gateway.facts() == FACTS
+
+    scenario(main)
+
+
+def test_the_clients_id_is_recorded_with_the_sequences_it_stands_for() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            body = {**COMPLETION, "prompt": ["hi", "ho"], "n": 2}
+            answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+            assert answer.status_code == 200
+            refused = await client.post("/v1/completions", json={**body, "n": 0}, headers={"x-request-id": "bad"})
+            assert refused.status_code == 400
+            rings = system.gateway.recorder.read()
+            received = [event for event in rings["requests"] if event.kind is Kind.RECEIVED]
+            ended = [event.seq for event in rings["requests"] if event.kind is Kind.ANSWERED]
+            assert [(event.text, event.a) for event in received] == [("mine", 2), ("mine", 2)]
+            assert sorted(ended) == sorted(event.seq + choice for event in received for choice in range(2))
+            assert [(event.text, event.a) for event in rings["refusals"]] == [("bad", 400)]
 
     scenario(main)

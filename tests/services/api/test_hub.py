@@ -22,6 +22,7 @@ from common.protocol import (
     api_of,
     tokenizer_of,
 )
+from common.recorder import Kind
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -456,3 +457,25 @@ def test_ids_do_not_wrap_inside_a_request() -> None:
     rig.hub.routes._counter = 2**32 - 1
     ids = [choice.seq_id for choice in rig.open(n=2).choices]
     assert ids[1] == ids[0] + 1 and ids[0] & 0xFFFFFFFF == 0
+
+
+def test_what_happens_to_a_choice_is_recorded() -> None:
+    rig, noted = Rig(), list[tuple[Any, ...]]()
+    request = rig.open(n=2)
+    request.record = lambda *event: noted.append(event)
+    first, second = (choice.seq_id for choice in request.choices)
+    rig.hub.feed(TextBatch(pack_u64([first]), pack_i32([0]), pack_i32([1]), ["a"], []), 2.0)
+    rig.hub.feed(TextBatch(pack_u64([first]), pack_i32([1]), pack_i32([1]), ["b"], []), 2.1)
+    rig.hub.lose(A.incarnation, 3.0)
+    rig.hub.recover([B], 3.5)
+    moved = [choice.seq_id for choice in request.choices]
+    rig.hub.cancel(request)
+    assert noted == [
+        (Kind.FIRST_TEXT, first),
+        (Kind.WAITING, first),
+        (Kind.WAITING, second),
+        (Kind.MOVED, moved[0], first),
+        (Kind.MOVED, moved[1], second),
+        (Kind.ANSWERED, moved[0], 2, 0, FinishReason.ABORT),
+        (Kind.ANSWERED, moved[1], 0, 0, FinishReason.ABORT),
+    ]
