@@ -108,6 +108,8 @@ class Links(Branch, frozen=True):
     dead_after_s: Seconds = 5.0
     drain_s: Seconds = 20.0
     recover_s: Seconds = 30.0  # how long requests wait for a tokenizer when theirs has gone
+    keys_dir: str = ""  # tcp: keys, made by `valence keys links init`; needed unless `host` is a loopback address
+    insecure_tcp: bool = False  # tcp beyond this host without keys: whoever reaches the ports owns the server
 
 
 class Log(Branch, frozen=True):

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
@@ -27,7 +26,8 @@ from common.errors import ConfigError
 from common.membership import Change, Membership
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
-from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
+from common.run_dir import make_run_dir
+from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, secure
 
 T = TypeVar("T")
 EXIT_CONFIG = 78  # sysexits.h EX_CONFIG: starting again will not help
@@ -208,9 +208,10 @@ def start(service: ServiceName) -> Process:
         env.check()
         config = configuration.load(arguments.config, env.settings() + arguments.set)
         make_run_dir(config.run_dir)
+        log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
+        secure(config.links)
     except ConfigError as error:
         end_on_config(error)
-    log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
     return Process(service, arguments.instance, config)
 
 
@@ -218,14 +219,3 @@ def end_on_config(error: ConfigError) -> NoReturn:
     """Tells the person what is wrong and ends with the status that a supervisor does not answer by a restart."""
     print(f"configuration: {error}", file=sys.stderr)
     sys.exit(EXIT_CONFIG)
-
-
-def make_run_dir(path: Path) -> None:
-    """Creates the run directory for this user only. Raises ConfigError if it belongs to somebody else."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
-    if len(str(path)) > 80:
-        raise ConfigError(f"the run directory {path} is too long for a socket path; set links.run_dir")

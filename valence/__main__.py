@@ -11,6 +11,7 @@ import typer
 from common import env
 from common.errors import ConfigError
 from valence.errors import CommandError
+from valence.link_commands import links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,8 +199,9 @@ def chat(
         converse(Console(), Conversation(client, name, options, system), name)
 
 
-keys = typer.Typer(no_args_is_help=True, help="Look after the keys of the API.")
+keys = typer.Typer(no_args_is_help=True, help="Look after the keys of the API, and of links between hosts.")
 app.add_typer(keys, name="keys")
+keys.add_typer(links, name="links")
 
 
 @keys.command("add")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from common.config import Config
 from common.lifecycle import scheduler_endpoint
 from common.protocol import Member, Status, StatusQuery, ToAdmin
-from common.transport import Inbox, LinkCounters, Push, new_incarnation
+from common.transport import Inbox, LinkCounters, Push, new_incarnation, secure
 from valence.programs import SERVICES
 from valence.supervisor import ProcessView
 
@@ -24,6 +24,7 @@ class StatusClient:
         counters = LinkCounters()
         incarnation = new_incarnation()
         links = config.links
+        secure(links)
         own = f"tcp://{links.host}:0" if links.transport == "tcp" else f"ipc://{config.run_dir}/admin.{incarnation:x}"
         self._inbox: Inbox[ToAdmin] = Inbox(own, ToAdmin, QUEUE, counters)
         self._push = Push(scheduler_endpoint(config), incarnation, QUEUE, counters)

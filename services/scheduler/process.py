@@ -58,7 +58,9 @@ class SchedulerProcess:
         links = process.config.links
         endpoint = scheduler_endpoint(process.config)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
-        root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else f"tcp://{links.host}:"
+        # With keys, peers on other hosts are known; without, only this host is looked at.
+        tcp_root = "tcp://" if links.keys_dir or links.insecure_tcp else f"tcp://{links.host}:"
+        root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else tcp_root
         self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s)
         self.fingerprint = configuration.fingerprint(process.config)
         self._links: dict[int, Push] = {}  # by incarnation

@@ -15,7 +15,7 @@ api.max_choices api.max_buffered_events api.retry_after_s
 tokenizer.threads tokenizer.max_template_chars
 services.api.replicas services.tokenizer.replicas
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s
-links.drain_s links.recover_s
+links.drain_s links.recover_s links.keys_dir links.insecure_tcp
 log.level log.format
 """
 
