@@ -1,6 +1,7 @@
 """The only file that reads the environment. Unknown VALENCE_* names are an error, so a typo never passes silently."""
 
 import os
+import sys
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -50,6 +51,12 @@ def child_environment(threads: int) -> dict[str, str]:
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
+
+
+def bare_environment() -> dict[str, str]:
+    """For a process that needs Python and our code, and shall have nothing else: no keys, no tokens, no proxies."""
+    kept = {name: os.environ[name] for name in ("PATH", "TZ", "LANG", "LC_ALL", "VIRTUAL_ENV") if name in os.environ}
+    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def user_cache() -> Path:

@@ -23,6 +23,7 @@ from common.protocol import (
     Detokenize,
     Detokenized,
     ModelFacts,
+    PromptKind,
     Refused,
     Submit,
     TokenBatch,
@@ -32,6 +33,7 @@ from common.protocol import (
 )
 from services.tokenizer.encode import Encoder
 from services.tokenizer.outbox import Outbox, Upstream
+from services.tokenizer.renderer import Renderer
 from services.tokenizer.sequence import Request
 from services.tokenizer.source import Loaded, load
 from services.tokenizer.streams import BoxKey, Streams, box_key
@@ -49,6 +51,8 @@ class TokenizerProcess:
         self._config = process.config
         self._pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode")
         self._long_pool = ThreadPoolExecutor(1, "encode-long")
+        self._chat_pool = ThreadPoolExecutor(self._config.tokenizer.threads, "encode-chat")
+        self._renderers: list[Renderer] = []
         self._loop = asyncio.get_running_loop()
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
@@ -57,7 +61,7 @@ class TokenizerProcess:
 
     async def load(self) -> None:
         """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
-        loaded: Loaded = await self._loop.run_in_executor(self._pool, load, self._config.model)
+        loaded: Loaded = await self._loop.run_in_executor(self._pool, load, self._config.model, self._renderer)
         self.streams.vocabulary = loaded.vocabulary
         self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
         if self._model is not None:
@@ -68,6 +72,11 @@ class TokenizerProcess:
         log.info("ready: %d tokens, %s", loaded.vocabulary.size, chat)
         self.node.state = "ready"
         self.node.beat()
+
+    def _renderer(self, source: str, special_tokens: dict[str, str], tool_source: str) -> Renderer:
+        renderer = Renderer(source, special_tokens, tool_source, self._config.tokenizer.max_template_s)
+        self._renderers.append(renderer)
+        return renderer
 
     async def drain(self) -> None:
         """Takes nothing new and waits for what is open, at most `links.drain_s`; what remains goes to another one."""
@@ -80,7 +89,9 @@ class TokenizerProcess:
 
     def close(self) -> None:
         self._closed = True
-        for pool in (self._pool, self._long_pool):
+        for renderer in self._renderers:
+            renderer.close()
+        for pool in (self._pool, self._long_pool, self._chat_pool):
             pool.shutdown(wait=True, cancel_futures=True)
         self.node.leave()
 
@@ -149,7 +160,8 @@ class TokenizerProcess:
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens)
-        self._start(submit.seq_id, size, work, partial(self._encoded, request))
+        pool = self._pool_for(size, submit.kind)
+        self._start(submit.seq_id, pool, work, partial(self._encoded, request))
 
     def _encoded(self, request: Request, job: "Future[Any]") -> None:
         if not request.live:
@@ -165,8 +177,11 @@ class TokenizerProcess:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
         work = partial(_answer, self._encoder, call)
-        size = len(call.tokens) if isinstance(call, Detokenize) else len(call.text) + len(call.messages)
-        self._start(call.call_id, size, work, partial(self._answered, box, call.call_id))
+        if isinstance(call, Detokenize):
+            pool = self._pool_for(len(call.tokens), PromptKind.TOKENS)
+        else:
+            pool = self._pool_for(len(call.text) + len(call.messages), call.kind)
+        self._start(call.call_id, pool, work, partial(self._answered, box, call.call_id))
 
     def _answered(self, box: Outbox, call_id: int, job: "Future[Any]") -> None:
         try:
@@ -174,8 +189,20 @@ class TokenizerProcess:
         except Reject as reject:
             box.replies.append(Refused(call_id, reject.reason, reject.message, reject.param))
 
-    def _start(self, job_id: int, size: int, work: Callable[[], Any], done: Callable[["Future[Any]"], None]) -> None:
-        """Runs `work` on `size` bytes in a pool and then `done` on the loop."""
+    def _pool_for(self, size: int, kind: PromptKind) -> ThreadPoolExecutor:
+        """Long texts and chat templates, which may take their whole time limit, do not stand in others' way."""
+        if size >= LONG_BYTES:
+            return self._long_pool
+        return self._chat_pool if kind == PromptKind.CHAT else self._pool
+
+    def _start(
+        self,
+        job_id: int,
+        pool: ThreadPoolExecutor,
+        work: Callable[[], Any],
+        done: Callable[["Future[Any]"], None],
+    ) -> None:
+        """Runs `work` in a pool and then `done` on the loop."""
 
         def finish(job: "Future[Any]") -> None:
             del self._jobs[job_id]
@@ -187,7 +214,6 @@ class TokenizerProcess:
         if job_id in self._jobs:
             self.streams.counts.unknown_results += 1  # a repeated call
             return
-        pool = self._pool if size < LONG_BYTES else self._long_pool
         job = self._jobs[job_id] = pool.submit(work)
         job.add_done_callback(lambda job: self._loop.call_soon_threadsafe(finish, job))
 

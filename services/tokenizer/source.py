@@ -6,6 +6,7 @@ that have no tokenizer.json.
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
 from services.tokenizer import gguf_tokenizer, vocabulary
 from services.tokenizer.chat import ChatTemplate
+from services.tokenizer.renderer import Renderer
 from services.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger("tokenizer")
@@ -29,12 +31,15 @@ class Loaded(NamedTuple):
 
     tokenizer: Tokenizer
     vocabulary: Vocabulary
-    template: ChatTemplate | None
+    template: ChatTemplate | Renderer | None
     no_template: str = ""  # why there is none
 
 
-def load(model: Model) -> Loaded:
-    """Raises ConfigError when the model's tokenizer cannot be found or used."""
+MakeTemplate = Callable[[str, dict[str, str], str], ChatTemplate | Renderer]
+
+
+def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
+    """Raises ConfigError when the model's tokenizer cannot be found or used. A service renders in another process."""
     files = resolve(model.source)
     if files.kind == "gguf":
         tokenizer, specials, templates = _from_gguf(files.path)
@@ -49,7 +54,7 @@ def load(model: Model) -> Loaded:
     if not main:
         return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template")
     try:
-        return Loaded(tokenizer, words, ChatTemplate(main, specials, templates.get(TOOL_TEMPLATE, "")))
+        return Loaded(tokenizer, words, make_template(main, specials, templates.get(TOOL_TEMPLATE, "")))
     except Reject as fault:
         log.warning("chat requests will be refused: %s", fault.message)
         return Loaded(tokenizer, words, None, fault.message)

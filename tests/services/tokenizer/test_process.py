@@ -184,7 +184,7 @@ def run(
 @pytest.fixture(autouse=True)
 def _loaded_once(monkeypatch: pytest.MonkeyPatch, bundled: Any) -> None:
     """The real tokenizer, loaded once for all tests."""
-    monkeypatch.setattr(tokenizer_process, "load", lambda model: bundled)
+    monkeypatch.setattr(tokenizer_process, "load", lambda model, make_template: bundled)
 
 
 @pytest.fixture
