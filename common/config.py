@@ -82,6 +82,11 @@ class Api(Branch, frozen=True):
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
     max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
     retry_after_s: Positive = 1
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = 0  # administrative routes; replica N listens at the port plus N; 0: they are nowhere
+    admin_on_main: bool = False  # administrative routes at host:port, too
+    metrics: Literal["main", "admin", "both"] = "both"  # where GET /metrics is
+    max_messages: Positive = 2048  # of one chat
 
 
 class Tokenizer(Branch, frozen=True):

@@ -10,9 +10,10 @@ KNOWN = {
     "VALENCE_CONFIG": "path of the TOML configuration file",
     "VALENCE_SET": "space-separated a.b=c settings, applied after the file",
     "VALENCE_API_KEYS": "keys that the API asks for: name=key or just a key, separated by commas or spaces",
+    "VALENCE_ADMIN_KEYS": "the same, of keys that may also use administrative routes",
     "VALENCE_API_KEY": "the key that the command line sends to a server",
 }
-FOR_SERVICES = {"VALENCE_API_KEYS"}  # a secret: it reaches the services in no file
+FOR_SERVICES = {"VALENCE_API_KEYS", "VALENCE_ADMIN_KEYS"}  # secrets: they reach the services in no file
 
 
 def check() -> None:
@@ -32,6 +33,10 @@ def settings() -> list[str]:
 
 def api_keys() -> str:
     return os.environ.get("VALENCE_API_KEYS", "")
+
+
+def admin_keys() -> str:
+    return os.environ.get("VALENCE_ADMIN_KEYS", "")
 
 
 def api_key() -> str:

@@ -208,10 +208,10 @@ def start(service: ServiceName) -> Process:
         env.check()
         config = configuration.load(arguments.config, env.settings() + arguments.set)
         make_run_dir(config.run_dir)
-        log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
         secure(config.links)
     except ConfigError as error:
         end_on_config(error)
+    log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
     return Process(service, arguments.instance, config)
 
 

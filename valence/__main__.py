@@ -209,6 +209,7 @@ def add_key(
     name: KeyName,
     requests: Annotated[int, typer.Option("--requests", min=0, help="Most requests open at once; 0: any.")] = 0,
     per_minute: Annotated[int, typer.Option("--per-minute", min=0, help="Most requests a minute; 0: any.")] = 0,
+    admin: Annotated[bool, typer.Option("--admin", help="May use administrative routes, too, like /metrics.")] = False,
     file: KeysFile = "",
     config: ConfigFile = "",
     settings: Settings = None,
@@ -216,7 +217,7 @@ def add_key(
     """Make a key and print it, once. A running server takes it at its next request."""
     from valence.keys import add
 
-    print(add(_keys_file(file, config, settings), name, requests, per_minute))
+    print(add(_keys_file(file, config, settings), name, requests, per_minute, admin))
 
 
 @keys.command("list")

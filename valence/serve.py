@@ -86,6 +86,7 @@ def prepare(config: Config) -> Config:
     config = msgspec.structs.replace(config, links=msgspec.structs.replace(config.links, run_dir=run_dir))
     config = with_link_keys(config)
     api_keys.given(env.api_keys())
+    api_keys.given(env.admin_keys(), admin=True)
     if not config.api.keys_file:
         return config
     api_keys.read(config.api.keys_file)
@@ -146,7 +147,7 @@ def serve(config: Config) -> int:
         model = session.bring_up(sum(replicas.values()))
         if model:
             elapsed_s = time.time() - psutil.Process().create_time()
-            keyed = bool(config.api.keys_file or env.api_keys())
+            keyed = bool(config.api.keys_file or env.api_keys() or env.admin_keys())
             display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s, keyed)
             session.watch()
         failed = False

@@ -19,6 +19,7 @@ PATH = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
 RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ANY = msgspec.json.Decoder()
 MAX_UNKNOWN_NAMES = 256
+MAX_DEPTH = 64
 Harmless = Callable[[Any], bool]
 
 
@@ -29,6 +30,22 @@ def one_of(*values: Any) -> Harmless:
 
 def anything(_: Any) -> bool:
     return True
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Raises Reject if JSON without a schema is nested deeper than MAX_DEPTH: templates walk it recursively."""
+    level, depth = [value], 0
+    while level:
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+        depth += 1
+        if depth >= MAX_DEPTH and level:
+            raise invalid(f"{param} is nested deeper than {MAX_DEPTH} levels", param)
 
 
 class Body(Generic[T]):
