@@ -89,6 +89,8 @@ def _from_folder(folder: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str
 def _from_transformers(files: ModelFiles, trust_remote_code: bool) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
     from transformers import AutoTokenizer  # takes seconds
 
+    if trust_remote_code:
+        log.warning("model.trust_remote_code: code that comes with %s may run in this process", files.path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(files.path), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
@@ -106,7 +108,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: not a JSON object")
@@ -132,10 +134,19 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(value, str):
         templates["default"] = value
     elif isinstance(value, list):
-        templates = {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
+        for entry in value:
+            if (
+                isinstance(entry, dict)
+                and isinstance(entry.get("name"), str)
+                and isinstance(entry.get("template"), str)
+            ):
+                templates[entry["name"]] = entry["template"]
     paths = {"default": folder / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in paths.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{path}: {error}") from error
     return templates
