@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -192,7 +193,7 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
         end_on_config(error)
     for context in fault:
         logging.getLogger(service).critical(
-            "fault: %s", context.get("message"), exc_info=context.get("exception") or None
+            "fault: %s", log.words_of(context), exc_info=context.get("exception") or None
         )
     sys.exit(1 if fault else 0)
 
@@ -206,6 +207,7 @@ def start(service: ServiceName) -> Process:
     arguments = parser.parse_args()
     try:
         env.check()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it holds prompts
         config = configuration.load(arguments.config, env.settings() + arguments.set)
         make_run_dir(config.run_dir)
         secure(config.links)

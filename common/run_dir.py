@@ -50,8 +50,8 @@ def check_run_dir(path: Path) -> None:
         raise ConfigError(f"cannot use the run directory {path}: Not a directory")
     if own.st_uid != os.geteuid():
         raise ConfigError(
-            f"the run directory {path} belongs to user {own.st_uid}, who could read and send messages in it; remove it, "
-            "or set links.run_dir to another one"
+            f"the run directory {path} belongs to user {own.st_uid}, who could read and send messages in it; "
+            "remove it, or set links.run_dir to another one"
         )
 
 

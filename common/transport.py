@@ -86,8 +86,8 @@ def secure(links: Links) -> None:
         clients = AllowList(keys.folder)
         if clients.find(keys.client.public_bytes) is None:
             raise ConfigError(
-                f"links.keys_dir: {curve.CLIENT} of {keys.folder} is not among the allowed clients, so that this host's "
-                "processes could not connect to each other; see `valence keys links show`"
+                f"links.keys_dir: {curve.CLIENT} of {keys.folder} is not among the allowed clients, so that the "
+                "processes of this host could not connect to each other; see `valence keys links show`"
             )
         if SECURITY.gatekeeper is None:
             SECURITY.gatekeeper = Gatekeeper(zmq.Context.instance(), clients)

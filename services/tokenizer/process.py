@@ -257,7 +257,7 @@ def result_of(job: "Future[Any]") -> Any:
     if isinstance(error, Reject):
         raise error
     log.error("a tokenizer call failed", exc_info=error)
-    raise Reject(RejectReason.INTERNAL, f"the tokenizer failed on this text: {error}")
+    raise Reject(RejectReason.INTERNAL, "the tokenizer failed on this text; its log has more")
 
 
 def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detokenized:

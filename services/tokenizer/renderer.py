@@ -1,8 +1,8 @@
 """Chat templates in processes of their own (render_child.py), with limits on time and memory that hold.
 
-Used by the encode pools' threads; each call has a child for itself, and a call that finds none idle starts one. Owns the
-children. A child that did not answer in time, or died, is replaced at the next call, so that a template which does not
-end costs each request its time limit and nobody else anything.
+Used by the encode pools' threads; each call has a child for itself, and a call that finds none idle starts one. Owns
+the children. A child that did not answer in time, or died, is replaced at the next call, so that a template which does
+not end costs each request its time limit and nobody else anything.
 """
 
 import contextlib

@@ -93,7 +93,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         # A file name that leaves the folder would read any file of this machine.
         if not isinstance(file_name, str) or not PLAIN_NAME.fullmatch(file_name):
             raise ConfigError(
-                f'{index}: the file of tensor "{name}" is {file_name!r}, not a name in this folder that ends in .safetensors'
+                f'{index}: the file of tensor "{name}" is {file_name!r}, not a name in this folder (*.safetensors)'
             )
     return listed
 

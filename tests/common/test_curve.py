@@ -56,7 +56,7 @@ def test_a_list_that_others_can_change_is_refused(folder: Path, mode: int) -> No
 
 def test_a_folder_that_others_can_change_is_refused(folder: Path) -> None:
     folder.chmod(0o770)
-    with pytest.raises(ConfigError, match="others can change .*keys"):
+    with pytest.raises(ConfigError, match=r"others can change .*keys"):
         curve.read(folder)
     folder.chmod(0o1777)  # as orchestrators mount secrets: nobody can replace another's file
     assert curve.read(folder).server.public == A

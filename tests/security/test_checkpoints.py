@@ -196,7 +196,7 @@ def test_a_model_with_code_of_its_own_is_refused_whatever_is_trusted(with_code: 
 
     source = open_model(str(with_code))
     config = Config(model=Model(source=str(with_code), trust_remote_code=True))
-    with pytest.raises(ConfigError, match="OwnForCausalLM is not supported.*auto_map.*never run"):
+    with pytest.raises(ConfigError, match=r"OwnForCausalLM is not supported.*auto_map.*never run"):
         load_model(source, config, torch.device("cpu"), lambda *_: None, 0)
     assert not Path("ran").exists()
 

@@ -17,12 +17,12 @@ from tests.security import checkpoints
 HOSTILE = """
 {%- set word = messages[0].content -%}
 {%- if word == "loop" -%}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
-{%- elif word == "grow" -%}{% set ns = namespace(x="a") %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}
+{%- elif word == "grow" -%}{% set n = namespace(x="a") %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}
 {%- elif word == "range" -%}{% for i in range(10 ** 12) %}{% endfor %}
 {%- elif word == "repeat" -%}{{ "x" * 10 ** (8 + messages|length) }}
 {%- elif word == "format" -%}{{ "%0*d" % (10 ** 9, 1) }}
 {%- elif word == "recursion" -%}{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}
-{%- elif word == "output" -%}{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxxxxxxxx{% endfor %}{% endfor %}
+{%- elif word == "output" -%}{% for i in range(99999) %}{% for j in range(99999) %}xxxxxxxxxxx{% endfor %}{% endfor %}
 {%- elif word == "escape" -%}{{ ().__class__.__base__.__subclasses__() }}
 {%- elif word == "raise" -%}{{ raise_exception("not like this") }}
 {%- else -%}{{ word }}{%- endif -%}

@@ -19,7 +19,6 @@ from services.api.schema.generation import (
 )
 from services.api.schema.parse import Body, anything, check_depth, one_of
 
-
 MAX_PARTS, MAX_CALLS = 4096, 1024  # of one message
 Name = Annotated[str, Meta(max_length=1024)]
 

@@ -19,6 +19,7 @@ PATH = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
 RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ANY = msgspec.json.Decoder()
 MAX_UNKNOWN_NAMES = 256
+FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 MAX_DEPTH = 64
 Harmless = Callable[[Any], bool]
 
@@ -81,7 +82,8 @@ class Body(Generic[T]):
                 raise invalid(f"{name} is not supported by this server", name)
         elif name not in self._told and len(self._told) < MAX_UNKNOWN_NAMES:
             self._told.add(name)
-            log.warning("unknown field %.64r of %s is ignored", name, self.struct.__name__)
+            shown = name if FIELD_NAME.fullmatch(name) else "(no name of a field)"  # it may be anything
+            log.warning("unknown field %r of %s is ignored", shown, self.struct.__name__)
 
 
 def explain(error: msgspec.ValidationError) -> Reject:
