@@ -5,6 +5,7 @@ made. Pure but for `read`.
 """
 
 import hashlib
+import os
 import re
 import secrets
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConfigError
+from common.run_dir import others_can_write
 
 PREFIX = "vl-"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -60,7 +62,12 @@ def make(name: str, secret: str, requests: int = 0, per_minute: int = 0) -> Key:
 def read(path: str | Path) -> list[Key]:
     """The keys of a file. Raises ConfigError, which never quotes the file."""
     try:
-        lines = Path(path).read_bytes().splitlines()
+        with open(path, "rb") as file:
+            if others_can_write(os.fstat(file.fileno())):
+                raise ConfigError(
+                    f"api.keys_file: other users can change {path}, and so let themselves in; chmod 600 it"
+                )
+            lines = file.read().splitlines()
     except OSError as error:
         raise ConfigError(f"api.keys_file: cannot read {path}: {error.strerror}") from error
     keys = []

@@ -13,7 +13,7 @@ KNOWN = {
     "VALENCE_ADMIN_KEYS": "the same, of keys that may also use administrative routes",
     "VALENCE_API_KEY": "the key that the command line sends to a server",
 }
-FOR_SERVICES = {"VALENCE_API_KEYS", "VALENCE_ADMIN_KEYS"}  # secrets: they reach the services in no file
+FOR_SERVICES = {"VALENCE_API_KEYS", "VALENCE_ADMIN_KEYS"}  # secrets: they reach the API in no file, and nobody else
 
 
 def check() -> None:

@@ -13,6 +13,15 @@ from common.errors import ConfigError
 MAX_PATH = 80  # a socket's path has 108 bytes with its name
 
 
+def others_can_write(found: os.stat_result) -> bool:
+    """Whether users who are neither root nor this one may change a file or folder. A group of ours is trusted."""
+    if found.st_uid not in (0, os.geteuid()):
+        return True
+    return bool(
+        found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()))
+    )
+
+
 def make_run_dir(path: Path) -> None:
     """Creates the run directory, mode 0700. Raises ConfigError if it, or a folder above it, is in others' hands."""
     path = Path(os.path.abspath(path))
@@ -58,10 +67,10 @@ def check_run_dir(path: Path) -> None:
 def _check_above(path: Path, folder: Path) -> None:
     """A folder above `path`, or a link on the way: whoever can rename in it can replace the run directory."""
     found = os.lstat(folder)
-    mine = found.st_uid in (0, os.geteuid()) or folder == Path("/")  # which nobody can rename
-    shared = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid()))
-    if stat.S_ISLNK(found.st_mode):
-        shared = False  # the mode of a link means nothing
-    if not mine or (shared and not found.st_mode & stat.S_ISVTX):
+    if folder == Path("/"):
+        return  # nobody can rename it
+    mine = found.st_uid in (0, os.geteuid())
+    safe = mine and (found.st_mode & stat.S_ISVTX or stat.S_ISLNK(found.st_mode))  # the mode of a link means nothing
+    if not safe and others_can_write(found):
         who = "other users can write to it" if mine else f"it belongs to user {found.st_uid}"
         raise ConfigError(f"the run directory {path} lies in {folder}, and {who}; set links.run_dir to a safe place")
