@@ -77,10 +77,11 @@ def send(sock: socket.socket, message: msgspec.Struct) -> None:
 
 def confine() -> None:
     """From here on: no new files, no writing of files, no core dumps, bounded memory."""
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * resource.getpagesize()
+    if sys.platform == "linux":
+        with open("/proc/self/statm") as statm:
+            limit = int(statm.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for limit, value in (
-        (resource.RLIMIT_AS, used + MEMORY_BYTES),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),

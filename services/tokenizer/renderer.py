@@ -29,14 +29,17 @@ REPLY = msgspec.msgpack.Decoder(Text | Refusal)
 class Died(Exception):
     """The child is gone, by itself or because it was killed here."""
 
+    overran = False  # the kernel ended it for its processor time
+
 
 class Child:
     """One process; used by one thread at a time."""
 
     def __init__(self) -> None:
+        """Raises OSError if the system has no process or descriptor left."""
         self._sock, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-m", "services.tokenizer.render_child", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "services.tokenizer.render_child", str(theirs.fileno())]
+        try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -46,6 +49,11 @@ class Child:
                 start_new_session=True,
                 env=env.bare_environment(),
             )
+        except OSError:
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
 
     def ask(self, message: Setup | Render, wait_s: float) -> Text | Refusal:
         """Raises Died if no answer comes."""
@@ -95,19 +103,34 @@ class Renderer:
     def render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool, max_chars: int) -> str:
         """As ChatTemplate.render. Raises Reject, also when the template takes too much time or memory."""
         asked = Render(messages, template_kwargs, add_generation_prompt, max_chars)
+        try:
+            reply = self._ask(asked)
+        except Died as died:
+            if died.overran or self._closed:
+                raise self._told(died) from None
+            try:
+                reply = self._ask(asked, fresh=True)  # somebody else may have killed it
+            except Died as again:
+                raise self._told(again) from None
+        if isinstance(reply, Refusal):
+            raise Reject(RejectReason(reply.reason), reply.message, reply.param)
+        return reply.text
+
+    def _ask(self, asked: Render, fresh: bool = False) -> Text | Refusal:
+        """One try, with a child that is idle or new. Raises Died when the child is gone for good."""
         with self._lock:
-            child = self._idle.pop() if self._idle else None
+            child = self._idle.pop() if self._idle and not fresh else None
         if child is None:
             child = self._start()
         try:
             reply = child.ask(asked, self._wait_s)
-        except Died:
-            raise self._buried(child) from None
+        except Died as died:
+            self._drop(child)
+            died.overran = child.overran
+            raise
         with self._lock:
             self._idle.append(child)
-        if isinstance(reply, Refusal):
-            raise Reject(RejectReason(reply.reason), reply.message, reply.param)
-        return reply.text
+        return reply
 
     def close(self) -> None:
         """Ends the children; calls under way end with a Reject."""
@@ -119,7 +142,11 @@ class Renderer:
             self._drop(child)
 
     def _start(self) -> Child:
-        child = Child()
+        try:
+            child = Child()
+        except OSError as error:
+            text = f"no process for the chat template can be started: {error.strerror}; try again"
+            raise Reject(RejectReason.UNAVAILABLE, text) from error
         with self._lock:
             self._children.add(child)
             closed = self._closed
@@ -128,19 +155,23 @@ class Renderer:
             raise Reject(RejectReason.UNAVAILABLE, "the tokenizer is shutting down")
         try:
             reply = child.ask(self._setup, self._wait_s + START_S)
-        except Died:
-            raise self._buried(child) from None
+        except Died as died:
+            self._drop(child)
+            died.overran = child.overran
+            if not died.overran and not self._closed:
+                text = "the process for the chat template did not start; try again"
+                raise Reject(RejectReason.UNAVAILABLE, text) from None
+            raise self._told(died) from None
         if isinstance(reply, Refusal):
             self._drop(child)
             raise Reject(RejectReason(reply.reason), reply.message, reply.param)
         return child
 
-    def _buried(self, child: Child) -> Reject:
-        """Removes a child that does not answer. The refusal that tells why."""
-        self._drop(child)
+    def _told(self, died: Died) -> Reject:
+        """The refusal that tells why there is no answer."""
         if self._closed:
             return Reject(RejectReason.UNAVAILABLE, "the tokenizer is shutting down")
-        if child.overran:
+        if died.overran:
             what = f"took more than {self._setup.cpu_s:g} s of processor time"
         else:
             what = "did not end, or needed too much memory"

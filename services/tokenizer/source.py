@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from common.config import Model
-from common.errors import ConfigError, Reject
+from common.errors import ConfigError, Reject, RejectReason
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
 from services.tokenizer import gguf_tokenizer, vocabulary
@@ -56,6 +56,8 @@ def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
     try:
         return Loaded(tokenizer, words, make_template(main, specials, templates.get(TOOL_TEMPLATE, "")))
     except Reject as fault:
+        if fault.reason is not RejectReason.INVALID:
+            raise  # not the template's doing: the next start may find things better
         log.warning("chat requests will be refused: %s", fault.message)
         return Loaded(tokenizer, words, None, fault.message)
 

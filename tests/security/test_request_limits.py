@@ -1,4 +1,4 @@
-"""Requests that cost more than they look: a 400 that names the field, before anything is computed, and service goes on."""
+"""Requests that cost more than they look: a 400 that names the field before anything is computed, and others go on."""
 
 from typing import Any
 
@@ -15,7 +15,11 @@ CALLER = {"role": "assistant", "tool_calls": [CALL]}
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {**CHAT, "messages": [USER] * 41}, "messages"),
     ("/tokenize", {"messages": [USER] * 41}, "messages"),
-    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": [{"type": "text"}] * 5000}]}, "messages"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "text"}] * 5000}]},
+        "messages",
+    ),
     ("/v1/chat/completions", {**CHAT, "messages": [{"role": "assistant", "tool_calls": [CALL] * 1025}]}, "messages"),
     ("/v1/chat/completions", {**CHAT, "messages": [CALLER]}, "messages"),
     ("/v1/chat/completions", {**CHAT, "messages": [{**USER, "name": "x" * 2000}]}, "messages"),
@@ -53,7 +57,9 @@ def test_too_much_of_something_names_it(path: str, body: dict[str, Any], field: 
 def test_just_enough_is_served() -> None:
     async def main() -> None:
         async with running("api.max_messages=40") as (_, client):
-            assert (await client.post("/v1/chat/completions", json={**CHAT, "messages": [USER] * 40})).status_code == 200
+            assert (
+                await client.post("/v1/chat/completions", json={**CHAT, "messages": [USER] * 40})
+            ).status_code == 200
             body = {**COMPLETION, "stop": ["x"] * 64, "logit_bias": {str(i): 1 for i in range(900)}}
             assert (await client.post("/v1/completions", json=body)).status_code == 200
 
