@@ -2,7 +2,7 @@
 
 `valence keys links` writes the folder, every process reads it (transport.py, transport_zap.py). `server.key` is the
 pair of all inboxes of a deployment, `client.key` the pair that this host's processes connect with, `clients` the
-allowed public keys. Keys are 32 bytes, written as hex. Pure but for reading; makes no keys, since only ZeroMQ's library does.
+allowed public keys. Keys are 32 bytes, written as hex. Pure but for reading; only ZeroMQ makes keys.
 """
 
 import hashlib
