@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -149,3 +150,21 @@ def test_close_ends_a_call_under_way() -> None:
     renderer.close()
     thread.join(30)
     assert [reject.reason for reject in found] == [RejectReason.UNAVAILABLE]
+
+
+@pytest.mark.parametrize("word", ["hi", "loop"])
+def test_a_child_outlives_no_killed_tokenizer(word: str) -> None:
+    """Idle it sees the end of its socket; busy it has its processor time left, and no more."""
+    code = (
+        "from services.tokenizer.renderer import Renderer\n"
+        f"renderer = Renderer({DOES!r}, {{}}, cpu_s=2.0)\n"
+        "[child] = renderer._children\n"
+        "print(child._process.pid, flush=True)\n"
+        f"renderer.render({words(word)!r}, b'', True, 100)\n"
+        "input()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    child.wait(timeout=60)
