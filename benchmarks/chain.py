@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.load import stream_all
@@ -42,10 +43,10 @@ def body(model: str, max_tokens: int) -> dict[str, Any]:
     return {"model": model, "prompt": "hello there", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
 
 
-def through_all_services(streams: int, tokens: int) -> list[Result]:
+def through_all_services(streams: int, tokens: int, settings: Sequence[str] = ()) -> list[Result]:
     """Output tokens per second and CPU seconds per 1,000 tokens, median of three runs."""
     rates, costs, events = [], [], []
-    with System("worker.kind=null", "worker.step_us=0", "scheduler.max_rows=512") as system:
+    with System("worker.kind=null", "worker.step_us=0", "scheduler.max_rows=512", *settings) as system:
         processes = system.processes()
         model = system.status()["model"]
         stream_all(system.port, "/v1/completions", [body(model, 32)] * streams)
@@ -146,9 +147,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="setting of the whole system")
     arguments = parser.parse_args()
     results = [added_latency(rows, arguments.steps) for rows in (1, 256)]
-    results += through_all_services(arguments.streams, arguments.tokens)
+    results += through_all_services(arguments.streams, arguments.tokens, arguments.set)
     report(results, arguments.json)
 
 

@@ -5,6 +5,7 @@ made. Pure but for `read`.
 """
 
 import hashlib
+import os
 import re
 import secrets
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import ConfigError
+from common.run_dir import others_can_write
 
 PREFIX = "vl-"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -29,6 +31,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     hash: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     requests: Limit = 0  # open at once, per API replica; 0: no limit
     per_minute: Limit = 0  # requests in any 60 s, per API replica; 0: no limit
+    admin: bool = False  # may use administrative routes, too
 
 
 DECODER = msgspec.json.Decoder(Key)
@@ -59,7 +62,12 @@ def make(name: str, secret: str, requests: int = 0, per_minute: int = 0) -> Key:
 def read(path: str | Path) -> list[Key]:
     """The keys of a file. Raises ConfigError, which never quotes the file."""
     try:
-        lines = Path(path).read_bytes().splitlines()
+        with open(path, "rb") as file:
+            if others_can_write(os.fstat(file.fileno())):
+                raise ConfigError(
+                    f"api.keys_file: other users can change {path}, and so let themselves in; chmod 600 it"
+                )
+            lines = file.read().splitlines()
     except OSError as error:
         raise ConfigError(f"api.keys_file: cannot read {path}: {error.strerror}") from error
     keys = []
@@ -79,18 +87,22 @@ def write(keys: list[Key]) -> bytes:
     return b"".join(msgspec.json.encode(key) + b"\n" for key in keys)
 
 
-def given(text: str) -> list[Key]:
-    """Keys of VALENCE_API_KEYS: `name=key` or just a key, separated by commas or spaces. Raises ConfigError."""
+def given(text: str, admin: bool = False) -> list[Key]:
+    """Keys of VALENCE_API_KEYS: `name=key` or just a key, separated by commas or spaces. Raises ConfigError.
+
+    With `admin` those of VALENCE_ADMIN_KEYS, in the same form.
+    """
+    variable = "VALENCE_ADMIN_KEYS" if admin else "VALENCE_API_KEYS"
     keys: list[Key] = []
     if not text.strip():
         return keys
     for number, entry in enumerate(re.split(r"[\s,]+", text.strip(", \t\n")), start=1):
         name, separator, secret = entry.partition("=")
         if not separator:
-            name, secret = f"environment-{number}", entry
+            name, secret = f"{'admin' if admin else 'environment'}-{number}", entry
         if not (NAME.fullmatch(name) and VISIBLE.fullmatch(secret)):
-            raise ConfigError(f"VALENCE_API_KEYS: entry {number} is neither name=key nor a key")
-        keys.append(make(name, secret))
+            raise ConfigError(f"{variable}: entry {number} is neither name=key nor a key")
+        keys.append(msgspec.structs.replace(make(name, secret), admin=admin))
     check_names(keys)
     return keys
 

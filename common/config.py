@@ -84,11 +84,17 @@ class Api(Branch, frozen=True):
     max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
     retry_after_s: Positive = 1
     drain_lag_s: NotNegative = 0.0  # after SIGTERM: still serves, no longer ready, until load balancers have noticed
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = 0  # administrative routes; replica N listens at the port plus N; 0: they are nowhere
+    admin_on_main: bool = False  # administrative routes at host:port, too
+    metrics: Literal["main", "admin", "both"] = "both"  # where GET /metrics is
+    max_messages: Positive = 2048  # of one chat
 
 
 class Tokenizer(Branch, frozen=True):
     threads: Annotated[int, Meta(ge=1, le=64)] = 1  # encode pool
     max_template_chars: Positive = 4_000_000  # rendered prompt
+    max_template_s: Seconds = 2.0  # processor time of the chat template on one prompt
 
 
 class Replicated(Branch, frozen=True):
@@ -113,6 +119,8 @@ class Links(Branch, frozen=True):
     drain_s: Seconds = 20.0
     recover_s: Seconds = 30.0  # how long requests wait for a tokenizer when theirs has gone
     stalled_after_s: Seconds = 60.0  # work waits and none is done for so long: not healthy
+    keys_dir: str = ""  # tcp: keys, made by `valence keys links init`; needed unless `host` is a loopback address
+    insecure_tcp: bool = False  # tcp beyond this host without keys: whoever reaches the ports owns the server
 
 
 class Log(Branch, frozen=True):

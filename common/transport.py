@@ -2,26 +2,37 @@
 
 A frame is a 12-byte header (magic, protocol version, sender incarnation) and one msgpack message. Sends never block:
 a full link refuses, and the caller decides. Frames that cannot be read, of another version, or of a departed sender
-are counted and dropped, never raised. A socket belongs to the one thread or loop that made it.
+are counted and dropped, never raised. A socket belongs to the one thread or loop that made it. On tcp, with the keys
+that `secure` took, each inbox is a CURVE server and each Push a CURVE client, so that both ends know each other.
 """
 
 import asyncio
 import contextlib
+import ipaddress
+import logging
 import os
 import struct
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
+from common import curve
+from common.config import Links
+from common.curve import AllowList, KeyPair, LinkKeys
 from common.errors import ConfigError
 from common.protocol import PROTOCOL_VERSION
+from common.transport_zap import DOMAIN, Gatekeeper
 
+log = logging.getLogger("links")
 MAGIC = b"VL"
 HEADER = struct.Struct("<2sHQ")
 DRAIN_LIMIT = 1024  # frames handled before the loop gets a turn
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+HANDSHAKE_MS = 10_000  # a tcp peer that has not proved who it is by then is cut
 T = TypeVar("T")
 
 
@@ -42,7 +53,66 @@ def new_incarnation() -> int:
 
 
 def is_loopback(endpoint: str) -> bool:
-    return endpoint.startswith(("tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
+    """Whether only this machine reaches a tcp endpoint; of names only localhost counts."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Security:
+    """What guards this process's tcp links. Written by `secure` only, before the first link."""
+
+    def __init__(self) -> None:
+        self.keys: LinkKeys | None = None
+        self.open = False  # the operator wants tcp without keys beyond this host
+        self.gatekeeper: Gatekeeper | None = None  # one per process, as ZeroMQ has it
+
+
+SECURITY = Security()
+
+
+def secure(links: Links) -> None:
+    """Takes the keys of this process's tcp links. Raises ConfigError if they cannot be used, or are needed."""
+    SECURITY.keys, SECURITY.open = None, False
+    if links.transport != "tcp":
+        return
+    if links.keys_dir:
+        keys = curve.read(Path(links.keys_dir))
+        for name, pair in ((curve.SERVER, keys.server), (curve.CLIENT, keys.client)):
+            if not _fits(pair):
+                raise ConfigError(f"links.keys_dir: the two keys in {keys.folder / name} do not belong together")
+        clients = AllowList(keys.folder)
+        if clients.find(keys.client.public_bytes) is None:
+            raise ConfigError(
+                f"links.keys_dir: {curve.CLIENT} of {keys.folder} is not among the allowed clients, so that the "
+                "processes of this host could not connect to each other; see `valence keys links show`"
+            )
+        if SECURITY.gatekeeper is None:
+            SECURITY.gatekeeper = Gatekeeper(zmq.Context.instance(), clients)
+            SECURITY.gatekeeper.start()
+        SECURITY.gatekeeper.clients = clients
+        SECURITY.keys = keys
+    elif links.insecure_tcp:
+        SECURITY.open = True
+        log.warning("links.insecure_tcp: whoever reaches %s can read prompts and run this server", links.host)
+    elif not is_loopback(f"tcp://{links.host}:0"):
+        raise ConfigError(
+            f"links.host {links.host} is reached from other hosts: tcp links need keys. Make them with "
+            "`valence keys links init DIR` and set links.keys_dir, or, on a network where every host is trusted, set "
+            "links.insecure_tcp = true"
+        )
+
+
+def _fits(pair: KeyPair) -> bool:
+    return zmq.curve_public(z85.encode(pair.secret_bytes)) == z85.encode(pair.public_bytes)
+
+
+def _permitted(endpoint: str) -> bool:
+    if not endpoint.startswith("tcp://"):
+        return endpoint.startswith("ipc://")
+    return bool(SECURITY.keys) or SECURITY.open or is_loopback(endpoint)
 
 
 class Push:
@@ -59,7 +129,22 @@ class Push:
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RECONNECT_IVL, 20)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.connect(endpoint)
+        self._connect(endpoint)
+
+    def _connect(self, endpoint: str) -> None:
+        """An address that is none, or must not be used, is told; its link then refuses all sends: peers name them."""
+        if not _permitted(endpoint):
+            log.error("no link to %.200r: it leads beyond this host, and there are no keys", endpoint)
+            return
+        if endpoint.startswith("tcp://") and (keys := SECURITY.keys):
+            self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            self._socket.set(zmq.CURVE_SERVERKEY, keys.server.public_bytes)
+            self._socket.set(zmq.CURVE_PUBLICKEY, keys.client.public_bytes)
+            self._socket.set(zmq.CURVE_SECRETKEY, keys.client.secret_bytes)
+        try:
+            self._socket.connect(endpoint)
+        except (zmq.ZMQError, ValueError, UnicodeError) as error:
+            log.error("no link to %.200r: %s", endpoint, error)
 
     def send(self, message: msgspec.Struct) -> bool:
         """Queues the message; False if the link is full (`refused` is counted)."""
@@ -93,10 +178,23 @@ class Inbox(Generic[T]):
         self.endpoint = self._bind(endpoint)
 
     def _bind(self, endpoint: str) -> str:
-        if endpoint.startswith("tcp://") and not is_loopback(endpoint):
+        if not _permitted(endpoint):
             self._socket.close()
-            raise ConfigError(f"refusing to bind {endpoint}: tcp links beyond this host need keys")
-        self._socket.bind(endpoint)
+            raise ConfigError(f"refusing to bind {endpoint}: tcp links beyond this host need keys (links.keys_dir)")
+        if endpoint.startswith("tcp://"):
+            self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            if keys := SECURITY.keys:
+                self._socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+                self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+                self._socket.set(zmq.CURVE_SERVER, 1)
+                self._socket.set(zmq.CURVE_SECRETKEY, keys.server.secret_bytes)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            if error.errno == zmq.EADDRINUSE:
+                raise  # a predecessor that is not quite gone: the next start finds the port free
+            raise ConfigError(f"cannot bind {endpoint}: {error.strerror or error}") from error
         return self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def drain(self, limit: int = DRAIN_LIMIT) -> list[tuple[int, T]]:

@@ -11,6 +11,7 @@ import typer
 from common import env
 from common.errors import ConfigError
 from valence.errors import CommandError
+from valence.link_commands import links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,8 +249,9 @@ def chat(
         converse(Console(), Conversation(client, name, options, system), name)
 
 
-keys = typer.Typer(no_args_is_help=True, help="Look after the keys of the API.")
+keys = typer.Typer(no_args_is_help=True, help="Look after the keys of the API, and of links between hosts.")
 app.add_typer(keys, name="keys")
+keys.add_typer(links, name="links")
 
 
 @keys.command("add")
@@ -257,6 +259,7 @@ def add_key(
     name: KeyName,
     requests: Annotated[int, typer.Option("--requests", min=0, help="Most requests open at once; 0: any.")] = 0,
     per_minute: Annotated[int, typer.Option("--per-minute", min=0, help="Most requests a minute; 0: any.")] = 0,
+    admin: Annotated[bool, typer.Option("--admin", help="May use administrative routes, too, like /metrics.")] = False,
     file: KeysFile = "",
     config: ConfigFile = "",
     settings: Settings = None,
@@ -264,7 +267,7 @@ def add_key(
     """Make a key and print it, once. A running server takes it at its next request."""
     from valence.keys import add
 
-    print(add(_keys_file(file, config, settings), name, requests, per_minute))
+    print(add(_keys_file(file, config, settings), name, requests, per_minute, admin))
 
 
 @keys.command("list")

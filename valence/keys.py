@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from common import api_keys
 from common.api_keys import Key
 from valence.errors import CommandError
 
 
-def add(path: Path, name: str, requests: int = 0, per_minute: int = 0) -> str:
+def add(path: Path, name: str, requests: int = 0, per_minute: int = 0, admin: bool = False) -> str:
     """Makes a key and returns it. Raises CommandError if the name is taken, ConfigError if it cannot be a name."""
     secret = api_keys.make_secret()
-    key = api_keys.make(name, secret, requests, per_minute)
+    key = msgspec.structs.replace(api_keys.make(name, secret, requests, per_minute), admin=admin)
     with _locked(path):
         keys = _read(path)
         if any(other.name == name for other in keys):
@@ -41,7 +43,10 @@ def remove(path: Path, name: str) -> None:
 
 def listed(path: Path) -> list[dict[str, Any]]:
     """One record per key, without its hash. Raises ConfigError if there is no such file."""
-    return [{"name": key.name, "requests": key.requests, "per_minute": key.per_minute} for key in api_keys.read(path)]
+    return [
+        {"name": key.name, "requests": key.requests, "per_minute": key.per_minute, "admin": key.admin}
+        for key in api_keys.read(path)
+    ]
 
 
 def _read(path: Path) -> list[Key]:

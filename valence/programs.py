@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.config import Config
-from common.env import child_environment
+from common.env import FOR_SERVICES, child_environment
 from common.lifecycle import EXIT_CONFIG
 
 # In order of start; the supervisor stops in reverse, so that requests drain from the edge inwards.
@@ -126,7 +126,8 @@ def _environment(service: str, config: Config) -> dict[str, str]:
     """What differs from the environment that the supervisor itself has: only the worker computes in many threads."""
     common = child_environment(0)
     own = child_environment(config.worker.threads if service == "worker" else 1)
-    return {key: value for key, value in own.items() if common.get(key) != value}
+    hidden = {} if service == "api" else dict.fromkeys(FOR_SERVICES & common.keys(), "")  # only the API asks for keys
+    return {key: value for key, value in own.items() if common.get(key) != value} | hidden
 
 
 def _escaped(text: str) -> str:

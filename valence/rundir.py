@@ -15,7 +15,7 @@ from common import config as configuration
 from common import crash, recorder
 from common.config import Config
 from common.errors import ConfigError
-from common.lifecycle import make_run_dir
+from common.run_dir import check_run_dir, make_run_dir
 from valence.errors import CommandError
 from valence.supervisor import Supervisor
 
@@ -102,9 +102,13 @@ def find(run_dir: str = "", port: int | None = None) -> Path:
     root = configuration.default_run_root()
     if run_dir or port is not None:
         path = Path(run_dir) if run_dir else root / str(port)
+        if path.exists():
+            check_run_dir(path)  # whoever made another one could answer in the server's name
         if not Supervisor(path).alive():
             raise NotRunning(f"no server is running in {path}")
         return path
+    if root.exists():
+        check_run_dir(root)
     found = alive(root)
     if len(found) == 1:
         return found[0]

@@ -30,6 +30,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.lifecycle import EXIT_CONFIG
 from common.protocol import ModelFacts, Status
+from common.transport import secure
 from valence import display, programs, rundir, supervisor
 from valence.programs import Program
 from valence.status import StatusClient, all_ready
@@ -84,12 +85,23 @@ def prepare(config: Config) -> Config:
     config = msgspec.structs.replace(config, api=msgspec.structs.replace(config.api, port=port))
     run_dir = str(Path(config.run_dir).absolute())
     config = msgspec.structs.replace(config, links=msgspec.structs.replace(config.links, run_dir=run_dir))
+    config = with_link_keys(config)
     api_keys.given(env.api_keys())
+    api_keys.given(env.admin_keys(), admin=True)
     if not config.api.keys_file:
         return config
     api_keys.read(config.api.keys_file)
     keys_file = str(Path(config.api.keys_file).absolute())
     return msgspec.structs.replace(config, api=msgspec.structs.replace(config.api, keys_file=keys_file))
+
+
+def with_link_keys(config: Config) -> Config:
+    """The folder of the links' keys as an absolute path. Raises ConfigError if they cannot be used, or are needed."""
+    links = config.links
+    if links.keys_dir:
+        links = msgspec.structs.replace(links, keys_dir=str(Path(links.keys_dir).absolute()))
+    secure(links)
+    return msgspec.structs.replace(config, links=links)
 
 
 def free_port(host: str, port: int) -> int:
@@ -136,7 +148,7 @@ def serve(config: Config) -> int:
         model = session.bring_up(sum(replicas.values()))
         if model:
             elapsed_s = time.time() - psutil.Process().create_time()
-            keyed = bool(config.api.keys_file or env.api_keys())
+            keyed = bool(config.api.keys_file or env.api_keys() or env.admin_keys())
             display.announce(console, rundir.url(config), model, run_dir / "log", own_command(), elapsed_s, keyed)
             session.watch()
         failed = False

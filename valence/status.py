@@ -12,7 +12,7 @@ from common.lifecycle import scheduler_endpoint
 from common.membership import MOST_SCHEDULERS, Membership
 from common.protocol import Member, Members, Peer, Schedulers, Status, StatusQuery, Story, StoryQuery, ToAdmin
 from common.pulse import standstill
-from common.transport import Inbox, LinkCounters, Push, new_incarnation
+from common.transport import Inbox, LinkCounters, Push, new_incarnation, secure
 from valence.programs import SERVICES
 from valence.supervisor import ProcessView
 
@@ -31,6 +31,7 @@ class StatusClient:
         self._counters = LinkCounters()
         self._incarnation = new_incarnation()
         links = config.links
+        secure(links)
         own = f"ipc://{config.run_dir}/admin.{self._incarnation:x}"
         if links.transport == "tcp":
             own = f"tcp://{links.host}:0"

@@ -23,7 +23,7 @@ from services.api import errors
 from services.api.gateway import Gateway
 from services.api.guard import Guard
 from services.api.keys import Keyring
-from services.api.route import Endpoint, TooLarge, discover, request_id
+from services.api.route import Endpoint, TooLarge, discover, offered, request_id
 
 log = logging.getLogger("api")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
@@ -74,11 +74,16 @@ class Edge:
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
-def build(gateway: Gateway) -> Edge:
-    """The whole application. Raises ConfigError if the API keys cannot be read."""
-    endpoints = discover()
-    keyring = Keyring(gateway.config.api.keys_file, env.api_keys())
-    retry_after_s = gateway.config.api.retry_after_s
+def read_keys(gateway: Gateway) -> Keyring:
+    """The keys of this replica. Raises ConfigError if they cannot be read."""
+    return Keyring(gateway.config.api.keys_file, env.api_keys(), env.admin_keys())
+
+
+def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
+    """The whole application of the main address, or of the administrative one."""
+    api = gateway.config.api
+    endpoints = [each for each in discover() if offered(each, api, admin)]
+    retry_after_s = api.retry_after_s
 
     def refuse(status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
         headers |= errors.headers_of(status, retry_after_s)
@@ -114,10 +119,14 @@ def build(gateway: Gateway) -> Edge:
     )
     app.router.redirect_slashes = False
     public = [each.path for each in endpoints if each.public]
-    guarded: ASGIApp = Guard(app, keyring, public, gateway.figures.edge, retry_after_s) if keyring.needed else app
-    if not (keyring.needed or is_loopback(gateway.config.api.host)):
-        log.warning("anybody who reaches %s can use this server: no API keys are set", gateway.config.api.host)
-    if origins := gateway.config.api.cors_origins:
+    guarded: ASGIApp = app
+    if keyring.needed:
+        rights = [each.path for each in endpoints if each.admin]
+        guarded = Guard(app, keyring, public, gateway.figures.edge, retry_after_s, rights)
+    host = api.admin_host if admin else api.host
+    if not (keyring.needed or is_loopback(host)):
+        log.warning("anybody who reaches %s can use this server: no API keys are set", host)
+    if (origins := api.cors_origins) and not admin:
         guarded = CORSMiddleware(
             guarded, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("x-request-id",)
         )

@@ -28,6 +28,7 @@ CODES = {
 }
 HTTP_CODES = {
     401: "invalid_api_key",
+    403: "permission_denied",
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",

@@ -1,4 +1,5 @@
-"""Around the routes: who may come in, and how much of it. Nothing but the public routes answers without a key.
+"""Around the routes: who may come in, and how much of it. Nothing but the public routes answers without a key, and
+the administrative ones only to keys with that right.
 
 Owns nothing; the keyring has the state. A key appears in no log, error or figure; its name does.
 """
@@ -24,10 +25,17 @@ LIMITED = errors.CODES[RejectReason.OVERLOADED]
 
 class Guard:
     def __init__(
-        self, app: ASGIApp, keyring: Keyring, public: Iterable[str], figures: Answers, retry_after_s: int
+        self,
+        app: ASGIApp,
+        keyring: Keyring,
+        public: Iterable[str],
+        figures: Answers,
+        retry_after_s: int,
+        admin: Iterable[str] = (),
     ) -> None:
         self._app, self._keyring, self._public = app, keyring, frozenset(public)
         self._figures, self._retry_after_s = figures, retry_after_s
+        self._admin = frozenset(admin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in self._public:
@@ -39,6 +47,9 @@ class Guard:
             await self._unknown(scope, bool(secret))(scope, receive, send)
             return
         name = scope["state"]["key"] = account.key.name
+        if scope["path"] in self._admin and not account.key.admin:
+            await self._forbidden(scope, name)(scope, receive, send)
+            return
         if scope["method"] != "POST":  # limits count work, not looking
             await self._app(scope, receive, send)
             return
@@ -60,6 +71,11 @@ class Guard:
         problem = errors.problem(401, message)
         RequestLogger(log, scope["state"]["request_id"]).info("refused: 401, %s", "wrong key" if given else "no key")
         return Response(errors.encode(problem), 401, {"www-authenticate": challenge}, "application/json")
+
+    def _forbidden(self, scope: Scope, name: str) -> Response:
+        problem = errors.problem(403, "this API key may not use administrative routes", code="permission_denied")
+        RequestLogger(log, scope["state"]["request_id"]).info("refused: 403, key %s is no administrator's", name)
+        return Response(errors.encode(problem), 403, media_type="application/json")
 
     def _limited(self, scope: Scope, name: str, excess: Excess) -> Response:
         problem = errors.problem(429, excess.message, code=LIMITED)

@@ -61,14 +61,14 @@ class Account:
 
 
 class Keyring:
-    """The keys of `path` (empty: no file) and of `environment`, as VALENCE_API_KEYS has them.
+    """The keys of `path` (empty: no file), of `environment`, as VALENCE_API_KEYS has them, and of `administrators`.
 
     Raises ConfigError if they cannot be read. Later a file that cannot be read is logged, and its last keys stand.
     """
 
-    def __init__(self, path: str, environment: str) -> None:
+    def __init__(self, path: str, environment: str, administrators: str = "") -> None:
         self._path = path
-        self._fixed = api_keys.given(environment)
+        self._fixed = api_keys.given(environment) + api_keys.given(administrators, admin=True)
         self._accounts: dict[str, Account] = {}
         self._found: dict[bytes, Account] = {}  # by a hash under a secret of this process; keys that have been used
         self._own = secrets.token_bytes(32)

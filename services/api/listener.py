@@ -35,24 +35,24 @@ class Listener:
             self._lock = -1
 
 
-def listen(host: str, port: int, run_dir: Path) -> Listener:
-    """Binds and listens. Port 0 takes any free port, for this replica alone.
+def listen(host: str, port: int, run_dir: Path, setting: str = "api.port") -> Listener:
+    """Binds and listens. Port 0 takes any free port, for this replica alone. `setting` names the port in errors.
 
     Raises ConfigError if the address cannot be had, or another program has the port.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise ConfigError(f"api.host {host}: {error.strerror}") from error
+        raise ConfigError(f"{setting.replace('port', 'host')} {host}: {error.strerror}") from error
     if port == 0:
-        return _listening(_bind(family, address, shared=False), -1)
+        return _listening(_bind(family, address, setting, shared=False), -1)
     mutex = os.open(run_dir / f"api-{port}.starting", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     lock = os.open(run_dir / f"api-{port}.listening", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(mutex, fcntl.LOCK_EX)  # one replica at a time probes, as probes see each other
         if _alone(lock):
-            _bind(family, address, shared=False).close()  # binds only: a listening stranger refuses it
-        sock = _bind(family, address, shared=True)
+            _bind(family, address, setting, shared=False).close()  # binds only: a listening stranger refuses it
+        sock = _bind(family, address, setting, shared=True)
         fcntl.flock(lock, fcntl.LOCK_SH)
     except ConfigError:
         os.close(lock)
@@ -75,7 +75,7 @@ def _alone(lock: int) -> bool:
     return True
 
 
-def _bind(family: int, address: object, shared: bool) -> socket.socket:
+def _bind(family: int, address: object, setting: str, shared: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
@@ -85,5 +85,5 @@ def _bind(family: int, address: object, shared: bool) -> socket.socket:
     except OSError as error:
         sock.close()
         where = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
-        raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another api.port") from error
+        raise ConfigError(f"cannot listen on {where}: {error.strerror}; choose another {setting}") from error
     return sock

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 
+from common.errors import ConfigError
 from common.lifecycle import Process
-from services.api.app import build
+from services.api.app import build, read_keys
 from services.api.gateway import Gateway
 from services.api.listener import Listener, listen
 from services.api.server import Server
@@ -22,16 +23,35 @@ SWEEP_S = 5.0
 async def serve(process: Process) -> None:
     """Runs until `process.stopping` and everything open has ended. Raises ConfigError if it cannot listen."""
     api = process.config.api
-    await run(process, Gateway(process), listen(api.host, api.port, process.config.run_dir))
+    listener, admin = listen(api.host, api.port, process.config.run_dir), admin_listener(process)
+    await run(process, Gateway(process), listener, admin)
 
 
-async def run(process: Process, gateway: Gateway, listener: Listener) -> None:
-    """The same, on a listener that is given."""
-    server = Server(build(gateway), gateway.config.api)
+def admin_listener(process: Process) -> Listener | None:
+    """The administrative address of this replica, if there is one. Raises ConfigError if it cannot be had."""
+    api = process.config.api
+    if not api.admin_port:
+        if api.metrics == "admin":
+            raise ConfigError("api.metrics is admin, but there is no api.admin_port")
+        return None
+    port = api.admin_port + process.instance  # figures are each replica's own
+    if port == api.port or port > 65535:
+        raise ConfigError(f"api.admin_port {api.admin_port} plus {process.instance} is {port}; choose another one")
+    return listen(api.admin_host, port, process.config.run_dir, "api.admin_port")
+
+
+async def run(process: Process, gateway: Gateway, listener: Listener, admin: Listener | None = None) -> None:
+    """The same, on listeners that are given."""
+    keyring = read_keys(gateway)
+    server = Server(build(gateway, keyring), gateway.config.api)
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     background = [asyncio.create_task(gateway.node.run()), asyncio.create_task(_sweep(gateway))]
     stopping = asyncio.create_task(process.stopping.wait())
     gateway.node.state = "ready"
+    admin_server = Server(build(gateway, keyring, admin=True), gateway.config.api) if admin else None
+    if admin and admin_server:
+        background.append(asyncio.create_task(admin_server.serve(sockets=[admin.sock])))
+        log.info("administrative routes at %s", admin.url)
     log.info("listening at %s", listener.url)
     try:
         done, _ = await asyncio.wait([stopping, serving, *background], return_when=asyncio.FIRST_COMPLETED)
@@ -41,11 +61,16 @@ async def run(process: Process, gateway: Gateway, listener: Listener) -> None:
         await linger(gateway)
         await drain(gateway, server)
         await serving
+        if admin_server:
+            admin_server.should_exit = True
+            await background[-1]
     finally:
         for task in (stopping, *background):
             task.cancel()
         gateway.node.leave()
-        listener.close()
+        for each in (listener, admin):
+            if each:
+                each.close()
 
 
 async def linger(gateway: Gateway) -> None:

@@ -21,6 +21,7 @@ from services.api import endpoints, errors
 from services.api.gateway import Gateway
 from services.api.schema.parse import Body
 
+METRICS_PATH = "/metrics"  # other servers have it at the main address, so ours may be there
 DISCARD_BYTES, DISCARD_S = 16 << 20, 2.0
 
 
@@ -32,6 +33,9 @@ class Endpoint(NamedTuple):
     body: Body[Any] | None = None
     reply: type[msgspec.Struct] | None = None
     public: bool = False  # answers without an API key
+    admin: bool = (
+        False  # administrative: not at the main address unless told, and where keys are used, for some of them
+    )
 
 
 def discover() -> list[Endpoint]:
@@ -40,6 +44,13 @@ def discover() -> list[Endpoint]:
     for module in pkgutil.iter_modules(endpoints.__path__, endpoints.__name__ + "."):
         found += importlib.import_module(module.name).ENDPOINTS
     return found
+
+
+def offered(endpoint: Endpoint, api: Api, admin: bool) -> bool:
+    """Whether an endpoint is at the administrative or else the main address. Health is at both."""
+    if endpoint.path == METRICS_PATH:
+        return api.metrics in ("admin" if admin else "main", "both")
+    return endpoint.public or endpoint.admin == admin or (endpoint.admin and api.admin_on_main)
 
 
 def json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -73,7 +73,9 @@ class SchedulerProcess:
         links = process.config.links
         endpoint = scheduler_endpoint(process.config, process.instance)
         self.inbox: AsyncInbox[ToScheduler] = AsyncInbox(endpoint, ToScheduler, links.queue, process.counters)
-        root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else f"tcp://{links.host}:"
+        # With keys, peers on other hosts are known; without, only this host is looked at.
+        tcp_root = "tcp://" if links.keys_dir or links.insecure_tcp else f"tcp://{links.host}:"
+        root = f"ipc://{process.config.run_dir}/" if links.transport == "ipc" else tcp_root
         self.registry = Registry(process.peer(self.inbox.endpoint), (root,), links.dead_after_s, process.beat_gap_s)
         self.pulses = Pulses(process.beat_gap_s)
         self.pulses.add(fleet.work)

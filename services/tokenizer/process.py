@@ -23,6 +23,7 @@ from common.protocol import (
     Detokenize,
     Detokenized,
     ModelFacts,
+    PromptKind,
     Refused,
     Submit,
     TokenBatch,
@@ -35,6 +36,7 @@ from common.recorder import Kind
 from services.tokenizer.encode import Encoder
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
+from services.tokenizer.renderer import Renderer
 from services.tokenizer.sequence import Request
 from services.tokenizer.source import Loaded, load
 from services.tokenizer.streams import BoxKey, Streams, box_key
@@ -62,9 +64,15 @@ class TokenizerProcess:
         self.streams = Streams(Lanes(self.node.tell, self._takers, self._speakers))
         self._config = process.config
         self._recorder = process.recorder
-        self._short, self._long = Lane(self._config.tokenizer.threads, "encode"), Lane(1, "encode-long")
-        self.node.pulses.add(self._short.work)
-        self.node.pulses.add(self._long.work)
+        threads = self._config.tokenizer.threads
+        self._short, self._long, self._chat = (
+            Lane(threads, "encode"),
+            Lane(1, "encode-long"),
+            Lane(threads, "encode-chat"),
+        )
+        for lane in (self._short, self._long, self._chat):
+            self.node.pulses.add(lane.work)
+        self._renderers: list[Renderer] = []
         self._loop = asyncio.get_running_loop()
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
@@ -74,7 +82,7 @@ class TokenizerProcess:
 
     async def load(self) -> None:
         """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
-        loaded: Loaded = await self._loop.run_in_executor(self._short.pool, load, self._config.model)
+        loaded: Loaded = await self._loop.run_in_executor(self._short.pool, load, self._config.model, self._renderer)
         self.streams.vocabulary = loaded.vocabulary
         self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
         if self._model is not None:
@@ -85,6 +93,11 @@ class TokenizerProcess:
         log.info("ready: %d tokens, %s", loaded.vocabulary.size, chat)
         self.node.state = "ready"
         self.node.beat()
+
+    def _renderer(self, source: str, special_tokens: dict[str, str], tool_source: str) -> Renderer:
+        renderer = Renderer(source, special_tokens, tool_source, self._config.tokenizer.max_template_s)
+        self._renderers.append(renderer)
+        return renderer
 
     async def drain(self) -> None:
         """Takes nothing new and waits for what is open, at most `links.drain_s`; what remains goes to another one."""
@@ -97,7 +110,9 @@ class TokenizerProcess:
 
     def close(self) -> None:
         self._closed = True
-        for lane in (self._short, self._long):
+        for renderer in self._renderers:
+            renderer.close()
+        for lane in (self._short, self._long, self._chat):
             lane.pool.shutdown(wait=True, cancel_futures=True)
         self.node.leave()
 
@@ -174,7 +189,8 @@ class TokenizerProcess:
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens)
-        self._start(submit.seq_id, size, work, partial(self._encoded, request))
+        lane = self._lane_for(size, submit.kind)
+        self._start(submit.seq_id, lane, work, partial(self._encoded, request))
 
     def _encoded(self, request: Request, job: "Future[Any]") -> None:
         if not request.live:
@@ -192,8 +208,11 @@ class TokenizerProcess:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
         work = partial(_answer, self._encoder, call)
-        size = len(call.tokens) if isinstance(call, Detokenize) else len(call.text) + len(call.messages)
-        self._start(call.call_id, size, work, partial(self._answered, box, call.call_id))
+        if isinstance(call, Detokenize):
+            lane = self._lane_for(len(call.tokens), PromptKind.TOKENS)
+        else:
+            lane = self._lane_for(len(call.text) + len(call.messages), call.kind)
+        self._start(call.call_id, lane, work, partial(self._answered, box, call.call_id))
 
     def _answered(self, box: Outbox, call_id: int, job: "Future[Any]") -> None:
         try:
@@ -201,10 +220,20 @@ class TokenizerProcess:
         except Reject as reject:
             box.replies.append(Refused(call_id, reject.reason, reject.message, reject.param))
 
-    def _start(self, job_id: int, size: int, work: Callable[[], Any], done: Callable[["Future[Any]"], None]) -> None:
-        """Runs `work` on `size` bytes in a pool and then `done` on the loop."""
+    def _lane_for(self, size: int, kind: PromptKind) -> Lane:
+        """Long texts and chat templates, which may take their whole time limit, do not stand in others' way."""
+        if size >= LONG_BYTES:
+            return self._long
+        return self._chat if kind == PromptKind.CHAT else self._short
 
-        lane = self._short if size < LONG_BYTES else self._long
+    def _start(
+        self,
+        job_id: int,
+        lane: Lane,
+        work: Callable[[], Any],
+        done: Callable[["Future[Any]"], None],
+    ) -> None:
+        """Runs `work` in a pool and then `done` on the loop."""
 
         def finish(job: "Future[Any]") -> None:
             del self._jobs[job_id]
@@ -291,7 +320,7 @@ def result_of(job: "Future[Any]") -> Any:
     if isinstance(error, Reject):
         raise error
     log.error("a tokenizer call failed", exc_info=error)
-    raise Reject(RejectReason.INTERNAL, f"the tokenizer failed on this text: {error}")
+    raise Reject(RejectReason.INTERNAL, "the tokenizer failed on this text; its log has more")
 
 
 def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detokenized:

@@ -6,17 +6,19 @@ that have no tokenizer.json.
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from common.config import Model
-from common.errors import ConfigError, Reject
+from common.errors import ConfigError, Reject, RejectReason
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
 from services.tokenizer import gguf_tokenizer, vocabulary
 from services.tokenizer.chat import ChatTemplate
+from services.tokenizer.renderer import Renderer
 from services.tokenizer.vocabulary import Vocabulary
 
 log = logging.getLogger("tokenizer")
@@ -29,12 +31,15 @@ class Loaded(NamedTuple):
 
     tokenizer: Tokenizer
     vocabulary: Vocabulary
-    template: ChatTemplate | None
+    template: ChatTemplate | Renderer | None
     no_template: str = ""  # why there is none
 
 
-def load(model: Model) -> Loaded:
-    """Raises ConfigError when the model's tokenizer cannot be found or used."""
+MakeTemplate = Callable[[str, dict[str, str], str], ChatTemplate | Renderer]
+
+
+def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
+    """Raises ConfigError when the model's tokenizer cannot be found or used. A service renders in another process."""
     files = resolve(model.source)
     if files.kind == "gguf":
         tokenizer, specials, templates = _from_gguf(files.path)
@@ -49,8 +54,10 @@ def load(model: Model) -> Loaded:
     if not main:
         return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template")
     try:
-        return Loaded(tokenizer, words, ChatTemplate(main, specials, templates.get(TOOL_TEMPLATE, "")))
+        return Loaded(tokenizer, words, make_template(main, specials, templates.get(TOOL_TEMPLATE, "")))
     except Reject as fault:
+        if fault.reason is not RejectReason.INVALID:
+            raise  # not the template's doing: the next start may find things better
         log.warning("chat requests will be refused: %s", fault.message)
         return Loaded(tokenizer, words, None, fault.message)
 
@@ -84,6 +91,8 @@ def _from_folder(folder: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str
 def _from_transformers(files: ModelFiles, trust_remote_code: bool) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
     from transformers import AutoTokenizer  # takes seconds
 
+    if trust_remote_code:
+        log.warning("model.trust_remote_code: code that comes with %s may run in this process", files.path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(files.path), trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
@@ -101,7 +110,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: not a JSON object")
@@ -127,10 +136,19 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(value, str):
         templates["default"] = value
     elif isinstance(value, list):
-        templates = {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
+        for entry in value:
+            if (
+                isinstance(entry, dict)
+                and isinstance(entry.get("name"), str)
+                and isinstance(entry.get("template"), str)
+            ):
+                templates[entry["name"]] = entry["template"]
     paths = {"default": folder / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in paths.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{path}: {error}") from error
     return templates

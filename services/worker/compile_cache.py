@@ -4,11 +4,13 @@ Owner: the engine, at start. A folder's manifest tells the files that a whole st
 not those is removed, so that a broken entry costs a slow start and never a failed one. Old folders are pruned.
 """
 
+import errno
 import hashlib
 import importlib.metadata
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -63,7 +65,11 @@ class CompileCache:
         if (reason := broken(folder)) is not None:
             log.warning("the kernel cache %s is broken and is made anew: %s", folder, reason)
             _remove(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (folder, folder.parent):
+            found = place.stat()
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
+                raise PermissionError(errno.EPERM, "others can put code there")
         os.utime(folder)  # the order in which folders are pruned
         return folder
 

@@ -105,7 +105,8 @@ def load_model(source: ModelSource, config: Config, device: torch.device, stages
         bindings = bind(config.worker.kernels, facts, opaque=level > levels.EAGER)
         policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
-        raise ConfigError(f"{source.files.path}: {error}") from error
+        own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
+        raise ConfigError(f"{source.files.path}: {error}{own}") from error
     for provider in dict.fromkeys(row.provider for row in bindings.table):
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)

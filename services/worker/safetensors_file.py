@@ -5,6 +5,7 @@ tensors by name; each is read from its mapped file only when `dense` is called.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from safetensors import SafetensorError, safe_open
 from common.errors import ConfigError
 from services.worker.quant.contract import StoredTensor
 
+PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOAT_STORAGE = ("F64", "F32", "F16", "BF16")
 
 
@@ -53,7 +56,9 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     single = folder / SINGLE_NAME
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"{folder} holds no .safetensors file")
+        other = next((path.name for path in sorted(folder.iterdir()) if path.suffix in PICKLES), "")
+        hint = f"; {other} is a pickle, which could run any code and is never opened: convert it" if other else ""
+        raise ConfigError(f"{folder} holds no .safetensors file{hint}")
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         for name, tensor in _read_file(file).items():
@@ -79,15 +84,17 @@ def _read_sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         content = json.loads(index.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{index} cannot be read: {error}") from error
     listed = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(listed, dict) or not listed:
         raise ConfigError(f"{index} has no weight_map")
     for name, file_name in listed.items():
         # A file name that leaves the folder would read any file of this machine.
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise ConfigError(f'{index}: the file of tensor "{name}" is {file_name!r}, not a name in this folder')
+        if not isinstance(file_name, str) or not PLAIN_NAME.fullmatch(file_name):
+            raise ConfigError(
+                f'{index}: the file of tensor "{name}" is {file_name!r}, not a name in this folder (*.safetensors)'
+            )
     return listed
 
 
@@ -99,5 +106,5 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
             place = handle.get_slice(name)
             tensors[name] = SafetensorsTensor(name, tuple(place.get_shape()), place.get_dtype(), path, handle)
         return tensors
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error

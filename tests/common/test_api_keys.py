@@ -71,3 +71,21 @@ def test_names_are_short_words() -> None:
     for name in ("", "a b", "a/b", "x" * 65, "a\n"):
         with pytest.raises(ConfigError, match="name of a key"):
             api_keys.make(name, "x")
+
+
+def test_a_file_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(api_keys.write([api_keys.make("ann", "one")]))
+    file.chmod(0o644)
+    assert [key.name for key in api_keys.read(file)] == ["ann"]
+    file.chmod(0o646)
+    with pytest.raises(ConfigError, match="other users can change"):
+        api_keys.read(file)
+
+
+def test_keys_of_administrators() -> None:
+    [key] = api_keys.given("root=one", admin=True)
+    assert key.admin and not api_keys.given("root=one")[0].admin
+    assert api_keys.given("one", admin=True)[0].name == "admin-1"
+    with pytest.raises(ConfigError, match="VALENCE_ADMIN_KEYS: entry 2"):
+        api_keys.given("a b=" + "x" * 600, admin=True)

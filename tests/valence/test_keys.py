@@ -18,8 +18,8 @@ def test_a_key_is_made_used_and_taken_back(tmp_path: Path) -> None:
     bob = add(file, "bob")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert listed(file) == [
-        {"name": "ann", "requests": 4, "per_minute": 60},
-        {"name": "bob", "requests": 0, "per_minute": 0},
+        {"name": "ann", "requests": 4, "per_minute": 60, "admin": False},
+        {"name": "bob", "requests": 0, "per_minute": 0, "admin": False},
     ]
     keyring = Keyring(str(file), "")
     found = keyring.find(ann.encode())

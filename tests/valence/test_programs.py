@@ -97,3 +97,13 @@ def test_percent_signs_reach_the_environment(tmp_path: Path) -> None:
 def test_states_are_the_words_that_status_shows() -> None:
     names = {name.lower() for name in vars(ProcessStates) if name.isupper()}
     assert names >= {"stopped", "starting", "running", "backoff", "stopping", "exited", "fatal"}
+
+
+def test_keys_of_the_api_reach_the_api_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VALENCE_API_KEYS", "ann=vl-secret")
+    monkeypatch.delenv("VALENCE_ADMIN_KEYS", raising=False)
+    text = render(load(), Path("/run/x"), {"worker": 1, "scheduler": 1, "tokenizer": 1, "api": 1})
+    assert "vl-secret" not in text
+    for section in text.split("[program:")[1:]:
+        assert ('VALENCE_API_KEYS=""' in section) == (not section.startswith("api-"))
+        assert "VALENCE_ADMIN_KEYS" not in section

@@ -7,7 +7,7 @@ from services.api.gateway import Gateway
 from services.api.generate import generate
 from services.api.hub import WORDS, Request
 from services.api.route import Endpoint, read_body
-from services.api.schema.chat import BODY, submits_of
+from services.api.schema.chat import BODY, check_messages, submits_of
 from services.api.schema.replies import AssistantMessage, ChatChoice, ChatCompletion, stop_reason, usage_of
 
 
@@ -15,6 +15,7 @@ async def chat_completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     body = await read_body(http, gateway.config.api)
     facts = gateway.facts()
     asked = BODY.parse(body)
+    check_messages(asked.messages, gateway.config.api.max_messages)
     submits = submits_of(asked, facts, gateway.max_choices)
     return await generate(gateway, http, asked, submits, "chat", reply)
 

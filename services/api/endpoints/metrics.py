@@ -19,7 +19,7 @@ from common.metrics import METRICS
 from common.protocol import Load
 from services.api.figures import Buckets
 from services.api.gateway import Gateway
-from services.api.route import Endpoint
+from services.api.route import METRICS_PATH, Endpoint
 
 VLLM_COUNTERS = {
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens processed"),
@@ -181,4 +181,4 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-ENDPOINTS = [Endpoint("GET", "/metrics", metrics, "Figures in Prometheus' text format")]
+ENDPOINTS = [Endpoint("GET", METRICS_PATH, metrics, "Figures in Prometheus' text format", admin=True)]

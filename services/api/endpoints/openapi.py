@@ -10,7 +10,7 @@ from starlette.responses import Response
 from services.api.endpoints.health import package_version
 from services.api.errors import ErrorBody
 from services.api.gateway import Gateway
-from services.api.route import Endpoint, discover, json
+from services.api.route import Endpoint, discover, json, offered
 
 REFERENCE = "#/components/schemas/{name}"
 PARAMETER = re.compile(r"{(\w+):?\w*}")
@@ -56,7 +56,8 @@ def _operation(endpoint: Endpoint, references: dict[Any, Any]) -> dict[str, Any]
 
 
 async def openapi(gateway: Gateway, request: Request) -> Response:
-    return json(document(discover()))
+    api = gateway.config.api
+    return json(document([each for each in discover() if offered(each, api, admin=False)]))
 
 
 ENDPOINTS = [Endpoint("GET", "/openapi.json", openapi, "This document")]

@@ -13,7 +13,7 @@ from services.api.deadline import left_s, within
 from services.api.errors import invalid
 from services.api.gateway import Gateway
 from services.api.route import Endpoint, json, read_body
-from services.api.schema.chat import Message, messages_json
+from services.api.schema.chat import Message, check_messages, messages_json
 from services.api.schema.generation import ABSENT, EMPTY_LIST, OFF, TokenId, check_ids, check_model
 from services.api.schema.parse import Body, one_of
 
@@ -37,7 +37,7 @@ class TokenizeReply(msgspec.Struct, frozen=True):
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    tokens: Annotated[list[TokenId], Meta(max_length=10_000_000)]
+    tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
     model: str | None = None
 
 
@@ -76,6 +76,7 @@ async def tokenize(gateway: Gateway, request: Request) -> Response:
     body = await read_body(request, gateway.config.api)
     facts = gateway.facts()
     asked = TOKENIZE.parse(body)
+    check_messages(asked.messages, gateway.config.api.max_messages)
     async with within(left_s(request, gateway.config.api)):
         reply = await gateway.ask(question(asked, facts))
     assert isinstance(reply, Tokenized)

@@ -1,8 +1,9 @@
 """The body of /v1/chat/completions, and its messages as the tokenizer's templates take them. Pure."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from common.protocol import ModelFacts, PromptKind, Submit
 from services.api.errors import invalid
@@ -16,7 +17,10 @@ from services.api.schema.generation import (
     sampling_of,
     submit_fields,
 )
-from services.api.schema.parse import Body, anything, one_of
+from services.api.schema.parse import Body, anything, check_depth, one_of
+
+MAX_PARTS, MAX_CALLS = 4096, 1024  # of one message
+Name = Annotated[str, Meta(max_length=1024)]
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -25,22 +29,22 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    name: str
+    name: Name
     arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True):
     function: FunctionCall
-    id: str | None = None
+    id: Name | None = None
     type: Literal["function"] = "function"
 
 
 class Message(msgspec.Struct, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: Name | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     function_call: Any = None
@@ -75,6 +79,12 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "mm_processor_kwargs": one_of({}),
 }
 BODY = Body(ChatRequest, UNSUPPORTED_IN_CHAT)
+
+
+def check_messages(messages: list[Message] | None, most: int) -> None:
+    """Raises Reject if there are too many: each costs far more than its bytes."""
+    if messages and len(messages) > most:
+        raise invalid(f"{len(messages)} messages are more than the {most} allowed", "messages")
 
 
 def messages_json(messages: list[Message]) -> bytes:
@@ -127,6 +137,7 @@ def _call(call: ToolCall, param: str) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError) as error:
             where = f"{param}.function.arguments"
             raise invalid(f"{where} is no JSON object: {error}", where) from error
+    check_depth(arguments, f"{param}.function.arguments")
     function = {"name": call.function.name, "arguments": arguments or {}}
     return {"id": call.id or "", "type": call.type, "function": function}
 
@@ -134,6 +145,7 @@ def _call(call: ToolCall, param: str) -> dict[str, Any]:
 def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
     """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
     check_common(request, facts, request.n or 1, max_choices)
+    check_depth(request.chat_template_kwargs, "chat_template_kwargs")
     return [
         Submit(
             seq_id=0,

@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from common.columns import pack_i32
+from common.errors import Reject, RejectReason
 from common.protocol import ModelFacts, PromptKind, Submit
 from services.api.errors import invalid
 from services.api.schema.generation import (
@@ -51,6 +52,10 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
 
 def submits_of(request: CompletionRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
     """One Submit per prompt, so that choices come prompt by prompt, n of each. Raises Reject."""
+    if len(request.prompt) > max(facts.max_model_len, max_choices) and not isinstance(request.prompt, str):
+        # Before anything looks at each of millions of entries.
+        text = f"prompt has {len(request.prompt)} entries; the context is {facts.max_model_len} tokens"
+        raise Reject(RejectReason.TOO_LONG, text, "prompt")
     prompts = prompts_of(request)
     check_common(request, facts, (request.n or 1) * len(prompts), max_choices)
     fields = submit_fields(request)
@@ -60,6 +65,9 @@ def submits_of(request: CompletionRequest, facts: ModelFacts, max_choices: int) 
         if isinstance(prompt, str):
             submits.append(Submit(seq_id=0, kind=PromptKind.TEXT, sampling=sampling, text=prompt, **fields))
         else:
+            if len(prompt) > facts.max_model_len:
+                text = f"prompt has {len(prompt)} tokens; the context is {facts.max_model_len}"
+                raise Reject(RejectReason.TOO_LONG, text, "prompt")
             check_ids(prompt, facts, "prompt")
             tokens = pack_i32(prompt)
             submits.append(Submit(seq_id=0, kind=PromptKind.TOKENS, sampling=sampling, tokens=tokens, **fields))

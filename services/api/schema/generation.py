@@ -47,7 +47,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=I32_MAX)] | None = None

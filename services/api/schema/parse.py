@@ -19,6 +19,8 @@ PATH = re.compile(r"(.*) - at (?:`key` in )?`\$(.*)`$", re.DOTALL)
 RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 ANY = msgspec.json.Decoder()
 MAX_UNKNOWN_NAMES = 256
+FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+MAX_DEPTH = 64
 Harmless = Callable[[Any], bool]
 
 
@@ -29,6 +31,22 @@ def one_of(*values: Any) -> Harmless:
 
 def anything(_: Any) -> bool:
     return True
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Raises Reject if JSON without a schema is nested deeper than MAX_DEPTH: templates walk it recursively."""
+    level, depth = [value], 0
+    while level:
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+        depth += 1
+        if depth >= MAX_DEPTH and level:
+            raise invalid(f"{param} is nested deeper than {MAX_DEPTH} levels", param)
 
 
 class Body(Generic[T]):
@@ -64,7 +82,8 @@ class Body(Generic[T]):
                 raise invalid(f"{name} is not supported by this server", name)
         elif name not in self._told and len(self._told) < MAX_UNKNOWN_NAMES:
             self._told.add(name)
-            log.warning("unknown field %.64r of %s is ignored", name, self.struct.__name__)
+            shown = name if FIELD_NAME.fullmatch(name) else "(no name of a field)"  # it may be anything
+            log.warning("unknown field %r of %s is ignored", shown, self.struct.__name__)
 
 
 def explain(error: msgspec.ValidationError) -> Reject:

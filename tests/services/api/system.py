@@ -41,7 +41,7 @@ from common.protocol import (
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
 from services.api.gateway import Gateway
 from services.api.listener import listen
-from services.api.process import run
+from services.api.process import admin_listener, run
 
 FACTS = ModelFacts("tiny", "llama", 1000, 128, (2,), 16, 64)
 LIMIT_S = 20
@@ -128,10 +128,11 @@ class System:
         self.gateway = Gateway(self.process)
         self.listener = listen("127.0.0.1", 0, self.run_dir)
         self.url = self.listener.url
+        self.admin = admin_listener(self.process)
 
     def start(self) -> "asyncio.Task[None]":
         self.inbox.start(self._receive)
-        return asyncio.create_task(run(self.process, self.gateway, self.listener))
+        return asyncio.create_task(run(self.process, self.gateway, self.listener, self.admin))
 
     def changed(self) -> None:
         self._change.set()

@@ -2,6 +2,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common import api_keys
@@ -22,6 +23,7 @@ def header(secret: str = SECRET) -> dict[str, str]:
 def setting(tmp_path: Path) -> str:
     file = tmp_path / "keys"
     keys = [api_keys.make("ann", SECRET), api_keys.make("bob", "two", requests=1), api_keys.make("eve", "three", 0, 2)]
+    keys.append(msgspec.structs.replace(api_keys.make("root", "four"), admin=True))
     file.write_bytes(api_keys.write(keys))
     return f"api.keys_file={file}"
 
@@ -44,7 +46,8 @@ def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
                     assert "wrong" not in response.text and len(response.headers["x-request-id"]) == 32
             for path in public:
                 assert (await client.get(path)).status_code == 200
-            for path in ("/metrics", "/v1/models", "/version", "/openapi.json"):
+            assert error_of(await client.get("/metrics", headers=header()))["code"] == "permission_denied"
+            for path in ("/v1/models", "/version", "/openapi.json"):
                 assert (await client.get(path, headers=header())).status_code == 200
             for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/tokenize", CHAT)):
                 assert (await client.post(path, json=body, headers=header())).status_code in (200, 400)
@@ -102,7 +105,7 @@ def test_requests_a_minute(setting: str) -> None:
             assert refused.status_code == 429 and 50 < int(refused.headers["retry-after"]) <= 60
             keys = system.gateway.figures.edge.keys
             assert keys == {("eve", "accepted"): 2, ("eve", "limited"): 1}
-            page = (await client.get("/metrics", headers=header())).text
+            page = (await client.get("/metrics", headers=header("four"))).text
             assert 'valence_api_key_requests_total{instance="1",key="eve",result="accepted"} 2.0' in page
             assert "three" not in page and SECRET not in page
 
