@@ -8,8 +8,8 @@ their own, short prompts. Owns the node and the jobs in the pools.
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,9 @@ from common.protocol import (
     Tokenized,
     ToTokenizer,
 )
-from common.pulse import Work
 from common.recorder import Kind
 from services.tokenizer.encode import Encoder
+from services.tokenizer.jobs import Jobs
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.renderer import Renderer
@@ -43,19 +43,7 @@ from services.tokenizer.streams import BoxKey, Streams, box_key
 
 log = logging.getLogger("tokenizer")
 RETRY_S = 0.02
-LONG_BYTES = 100_000  # texts from here on, a tenth of a second of work, go to the thread for long ones
 LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try again in a moment")
-
-
-class Lane:
-    """A pool and what it has done. One whose work stands still stalls the process, whatever the other one does."""
-
-    def __init__(self, threads: int, name: str) -> None:
-        self.pool = ThreadPoolExecutor(threads, name)
-        self.started = self.finished = 0
-
-    def work(self) -> Work:
-        return self.started - self.finished, self.finished
 
 
 class TokenizerProcess:
@@ -64,25 +52,18 @@ class TokenizerProcess:
         self.streams = Streams(Lanes(self.node.tell, self._takers, self._speakers))
         self._config = process.config
         self._recorder = process.recorder
-        threads = self._config.tokenizer.threads
-        self._short, self._long, self._chat = (
-            Lane(threads, "encode"),
-            Lane(1, "encode-long"),
-            Lane(threads, "encode-chat"),
-        )
-        for lane in (self._short, self._long, self._chat):
-            self.node.pulses.add(lane.work)
+        self._jobs = Jobs(self._config.tokenizer.threads, self.node.pulses, self._after_job)
         self._renderers: list[Renderer] = []
         self._loop = asyncio.get_running_loop()
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
-        self._jobs: dict[int, Future[Any]] = {}  # encodes of requests by first seq_id, calls by call_id
         self._foreign: frozenset[int] = frozenset()  # schedulers with another model
         self._retrying = self._closed = False
 
     async def load(self) -> None:
         """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
-        loaded: Loaded = await self._loop.run_in_executor(self._short.pool, load, self._config.model, self._renderer)
+        pool = self._jobs.short.pool
+        loaded: Loaded = await self._loop.run_in_executor(pool, load, self._config.model, self._renderer)
         self.streams.vocabulary = loaded.vocabulary
         self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
         if self._model is not None:
@@ -112,8 +93,7 @@ class TokenizerProcess:
         self._closed = True
         for renderer in self._renderers:
             renderer.close()
-        for lane in (self._short, self._long, self._chat):
-            lane.pool.shutdown(wait=True, cancel_futures=True)
+        self._jobs.close()
         self.node.leave()
 
     def _receive(self, batch: list[tuple[int, ToTokenizer]]) -> None:
@@ -181,16 +161,17 @@ class TokenizerProcess:
         request = self.streams.abort(seq_id)
         if request is not None:
             self._recorder.requests.add(Kind.ABORTED, seq_id)
-        if request is not None and not request.live and (job := self._jobs.get(request.submit.seq_id)):
-            job.cancel()
+        if request is not None and not request.live:
+            self._jobs.cancel(request.submit.seq_id)
 
     def _encode(self, request: Request) -> None:
         assert self._encoder is not None and self._model is not None, "checked when the request was opened"
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens)
-        lane = self._lane_for(size, submit.kind)
-        self._start(submit.seq_id, lane, work, partial(self._encoded, request))
+        lane = self._jobs.lane_for(size, submit.kind)
+        if not self._jobs.start(submit.seq_id, lane, work, partial(self._encoded, request)):
+            self.streams.counts.unknown_results += 1
 
     def _encoded(self, request: Request, job: "Future[Any]") -> None:
         if not request.live:
@@ -209,10 +190,11 @@ class TokenizerProcess:
             return
         work = partial(_answer, self._encoder, call)
         if isinstance(call, Detokenize):
-            lane = self._lane_for(len(call.tokens), PromptKind.TOKENS)
+            lane = self._jobs.lane_for(len(call.tokens), PromptKind.TOKENS)
         else:
-            lane = self._lane_for(len(call.text) + len(call.messages), call.kind)
-        self._start(call.call_id, lane, work, partial(self._answered, box, call.call_id))
+            lane = self._jobs.lane_for(len(call.text) + len(call.messages), call.kind)
+        if not self._jobs.start(call.call_id, lane, work, partial(self._answered, box, call.call_id)):
+            self.streams.counts.unknown_results += 1  # a repeat
 
     def _answered(self, box: Outbox, call_id: int, job: "Future[Any]") -> None:
         try:
@@ -220,35 +202,9 @@ class TokenizerProcess:
         except Reject as reject:
             box.replies.append(Refused(call_id, reject.reason, reject.message, reject.param))
 
-    def _lane_for(self, size: int, kind: PromptKind) -> Lane:
-        """Long texts and chat templates, which may take their whole time limit, do not stand in others' way."""
-        if size >= LONG_BYTES:
-            return self._long
-        return self._chat if kind == PromptKind.CHAT else self._short
-
-    def _start(
-        self,
-        job_id: int,
-        lane: Lane,
-        work: Callable[[], Any],
-        done: Callable[["Future[Any]"], None],
-    ) -> None:
-        """Runs `work` in a pool and then `done` on the loop."""
-
-        def finish(job: "Future[Any]") -> None:
-            del self._jobs[job_id]
-            lane.finished += 1
-            if not job.cancelled() and not self._closed:
-                done(job)
-                self.node.progress += 1
-                self._flush()
-
-        if job_id in self._jobs:
-            self.streams.counts.unknown_results += 1  # a repeated call
-            return
-        lane.started += 1
-        job = self._jobs[job_id] = lane.pool.submit(work)
-        job.add_done_callback(lambda job: self._loop.call_soon_threadsafe(finish, job))
+    def _after_job(self) -> None:
+        self.node.progress += 1
+        self._flush()
 
     def _flush(self) -> None:
         """Sends what waits; what does not fit is tried again soon."""
