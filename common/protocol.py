@@ -159,6 +159,8 @@ class Load(Struct, frozen=True):
     blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
     steps: int = 0
     tokens_in_flight: int = 0
+    waiting_tokens: int = 0  # prompt tokens of the sequences without
+    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
 
 
 class Member(Struct, frozen=True):
@@ -223,6 +225,8 @@ class Submit(Message, frozen=True):
     origin: int = -1  # the choice's first seq_id, if another tokenizer had it before; n is then 1
     delivered_tokens: int = 0  # with origin: the API has so many tokens of its output
     delivered_chars: int = 0  # and so many characters of its text; only what follows is sent
+    tenant: str = ""  # name of the API key; tenants share the scheduler by weight
+    weight: int = 1
 
 
 class Abort(Message, frozen=True):
@@ -264,6 +268,7 @@ class TextBatch(Message, frozen=True):
     counts: bytes  # _i32
     texts: list[str]
     finished: list[TextFinished]
+    accepted: bytes = b""  # _u64: as in TokenBatch
 
 
 class Refused(Message, frozen=True):
@@ -302,12 +307,22 @@ class Admit(Message, frozen=True):
     cache_salt: str = ""
     output: bytes = b""  # _i32
     origin: int = -1  # the sequence's first id, where another tokenizer admitted it before
+    tenant: str = ""
+    weight: int = 1
+    again: bool = False  # an earlier scheduler accepted it: no bound of the queue refuses it now
 
 
 class Stop(Message, frozen=True):
     """A stop string ended this sequence; the tokenizer has told the API already."""
 
     seq_id: int
+
+
+class Pause(Message, frozen=True):
+    """API to scheduler: the client of this sequence does not read; or it does again. Repeats change nothing."""
+
+    seq_id: int
+    paused: bool
 
 
 class TokenBatch(Message, frozen=True):
@@ -320,6 +335,7 @@ class TokenBatch(Message, frozen=True):
     first_index: bytes  # _i32
     tokens: bytes  # _i32
     finished: list[Finished]
+    accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
 
 
 class StepPlan(Message, frozen=True):
@@ -388,6 +404,8 @@ class Story(Message, frozen=True):
 
 ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
 ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | StatusQuery | StoryQuery
+ToScheduler = (
+    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | StatusQuery | StoryQuery
+)
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

@@ -15,6 +15,7 @@ from common.protocol import (
     Admit,
     FinishReason,
     Load,
+    Pause,
     Refused,
     StepResult,
     Stop,
@@ -24,6 +25,7 @@ from common.protocol import (
 )
 from services.scheduler import checks
 from services.scheduler.admission import sequences_of
+from services.scheduler.drain import DrainRate
 from services.scheduler.events import (
     ApiLost,
     Drain,
@@ -51,6 +53,7 @@ COUNTERS = (
     "cached_tokens",
     "output_tokens",
     "preemptions",
+    "pauses",
     "worker_faults",
     "failed_steps",
     "out_of_memory",
@@ -67,12 +70,14 @@ class SchedulerCore:
     def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0, recover_s: float = 30.0) -> None:
         self._state = State(limits, kv, seed)
         self._recover_s = recover_s
+        self._drain_rate = DrainRate()
         self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             StepResult: self._on_step_result,
             Admit: self._on_admit,
             Stop: self._on_stop,
             Abort: self._on_abort,
+            Pause: self._on_pause,
             WorkerReady: self._on_worker_ready,
             WorkerLost: self._on_worker_lost,
             TokenizerLost: self._on_tokenizer_lost,
@@ -119,9 +124,10 @@ class SchedulerCore:
 
     def load(self) -> Load:
         state = self._state
-        worker = state.worker
+        worker, tokens = state.worker, state.waiting.tokens
+        wait_s = self._drain_rate.wait_s(tokens)
         if worker is None:
-            return Load(waiting=len(state.waiting))
+            return Load(waiting=len(state.waiting), waiting_tokens=tokens, wait_s=wait_s)
         idle = worker.pool.idle_blocks
         return Load(
             running=worker.slots.max_rows - worker.slots.free,
@@ -131,6 +137,8 @@ class SchedulerCore:
             blocks_cached=idle,
             steps=state.step,
             tokens_in_flight=sum(flight.num_tokens for flight in state.in_flight),
+            waiting_tokens=tokens,
+            wait_s=wait_s,
         )
 
     def fragmentation(self) -> float:
@@ -188,6 +196,8 @@ class SchedulerCore:
             refused = Refused(admit.seq_id, reject.reason, reject.message, reject.param)
             self._effects.append(SendRefused(tokenizer_of(admit.seq_id), refused))
             return
+        if sequences:
+            state.outbox.accept(admit.seq_id)
         state.waiting.arrivals += len(sequences)
         state.counters["requests"] += len(sequences)
         state.counters["prompt_tokens"] += sum(sequence.request.num_prompt for sequence in sequences)
@@ -213,6 +223,15 @@ class SchedulerCore:
 
     def _on_abort(self, abort: Abort) -> None:
         self._end(abort.seq_id, FinishReason.ABORT)
+
+    def _on_pause(self, pause: Pause) -> None:
+        sequence = self._state.sequences.get(self._state.past.name(pause.seq_id))
+        if sequence is None:
+            return  # it has ended meanwhile
+        if pause.paused:
+            self._state.pause(sequence, "paused, the client does not read")
+        else:
+            self._state.resume(sequence)
 
     def _end(self, seq_id: int, reason: FinishReason) -> None:
         sequence = self._state.sequences.get(self._state.past.name(seq_id))
@@ -246,5 +265,8 @@ class SchedulerCore:
         self._state.draining = True
 
     def _on_tick(self, _: Tick) -> None:
-        """Planning after the events is all there is to do besides."""
-        give_up(self._state, self._recover_s)
+        """Planning after the events is the main thing."""
+        state = self._state
+        give_up(state, self._recover_s)
+        state.outbox.tell_accepted()
+        self._drain_rate.look(state.now_s, state.waiting.drained, state.waiting.tokens)

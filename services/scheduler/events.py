@@ -1,12 +1,12 @@
 """What the core is told and what it asks for, as far as these are not wire messages.
 
-Wire messages (Admit, Stop, Abort, StepResult, WorkerReady) are events as they are. The process shell turns sockets
+Wire messages (Admit, Stop, Abort, Pause, StepResult, WorkerReady) are events as they are. The process shell turns sockets
 into events and effects into sends, and does nothing else.
 """
 
 import msgspec
 
-from common.protocol import Abort, Admit, Refused, StepPlan, StepResult, Stop, TokenBatch, WorkerReady
+from common.protocol import Abort, Admit, Pause, Refused, StepPlan, StepResult, Stop, TokenBatch, WorkerReady
 
 
 class WorkerLost(msgspec.Struct, frozen=True, gc=False):
@@ -61,5 +61,5 @@ class WorkerFault(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event = Admit | Stop | Abort | StepResult | WorkerReady | WorkerLost | TokenizerLost | ApiLost | Drain | Tick
+Event = Admit | Stop | Abort | Pause | StepResult | WorkerReady | WorkerLost | TokenizerLost | ApiLost | Drain | Tick
 Effect = SendPlan | SendTokens | SendRefused | WorkerFault

@@ -20,6 +20,7 @@ from common.protocol import (
     Heartbeat,
     Hello,
     ModelFacts,
+    Pause,
     Peer,
     Refused,
     Status,
@@ -81,6 +82,9 @@ class SchedulerProcess:
                 service = self.registry.service_of(sender)
                 if service == "tokenizer" or (service == "api" and isinstance(message, Abort)):
                     self._queue(events, message)
+            elif isinstance(message, Pause):
+                if self.registry.service_of(sender) == "api":
+                    events.append(message)
             else:
                 events += self._control(sender, message)
         self._handle(events)

@@ -93,7 +93,8 @@ class Streams:
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
         seq_id, n, priority, salt = submit.seq_id, submit.n, submit.priority, submit.cache_salt
-        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt, origin=submit.origin)
+        tenant, weight, origin = submit.tenant, submit.weight, submit.origin
+        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt, b"", origin, tenant, weight)
         if submit.origin >= 0:
             self._upstream.put(admit)  # it was accepted before
         elif not self._upstream.offer(admit):
@@ -186,8 +187,16 @@ class Streams:
                 box.counts.append(1)
                 box.texts.append(text)
         self.counts.output_tokens += taken
+        if batch.accepted:
+            self._accepted(batch.accepted)
         for finished in batch.finished:
             self._end(finished)
+
+    def _accepted(self, column: bytes) -> None:
+        """The API may open the streams of these requests. An id without a sequence is of one that has ended."""
+        for seq_id in unpack_u64(column[: len(column) & ~7]):
+            if (sequence := self._sequences.get(seq_id)) is not None:
+                sequence.box.accepted.append(seq_id)
 
     def _check_tokens(self, seq_ids: list[int], tokens: list[int]) -> None:
         """Ends the sequences that were given a token which does not exist."""
@@ -297,8 +306,11 @@ class Streams:
             seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
             sampling = msgspec.structs.replace(request.sampling, seed=seed)
             prompt, output = request.tokens.tobytes(), sequence.output.tobytes()
-            priority, salt, origin = submit.priority, submit.cache_salt, submit.origin
-            self._upstream.put(Admit(sequence.seq_id, prompt, sampling, 1, priority, salt, output, origin))
+            what = Admit(sequence.seq_id, prompt, sampling, 1, submit.priority, submit.cache_salt, output)
+            owner = msgspec.structs.replace(
+                what, origin=submit.origin, tenant=submit.tenant, weight=submit.weight, again=True
+            )
+            self._upstream.put(owner)
 
     def drop(self, key: BoxKey) -> None:
         """An API process has gone: nobody waits for its sequences."""

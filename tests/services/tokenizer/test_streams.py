@@ -309,8 +309,8 @@ def test_new_scheduler_gets_every_open_sequence_with_its_output(bench: Bench) ->
     bench.streams.admit_again()
     prompt = pack_i32(list(b"hi"))
     assert bench.to_scheduler == [
-        Admit(FIRST, prompt, sampling, 1, 1, "s"),
-        Admit(FIRST + 1, prompt, Sampling(10, seed=0), 1, 1, "s", pack_i32(list(b"ab"))),
+        Admit(FIRST, prompt, sampling, 1, 1, "s", again=True),
+        Admit(FIRST + 1, prompt, Sampling(10, seed=0), 1, 1, "s", pack_i32(list(b"ab")), again=True),
     ]
     bench.take((FIRST + 1, 1, ord("b")), (FIRST + 1, 2, ord("c")))
     assert (FIRST + 1, 0, 3, "abc") in bench.flush()[0]
