@@ -6,6 +6,7 @@ to the hub batch by batch, so that consumers are told once for everything that w
 
 import asyncio
 import logging
+import math
 import time
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
+from services.api.bodies import Bodies
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -52,12 +54,19 @@ class Gateway:
         limit = self.config.api.max_open_requests
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
+        self.bodies = Bodies(self.config.api.max_held_bytes)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
 
     @property
     def max_choices(self) -> int:
         """Choices of one request; more than can ever be open is the client's mistake, not overload."""
         return min(self.config.api.max_choices, self.config.api.max_open_requests)
+
+    @property
+    def retry_after_s(self) -> int:
+        """When a client that is refused now should come back: when the queue will have moved on, within bounds."""
+        api = self.config.api
+        return max(api.retry_after_s, min(math.ceil(self.node.view.load.wait_s), api.max_retry_after_s))
 
     def missing(self) -> list[Missing]:
         """What keeps this process from serving; empty when it is ready."""

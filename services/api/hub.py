@@ -27,6 +27,7 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
+from services.api import slow
 from services.api.errors import reason_of
 from services.api.figures import Figures
 from services.api.routes import Routes
@@ -56,8 +57,8 @@ class Choice:
     """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
 
     __slots__ = (
-        *("chars", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received", "request"),
-        *("seq_id", "submit", "tokenizer"),
+        *("accepted", "chars", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
+        *("request", "seq_id", "submit", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -66,6 +67,7 @@ class Choice:
         self.origin = seq_id  # stays when the choice moves to another tokenizer
         self.first = first  # origin of the first choice of the same prompt
         self.index = len(request.choices)
+        self.accepted = False  # the scheduler has said that it will not refuse it
         self.received = self.chars = 0  # output tokens, and characters of their text
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
@@ -101,17 +103,25 @@ class Choice:
 class Request:
     """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
 
-    __slots__ = ("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "updated")
+    __slots__ = (
+        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "updated"),
+    )
 
     def __init__(self, opened_s: float, limit: int) -> None:
         self.opened_s = self.heard_s = opened_s
-        self.limit = limit  # rows that may wait for the client; 0: all of them may
+        self.limit = limit  # rows that may wait for the client before it is paused; 0: all of them may
+        self.paused = False
         self.choices: list[Choice] = []
         self.updated: list[Choice] = []
         self.open = 0  # choices without a terminal
         self.failure: Reject | None = None
         self.changed = False
         self.consumer: Consumer | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """None of its prompts can be refused any more."""
+        return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
 
 
 class Hub:
@@ -180,6 +190,10 @@ class Hub:
             self._end_all(request, FinishReason.ERROR, reject.message)
             self._note(request)
 
+    def resume(self, request: Request) -> None:
+        """The client has taken all that waited for it."""
+        slow.go_on(request, self._send)
+
     def requests(self) -> list[Request]:
         """All open requests."""
         return list({id(choice.request): choice.request for choice in self.choices.values()}.values())
@@ -215,6 +229,10 @@ class Hub:
                 self._append(choice, text)
         for finished in batch.finished:
             self._finish(finished, now_s)
+        for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):
+            if (choice := choices.get(seq_id)) is not None:
+                choice.accepted = True
+                self._note(choice.request)
 
     def refuse(self, refused: Refused) -> None:
         """The terminal of a Submit or call that was not accepted: the whole request fails."""
@@ -305,9 +323,8 @@ class Hub:
         if not request.changed:
             request.changed = True
             self._changed.append(request)
-        if len(parts) > request.limit:
-            self.figures.slow_clients += 1
-            self.fail(request, Reject(RejectReason.INTERNAL, f"the client left {request.limit} events unread"))
+        if len(parts) > request.limit and not slow.hold_back(request, len(parts), self._send, self.figures):
+            self.fail(request, Reject(RejectReason.INTERNAL, f"the client left {len(parts)} events unread"))
 
     def _note(self, request: Request) -> None:
         if not request.changed:
