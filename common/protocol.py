@@ -10,6 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from common.seq_id import api_of as api_of
+from common.seq_id import make_seq_id as make_seq_id
+from common.seq_id import tokenizer_of as tokenizer_of
+
 PROTOCOL_VERSION = 1
 
 ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
@@ -39,22 +43,6 @@ class PromptKind(IntEnum):
     TEXT = 0
     TOKENS = 1
     CHAT = 2
-
-
-def make_seq_id(api: int, tokenizer: int, salt: int, counter: int) -> int:
-    """api instance (8 bits) | tokenizer instance (8) | low 16 bits of the API's incarnation | counter (32).
-
-    A request with n choices owns n consecutive counters: choice i is `seq_id + i`.
-    """
-    return (api & 0xFF) << 56 | (tokenizer & 0xFF) << 48 | (salt & 0xFFFF) << 32 | (counter & 0xFFFFFFFF)
-
-
-def api_of(seq_id: int) -> int:
-    return seq_id >> 56
-
-
-def tokenizer_of(seq_id: int) -> int:
-    return seq_id >> 48 & 0xFF
 
 
 class Peer(Struct, frozen=True):

@@ -43,7 +43,9 @@ PerMinute = Annotated[int | None, typer.Option("--per-minute", min=0, help="Most
 TokensPerMinute = Annotated[
     int | None, typer.Option("--tokens-per-minute", min=0, help="Most tokens of prompts and answers a minute; 0: any.")
 ]
-Weight = Annotated[int | None, typer.Option("--weight", min=1, help="Share of the server, against those of other keys.")]
+Weight = Annotated[
+    int | None, typer.Option("--weight", min=1, help="Share of the server, against those of other keys.")
+]
 Priority = Annotated[int | None, typer.Option("--priority", help="Of requests that name none; smaller is sooner.")]
 Soonest = Annotated[int | None, typer.Option("--soonest", help="The smallest priority that a request can have.")]
 KeysFile = Annotated[str, typer.Option("--file", help="File of keys; empty: api.keys_file of the settings.")]

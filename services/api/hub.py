@@ -132,12 +132,10 @@ class Hub:
         self.calls: dict[int, tuple[int, Reply]] = {}  # by call id: tokenizer, where the answer goes
         self.routes, self.figures = routes, figures
         self.recovered = 0  # choices that have moved
-        self._max_open, self._send, self._recover_s = max_open, send, recover_s
+        self._max_open, self.send, self._recover_s = max_open, send, recover_s
         self._waiting: list[Choice] = []  # those of NOBODY, and some that have ended
         self._aborted: deque[tuple[int, int]] = deque(maxlen=ABORTS_KEPT)  # tokenizer and origin, newest last
         self._changed: list[Request] = []
-
-    # --- from the endpoints -------------------------------------------------------------------------------------------
 
     def open(self, submits: list[Submit], tokenizers: list[Peer], now_s: float, limit: int = 0) -> Request:
         """Sends the prompts of one HTTP request (`seq_id` is filled in here) to the tokenizers with the least work.
@@ -161,7 +159,7 @@ class Hub:
             if peer is NOBODY:
                 for choice in request.choices[-submit.n :]:
                     self._wait(choice, now_s)
-            elif not self._send(peer.incarnation, msgspec.structs.replace(submit, seq_id=first)):
+            elif not self.send(peer.incarnation, msgspec.structs.replace(submit, seq_id=first)):
                 self.cancel(request)
                 self.figures.refused += 1
                 raise Reject(RejectReason.OVERLOADED, "the tokenizer takes no more work, try again later")
@@ -174,7 +172,7 @@ class Hub:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} calls are open already, try again later")
         peer = self.routes.pick(tokenizers)
         call_id = self.routes.take_ids(peer, 1)
-        if not self._send(peer.incarnation, msgspec.structs.replace(message, call_id=call_id)):
+        if not self.send(peer.incarnation, msgspec.structs.replace(message, call_id=call_id)):
             raise Reject(RejectReason.OVERLOADED, "the tokenizer takes no more work, try again later")
         self.calls[call_id] = peer.incarnation, reply
         self.routes.add(peer.incarnation)
@@ -190,15 +188,9 @@ class Hub:
             self._end_all(request, FinishReason.ERROR, reject.message)
             self._note(request)
 
-    def resume(self, request: Request) -> None:
-        """The client has taken all that waited for it."""
-        slow.go_on(request, self._send)
-
     def requests(self) -> list[Request]:
         """All open requests."""
         return list({id(choice.request): choice.request for choice in self.choices.values()}.values())
-
-    # --- from the tokenizers ------------------------------------------------------------------------------------------
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
@@ -271,7 +263,7 @@ class Hub:
                 self._wait(choice, now_s)
         for owner, origin in self._aborted:
             if owner == tokenizer:  # it may have died before it told the scheduler
-                self._send(NOBODY.incarnation, Abort(origin))
+                self.send(NOBODY.incarnation, Abort(origin))
         self.routes.forget(tokenizer)
 
     def recover(self, tokenizers: list[Peer], now_s: float) -> None:
@@ -302,7 +294,7 @@ class Hub:
     def _move(self, choice: Choice, peer: Peer) -> bool:
         """The tokenizer gets all that is needed to go on; False if its link is full."""
         seq_id = self.routes.take_ids(peer, 1)
-        if not self._send(peer.incarnation, choice.again(seq_id)):
+        if not self.send(peer.incarnation, choice.again(seq_id)):
             return False
         del self.choices[choice.seq_id]
         self.choices[seq_id] = choice
@@ -323,7 +315,7 @@ class Hub:
         if not request.changed:
             request.changed = True
             self._changed.append(request)
-        if len(parts) > request.limit and not slow.hold_back(request, len(parts), self._send, self.figures):
+        if len(parts) > request.limit and not slow.hold_back(request, len(parts), self.send, self.figures):
             self.fail(request, Reject(RejectReason.INTERNAL, f"the client left {len(parts)} events unread"))
 
     def _note(self, request: Request) -> None:
@@ -361,9 +353,9 @@ class Hub:
         for choice in request.choices:
             if choice.finished is None:
                 if choice.tokenizer == NOBODY.incarnation:
-                    self._send(NOBODY.incarnation, Abort(choice.origin))
+                    self.send(NOBODY.incarnation, Abort(choice.origin))
                 else:
-                    self._send(choice.tokenizer, Abort(choice.seq_id))
+                    self.send(choice.tokenizer, Abort(choice.seq_id))
                     self._aborted.append((choice.tokenizer, choice.origin))
                 self._close(choice, TextFinished(choice.seq_id, reason, 0, choice.received, message=message))
 

@@ -1,11 +1,13 @@
-"""Slow clients: what does not fit their buffer is not computed. Pure functions of a request and the way to the scheduler.
+"""Slow clients: what does not fit their buffer is not computed, and who reads nothing for long is given up.
 
 When a stream's buffer is full its sequences are paused: they leave the worker and give their blocks up, and go on, from
 where they are, when the client has read everything. The buffer may hold twice its limit, for what is on its way to
 it meanwhile; a client whose scheduler cannot be told is cut there. Pauses are repeated while rows come, since a new
-scheduler knows nothing of them. How long a client may take is the stream's business (sse.py).
+scheduler knows nothing of them. Owns nothing: the hub and the streams call.
 """
 
+import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from common.protocol import Pause
@@ -31,10 +33,29 @@ def hold_back(request: "Request", unread: int, send: "Send", figures: Figures) -
 
 
 def go_on(request: "Request", send: "Send") -> None:
-    """It stays paused, to be tried again, if the link is full."""
+    """The client has taken all that waited for it. It stays paused, to be tried again, if the link is full."""
     if request.paused and _tell(request, send, False):
         request.paused = False
 
 
 def _tell(request: "Request", send: "Send", paused: bool) -> bool:
-    return all([send(SCHEDULER, Pause(each.origin, paused)) for each in request.choices if each.finished is None])
+    sent = [send(SCHEDULER, Pause(each.origin, paused)) for each in request.choices if each.finished is None]
+    return all(sent)
+
+
+class Patience:
+    """Calls `lose` after `wait_s` in which it was not stopped; starting it while it runs changes nothing."""
+
+    def __init__(self, wait_s: float, lose: Callable[[], None]) -> None:
+        self.wait_s = wait_s
+        self._lose = lose
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.wait_s, self._lose)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from common.errors import Reject, RejectReason
 from common.protocol import FinishReason
-from services.api import errors
+from services.api import errors, slow
 from services.api.hub import WORDS, Choice, Hub, Request
 from services.api.schema.replies import Usage, stop_reason, usage_of
 from services.api.server import Wire
@@ -91,8 +91,7 @@ class EventStream:
         self._ended: asyncio.Future[None] = loop.create_future()
         self._request, self._hub, self._chunks, self._wire = request, hub, chunks, wire
         self._include_usage, self._alarm = include_usage, alarm
-        self._slow_s = slow_s
-        self._patience: asyncio.TimerHandle | None = None  # runs while the client's socket is full
+        self._patience = slow.Patience(slow_s, self._lose_patience)
         self._frames = [chunks.text(choice.index) for choice in request.choices]
         self._started = self._failed = self._gone = False
         request.consumer = self
@@ -108,27 +107,22 @@ class EventStream:
         if request.failure is not None and not self._ended.done():
             self._ended.set_result(None)  # a full socket does not hold back the end
         if not self._wire.writable:
-            if self._patience is None:
-                self._patience = asyncio.get_running_loop().call_later(self._slow_s, self._lose_patience)
+            self._patience.start()
             return
-        self._calm()
+        self._patience.stop()
         if body := self._drain():
             self._wire.write_chunk(body)
-        if request.paused:
-            self._hub.resume(request)
+        slow.go_on(request, self._hub.send)
         if not request.open and not self._ended.done():
             self._ended.set_result(None)
-
-    def _calm(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
 
     def _lose_patience(self) -> None:
         """The client has not emptied its socket for long. If all is said already, it has just not read it."""
         self._hub.figures.slow_clients += 1
         if self._request.open:
-            self._hub.fail(self._request, Reject(RejectReason.DEADLINE, f"the client did not read for {self._slow_s:g} s"))
+            self._hub.fail(
+                self._request, Reject(RejectReason.DEADLINE, f"the client did not read for {self._patience.wait_s:g} s")
+            )
             self._hub.flush()
         else:
             self._wire.abort()
@@ -150,7 +144,7 @@ class EventStream:
             if self._request.accepted:
                 self.opened.set_result(None)
         elif self._started and self._wire.writable:
-            self._hub.resume(self._request)
+            slow.go_on(self._request, self._hub.send)
             self._wire.write_chunk(KEEP_ALIVE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,7 +164,7 @@ class EventStream:
     def close(self) -> None:
         """Nothing more is written; what is not finished is aborted."""
         self._wire.on_writable = self._wire.on_lost = None
-        self._calm()
+        self._patience.stop()
         if self._alarm is not None:
             self._alarm.cancel()
         self._hub.cancel(self._request)
@@ -184,7 +178,7 @@ class EventStream:
             last += DONE
         message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
         try:
-            async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._slow_s):
+            async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._patience.wait_s):
                 await send(message)
         except TimeoutError:
             self._wire.abort()

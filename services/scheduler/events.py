@@ -1,7 +1,7 @@
 """What the core is told and what it asks for, as far as these are not wire messages.
 
-Wire messages (Admit, Stop, Abort, Pause, StepResult, WorkerReady) are events as they are. The process shell turns sockets
-into events and effects into sends, and does nothing else.
+Wire messages (Admit, Stop, Abort, Pause, StepResult, WorkerReady) are events as they are. The process shell turns
+sockets into events and effects into sends, and does nothing else.
 """
 
 import msgspec

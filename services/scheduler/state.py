@@ -163,7 +163,7 @@ class State:
         self.waiting.add(sequence)
 
     def pause(self, sequence: Sequence, why: str) -> None:
-        """Out of row and queue until `resume`. Its published blocks stay findable as long as nobody needs their space."""
+        """Out of row and queue until `resume`. Its published blocks stay findable while nobody needs their space."""
         if sequence.stage in (Stage.PAUSED, Stage.ENDING):
             return
         if sequence.row is not None:

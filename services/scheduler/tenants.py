@@ -2,8 +2,8 @@
 
 Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024) with weights: whoever has
 been served least goes first. A tenant that begins to wait is lifted to the time at which the queue stands (waiting.py),
-so an idle one saves nothing up. Prompt tokens are charged when a row starts (those with KV in the cache cost nothing, and
-neither does what a preemption makes us compute again), output tokens when their step is planned. A row that steps
+so an idle one saves nothing up. Prompt tokens are charged when a row starts (those with KV in the cache cost nothing,
+and neither does what a preemption makes us compute again), output tokens when their step is planned. A row that steps
 computes one token per tick, so a tenant's time is a line between two changes and a decode step costs nothing here.
 """
 

@@ -20,6 +20,7 @@ from common.protocol import (
     FinishReason,
     ModelFacts,
     Refused,
+    Sampling,
     Stop,
     Submit,
     TextFinished,
@@ -68,6 +69,12 @@ def unpacked(batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None
     return (seq_ids, first_index, tokens) if len(seq_ids) == len(first_index) == len(tokens) else None
 
 
+def admission(submit: Submit, seq_id: int, prompt: bytes, sampling: Sampling, n: int, output: bytes = b"") -> Admit:
+    """What the scheduler hears of a request, or of one choice of it."""
+    priority, salt, origin = submit.priority, submit.cache_salt, submit.origin
+    return Admit(seq_id, prompt, sampling, n, priority, salt, output, origin, submit.tenant, submit.weight)
+
+
 class Streams:
     def __init__(self, upstream: Upstream) -> None:
         self.vocabulary = Vocabulary([])  # until the model's is loaded
@@ -92,9 +99,7 @@ class Streams:
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        seq_id, n, priority, salt = submit.seq_id, submit.n, submit.priority, submit.cache_salt
-        tenant, weight, origin = submit.tenant, submit.weight, submit.origin
-        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt, b"", origin, tenant, weight)
+        admit = admission(submit, submit.seq_id, tokens.tobytes(), sampling, submit.n)
         if submit.origin >= 0:
             self._upstream.put(admit)  # it was accepted before
         elif not self._upstream.offer(admit):
@@ -306,11 +311,8 @@ class Streams:
             seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
             sampling = msgspec.structs.replace(request.sampling, seed=seed)
             prompt, output = request.tokens.tobytes(), sequence.output.tobytes()
-            what = Admit(sequence.seq_id, prompt, sampling, 1, submit.priority, submit.cache_salt, output)
-            owner = msgspec.structs.replace(
-                what, origin=submit.origin, tenant=submit.tenant, weight=submit.weight, again=True
-            )
-            self._upstream.put(owner)
+            again = admission(submit, sequence.seq_id, prompt, sampling, 1, output)
+            self._upstream.put(msgspec.structs.replace(again, again=True))
 
     def drop(self, key: BoxKey) -> None:
         """An API process has gone: nobody waits for its sequences."""

@@ -11,7 +11,6 @@ from tests.valence.test___main__ import valence
 from valence.errors import CommandError
 from valence.keys import add, change, listed, remove
 
-
 UNSET = {"tokens_per_minute": 0, "weight": 1, "priority": 0, "soonest": -100}
 
 

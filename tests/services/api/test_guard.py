@@ -114,7 +114,7 @@ def test_tokens_a_minute_are_charged_and_what_is_left_is_told(tmp_path: Path) ->
     file.write_bytes(api_keys.write([api_keys.make("ann", SECRET, per_minute=9, tokens_per_minute=20)]))
 
     async def main() -> None:
-        async with running(f"api.keys_file={file}") as (system, client):
+        async with running(f"api.keys_file={file}") as (_, client):
             left = []
             for stream in (False, True):  # each has 7 prompt tokens and 3 of its answer
                 answer = await client.post("/v1/completions", json={**COMPLETION, "stream": stream}, headers=header())
@@ -143,12 +143,20 @@ def test_the_scheduler_hears_the_tenant_and_not_the_key(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with running(f"api.keys_file={file}") as (system, client):
-            for secret, more in ((SECRET, {}), (SECRET, {"priority": -9, "cache_salt": "x"}), ("two", {"priority": -9})):
+            for secret, more in (
+                (SECRET, {}),
+                (SECRET, {"priority": -9, "cache_salt": "x"}),
+                ("two", {"priority": -9}),
+            ):
                 await client.post("/v1/completions", json={**COMPLETION, **more}, headers=header(secret))
             submits.extend(system.tokenizers[0].submits)
 
     scenario(main)
-    assert [(each.tenant, each.weight, each.priority) for each in submits] == [("ann", 3, 4), ("ann", 3, 1), ("bob", 1, -9)]
+    assert [(each.tenant, each.weight, each.priority) for each in submits] == [
+        ("ann", 3, 4),
+        ("ann", 3, 1),
+        ("bob", 1, -9),
+    ]
     assert not any(word in str(each) for each in submits for word in (SECRET, ann.hash, ann.salt))
 
 

@@ -24,6 +24,7 @@ from common.protocol import (
     api_of,
     tokenizer_of,
 )
+from services.api import slow
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -255,19 +256,19 @@ def test_a_slow_client_is_paused_then_cut_and_others_are_not() -> None:
 def test_a_paused_request_goes_on_when_all_of_it_was_taken() -> None:
     rig = Rig()
     request = rig.open(n=2, limit=2)
-    ended, slow = request.choices
+    ended, unread = request.choices
     rig.end(ended.seq_id)
-    rig.hub.feed(rows(*((slow.seq_id, index, 1, "s") for index in range(3))), 2.0)
+    rig.hub.feed(rows(*((unread.seq_id, index, 1, "s") for index in range(3))), 2.0)
     assert request.paused
     rig.accept = lambda peer, message: False
-    rig.hub.resume(request)
+    slow.go_on(request, rig.send)
     assert request.paused  # the link was full: to be tried again
     rig.accept = lambda peer, message: True
-    rig.hub.resume(request)
-    rig.hub.resume(request)
+    slow.go_on(request, rig.send)
+    slow.go_on(request, rig.send)
     assert not request.paused
     told = [message for peer, message in rig.sent if peer == 0]
-    assert told == [Pause(slow.origin, True), Pause(slow.origin, False), Pause(slow.origin, False)]
+    assert told == [Pause(unread.origin, True), Pause(unread.origin, False), Pause(unread.origin, False)]
 
 
 def test_a_request_is_accepted_when_each_of_its_prompts_is() -> None:
@@ -280,8 +281,6 @@ def test_a_request_is_accepted_when_each_of_its_prompts_is() -> None:
     assert not request.accepted and updates(request) == 1
     rig.hub.feed(rows((second.seq_id, 0, 1, "a")), 2.0)
     assert request.accepted
-
-
 
 
 def test_a_refusal_fails_the_whole_request_and_aborts_only_its_other_prompts() -> None:
