@@ -192,16 +192,11 @@ class Streams:
                 box.counts.append(1)
                 box.texts.append(text)
         self.counts.output_tokens += taken
-        if batch.accepted:
-            self._accepted(batch.accepted)
+        for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):
+            if (accepted := find(seq_id)) is not None:
+                accepted.box.accepted.append(seq_id)
         for finished in batch.finished:
             self._end(finished)
-
-    def _accepted(self, column: bytes) -> None:
-        """The API may open the streams of these requests. An id without a sequence is of one that has ended."""
-        for seq_id in unpack_u64(column[: len(column) & ~7]):
-            if (sequence := self._sequences.get(seq_id)) is not None:
-                sequence.box.accepted.append(seq_id)
 
     def _check_tokens(self, seq_ids: list[int], tokens: list[int]) -> None:
         """Ends the sequences that were given a token which does not exist."""
