@@ -1,6 +1,6 @@
 """One batch per tokenizer, in order."""
 
-from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
+from common.columns import pack_i32, pack_u64
 from common.protocol import Finished, FinishReason, make_seq_id
 from services.scheduler.outbox import Outbox
 
@@ -27,4 +27,19 @@ def test_draining_empties() -> None:
     assert outbox.drain() == []
     outbox.finish(Finished(make_seq_id(0, 7, 0, 0), FinishReason.ABORT))
     assert len(outbox.drain()) == 1
+    assert outbox.drain() == []
+
+
+def test_acceptances_ride_along_or_are_told_on_demand() -> None:
+    outbox = Outbox()
+    outbox.accept(2 << 48)
+    outbox.accept(3 << 48)
+    assert outbox.drain() == []
+    outbox.add_row(2 << 48, 0, 7)
+    [sent] = outbox.drain()
+    assert sent.tokenizer == 2 and sent.batch.accepted == pack_u64((2 << 48,))
+    outbox.tell_accepted()
+    [sent] = outbox.drain()
+    assert sent.tokenizer == 3 and sent.batch.accepted == pack_u64((3 << 48,)) and sent.batch.seq_ids == b""
+    outbox.tell_accepted()
     assert outbox.drain() == []
