@@ -1,6 +1,6 @@
 """One batch per tokenizer, in order."""
 
-from common.columns import pack_i32, pack_u64
+from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
 from common.protocol import Finished, FinishReason, make_seq_id
 from services.scheduler.outbox import Outbox
 
