@@ -23,6 +23,9 @@ VISIBLE = re.compile(r"[!-~]{1,512}")
 MAX_BYTES = 512  # of a key; longer ones are not looked at
 Name = Annotated[str, Meta(pattern=rf"\A{NAME.pattern}\Z")]
 Limit = Annotated[int, Meta(ge=0, le=1_000_000)]
+MAX_WEIGHT = 1000
+SOONEST, LATEST = -100, 100  # priorities; the scheduler knows no others
+Priority = Annotated[int, Meta(ge=SOONEST, le=LATEST)]
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -32,6 +35,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     requests: Limit = 0  # open at once, per API replica; 0: no limit
     per_minute: Limit = 0  # requests in any 60 s, per API replica; 0: no limit
     admin: bool = False  # may use administrative routes, too
+    tokens_per_minute: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0  # of prompts and answers; the same
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1  # share of the tokens, against those of other keys
+    priority: Priority = 0  # of requests that name none; smaller is sooner, among those of this key
+    soonest: Priority = SOONEST  # the smallest that a request can have
 
 
 DECODER = msgspec.json.Decoder(Key)
@@ -51,12 +58,21 @@ def make_secret() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def make(name: str, secret: str, requests: int = 0, per_minute: int = 0) -> Key:
-    """The entry of a key. Raises ConfigError if the name cannot be one."""
+def make(name: str, secret: str, requests: int = 0, per_minute: int = 0, **limits: int) -> Key:
+    """The entry of a key; `limits` are further fields. Raises ConfigError if one of these cannot be."""
     if not NAME.fullmatch(name):
         raise ConfigError("the name of a key is 1 to 64 letters, digits, dots, hyphens and underscores")
     salt = secrets.token_bytes(16)
-    return Key(name, salt.hex(), digest(secret.encode(), salt).hex(), requests, per_minute)
+    key = Key(name, salt.hex(), digest(secret.encode(), salt).hex())
+    return with_limits(key, requests=requests, per_minute=per_minute, **limits)
+
+
+def with_limits(key: Key, **limits: int) -> Key:
+    """The same key with other limits. Raises ConfigError for one that is out of range."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(key) | limits, Key)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the key {key.name}: {str(error).replace('$.', '')}") from None
 
 
 def read(path: str | Path) -> list[Key]:

@@ -44,6 +44,7 @@ class Kv(Branch, frozen=True):
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.92  # of the GPU's memory, for everything together
     dtype: Literal["auto", "fp8"] = "auto"  # auto: as activations; fp8: 8-bit floats (e4m3)
     prefix_cache: bool = True
+    share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
 
 
 class Scheduler(Branch, frozen=True):
@@ -55,6 +56,8 @@ class Scheduler(Branch, frozen=True):
     plans_in_flight: Annotated[int, Meta(ge=1, le=8)] = 2
     max_worker_deaths: Positive = 2  # a request that was running in so many is ended
     step_deadline_s: NotNegative = 0.0  # a worker that is silent about a step for so long is replaced; 0: as measured
+    max_waiting_tokens: NonNegative = 0  # prompt tokens in the queue; 0: 512 times step_tokens
+    priority_ageing_s: NotNegative = 30.0  # waiting so long counts as one level of priority; 0: priorities are absolute
 
 
 class Worker(Branch, frozen=True):
@@ -81,8 +84,11 @@ class Api(Branch, frozen=True):
     max_body_s: Seconds = 60.0  # for the whole body to come
     cors_origins: tuple[str, ...] = ()  # of web pages that may call the API; "*": all; none: CORS is off
     max_choices: Annotated[int, Meta(ge=1, le=1024)] = 128  # n of one request, times its prompts
-    max_buffered_events: Positive = 4096  # per stream, before a slow client is cut
-    retry_after_s: Positive = 1
+    max_buffered_events: Positive = 4096  # per stream, before the request of a slow client is paused
+    retry_after_s: Positive = 1  # the least that a Retry-After says
+    max_retry_after_s: Positive = 60  # and the most
+    max_held_bytes: Positive = 256 * 1024 * 1024  # bodies of open requests, per replica; more are answered 429
+    slow_client_s: Seconds = 30.0  # how long a client may leave a full buffer unread
     drain_lag_s: NotNegative = 0.0  # after SIGTERM: still serves, no longer ready, until load balancers have noticed
     admin_host: str = "127.0.0.1"
     admin_port: Port = 0  # administrative routes; replica N listens at the port plus N; 0: they are nowhere

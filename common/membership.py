@@ -215,4 +215,5 @@ def _newer(member: Member, other: Member) -> bool:
 def _sum_of(loads: list[Load]) -> Load:
     if len(loads) == 1:
         return loads[0]
-    return Load(**{name: sum(getattr(load, name) for load in loads) for name in Load.__struct_fields__})
+    total = {name: sum(getattr(load, name) for load in loads) for name in Load.__struct_fields__}
+    return Load(**total | {"wait_s": min((load.wait_s for load in loads), default=0.0)})

@@ -33,6 +33,7 @@ METRICS = {
     "cached_tokens": Metric("counter", "Prompt tokens found in the prefix cache"),
     "output_tokens": Metric("counter", "Output tokens"),
     "preemptions": Metric("counter", "Sequences put back to waiting because KV blocks ran out"),
+    "pauses": Metric("counter", "Sequences taken out of execution because their clients do not read"),
     "steps": Metric("counter", "Steps planned or run"),
     "step_seconds": Metric("counter", "Time spent in steps"),
     "startup_seconds": Metric("gauge", "Time from the start of the worker's engine until it could serve"),

@@ -10,6 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from common.seq_id import api_of as api_of
+from common.seq_id import make_seq_id as make_seq_id
+from common.seq_id import tokenizer_of as tokenizer_of
+
 PROTOCOL_VERSION = 1
 
 ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
@@ -39,22 +43,6 @@ class PromptKind(IntEnum):
     TEXT = 0
     TOKENS = 1
     CHAT = 2
-
-
-def make_seq_id(api: int, tokenizer: int, salt: int, counter: int) -> int:
-    """api instance (8 bits) | tokenizer instance (8) | low 16 bits of the API's incarnation | counter (32).
-
-    A request with n choices owns n consecutive counters: choice i is `seq_id + i`.
-    """
-    return (api & 0xFF) << 56 | (tokenizer & 0xFF) << 48 | (salt & 0xFFFF) << 32 | (counter & 0xFFFFFFFF)
-
-
-def api_of(seq_id: int) -> int:
-    return seq_id >> 56
-
-
-def tokenizer_of(seq_id: int) -> int:
-    return seq_id >> 48 & 0xFF
 
 
 class Peer(Struct, frozen=True):
@@ -156,6 +144,8 @@ class Load(Struct, frozen=True):
     blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
     steps: int = 0
     tokens_in_flight: int = 0
+    waiting_tokens: int = 0  # prompt tokens of the sequences without
+    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
 
 
 class Member(Struct, frozen=True):
@@ -218,6 +208,8 @@ class Submit(Message, frozen=True):
     origin: int = -1  # the choice's first seq_id, if another tokenizer had it before; n is then 1
     delivered_tokens: int = 0  # with origin: the API has so many tokens of its output
     delivered_chars: int = 0  # and so many characters of its text; only what follows is sent
+    tenant: str = ""  # name of the API key; tenants share the scheduler by weight
+    weight: int = 1
 
 
 class Abort(Message, frozen=True):
@@ -259,6 +251,7 @@ class TextBatch(Message, frozen=True):
     counts: bytes  # _i32
     texts: list[str]
     finished: list[TextFinished]
+    accepted: bytes = b""  # _u64: as in TokenBatch
 
 
 class Refused(Message, frozen=True):
@@ -299,12 +292,21 @@ class Admit(Message, frozen=True):
     origin: int = -1  # the sequence's first id, where another tokenizer admitted it before
     again: bool = False  # accepted before: never refused for load, and begins anew where it was aborted
     attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
+    tenant: str = ""
+    weight: int = 1
 
 
 class Stop(Message, frozen=True):
     """A stop string ended this sequence; the tokenizer has told the API already."""
 
     seq_id: int
+
+
+class Pause(Message, frozen=True):
+    """API to scheduler: the client of this sequence does not read; or it does again. Repeats change nothing."""
+
+    seq_id: int
+    paused: bool
 
 
 class TokenBatch(Message, frozen=True):
@@ -317,6 +319,7 @@ class TokenBatch(Message, frozen=True):
     first_index: bytes  # _i32
     tokens: bytes  # _i32
     finished: list[Finished]
+    accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
 
 
 class StepPlan(Message, frozen=True):
@@ -393,6 +396,6 @@ class Story(Message, frozen=True):
 ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
 ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
 FromAdmin = StatusQuery | StoryQuery | Schedulers
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | WorkerReady | StepResult | FromAdmin
+ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

@@ -39,6 +39,16 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (also f
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 ApiKey = Annotated[str, typer.Option("--api-key", help="Key for the server; empty: VALENCE_API_KEY.")]
 KeyName = Annotated[str, typer.Argument(help="Letters, digits, dots, hyphens, underscores.")]
+Requests = Annotated[int | None, typer.Option("--requests", min=0, help="Most requests open at once; 0: any.")]
+PerMinute = Annotated[int | None, typer.Option("--per-minute", min=0, help="Most requests a minute; 0: any.")]
+TokensPerMinute = Annotated[
+    int | None, typer.Option("--tokens-per-minute", min=0, help="Most tokens of prompts and answers a minute; 0: any.")
+]
+Weight = Annotated[
+    int | None, typer.Option("--weight", min=1, help="Share of the server, against those of other keys.")
+]
+Priority = Annotated[int | None, typer.Option("--priority", help="Of requests that name none; smaller is sooner.")]
+Soonest = Annotated[int | None, typer.Option("--soonest", help="The smallest priority that a request can have.")]
 KeysFile = Annotated[str, typer.Option("--file", help="File of keys; empty: api.keys_file of the settings.")]
 
 
@@ -257,8 +267,12 @@ keys.add_typer(links, name="links")
 @keys.command("add")
 def add_key(
     name: KeyName,
-    requests: Annotated[int, typer.Option("--requests", min=0, help="Most requests open at once; 0: any.")] = 0,
-    per_minute: Annotated[int, typer.Option("--per-minute", min=0, help="Most requests a minute; 0: any.")] = 0,
+    requests: Requests = None,
+    per_minute: PerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    weight: Weight = None,
+    priority: Priority = None,
+    soonest: Soonest = None,
     admin: Annotated[bool, typer.Option("--admin", help="May use administrative routes, too, like /metrics.")] = False,
     file: KeysFile = "",
     config: ConfigFile = "",
@@ -267,12 +281,39 @@ def add_key(
     """Make a key and print it, once. A running server takes it at its next request."""
     from valence.keys import add
 
-    print(add(_keys_file(file, config, settings), name, requests, per_minute, admin))
+    limits = _limits(requests, per_minute, tokens_per_minute, weight, priority, soonest)
+    print(add(_keys_file(file, config, settings), name, admin=admin, **limits))
+
+
+@keys.command("set")
+def set_key(
+    name: KeyName,
+    requests: Requests = None,
+    per_minute: PerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    weight: Weight = None,
+    priority: Priority = None,
+    soonest: Soonest = None,
+    file: KeysFile = "",
+    config: ConfigFile = "",
+    settings: Settings = None,
+) -> None:
+    """Change limits of a key; what is not named stays. A running server follows, and forgets nothing it has counted."""
+    from valence.keys import change
+
+    limits = _limits(requests, per_minute, tokens_per_minute, weight, priority, soonest)
+    change(_keys_file(file, config, settings), name, **limits)
+
+
+def _limits(*values: int | None) -> dict[str, int]:
+    """Those that were given, by their names as fields of a key."""
+    names = ("requests", "per_minute", "tokens_per_minute", "weight", "priority", "soonest")
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 @keys.command("list")
 def list_keys(as_json: AsJson = False, file: KeysFile = "", config: ConfigFile = "", settings: Settings = None) -> None:
-    """Names and limits of the keys; 0 is no limit."""
+    """Names and limits of the keys; 0 is no limit of requests or tokens."""
     from valence.keys import listed
 
     _print_listing(listed(_keys_file(file, config, settings)), as_json)

@@ -1,4 +1,4 @@
-"""`valence keys`: makes, lists and takes back the API's keys in their file.
+"""`valence keys`: makes, lists, changes and takes back the API's keys in their file.
 
 The only writer of the file. A change replaces it as a whole, so that a server that reads meanwhile sees the old keys
 or the new ones; two commands at once wait for each other.
@@ -19,16 +19,31 @@ from common.api_keys import Key
 from valence.errors import CommandError
 
 
-def add(path: Path, name: str, requests: int = 0, per_minute: int = 0, admin: bool = False) -> str:
-    """Makes a key and returns it. Raises CommandError if the name is taken, ConfigError if it cannot be a name."""
+def add(path: Path, name: str, admin: bool = False, **limits: int) -> str:
+    """Makes a key and returns it; `limits` are fields of a Key, `admin` is a right.
+
+    Raises CommandError if the name is taken, ConfigError if it cannot be a name, or a limit is out of range.
+    """
     secret = api_keys.make_secret()
-    key = msgspec.structs.replace(api_keys.make(name, secret, requests, per_minute), admin=admin)
+    key = msgspec.structs.replace(api_keys.make(name, secret, **limits), admin=admin)
     with _locked(path):
         keys = _read(path)
         if any(other.name == name for other in keys):
             raise CommandError(f"there is a key {name} already; remove it first")
         _replace(path, [*keys, key])
     return secret
+
+
+def change(path: Path, name: str, **limits: int) -> None:
+    """Sets some limits of a key; the others, and the key, stay.
+
+    Raises CommandError if there is no key of that name, ConfigError if a limit is out of range.
+    """
+    with _locked(path):
+        keys = _read(path)
+        if not any(key.name == name for key in keys):
+            raise CommandError(f"there is no key {name!r} in {path}")
+        _replace(path, [api_keys.with_limits(key, **limits) if key.name == name else key for key in keys])
 
 
 def remove(path: Path, name: str) -> None:
@@ -43,10 +58,8 @@ def remove(path: Path, name: str) -> None:
 
 def listed(path: Path) -> list[dict[str, Any]]:
     """One record per key, without its hash. Raises ConfigError if there is no such file."""
-    return [
-        {"name": key.name, "requests": key.requests, "per_minute": key.per_minute, "admin": key.admin}
-        for key in api_keys.read(path)
-    ]
+    shown = [name for name in Key.__struct_fields__ if name not in ("salt", "hash")]
+    return [{name: getattr(key, name) for name in shown} for key in api_keys.read(path)]
 
 
 def _read(path: Path) -> list[Key]:

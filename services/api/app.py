@@ -20,6 +20,7 @@ from common.errors import Reject
 from common.log import RequestLogger
 from common.recorder import Kind
 from services.api import errors
+from services.api.bodies import Hold
 from services.api.gateway import Gateway
 from services.api.guard import Guard
 from services.api.keys import Keyring
@@ -34,7 +35,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: list[str]) -> None:
         self._app = app
-        self._figures = gateway.figures.edge
+        self._figures, self._bodies = gateway.figures.edge, gateway.bodies
         self._plain = {path for path in paths if "{" not in path}
         self._prefixes = [(path.split("{")[0], path) for path in paths if "{" in path]
 
@@ -44,7 +45,8 @@ class Edge:
         started_s = time.monotonic()
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
-        scope["state"] = {"request_id": identity.decode(), "arrived_s": started_s}
+        hold = Hold(self._bodies)
+        scope["state"] = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold}
         status = 499  # the client has gone before an answer
 
         async def send_identified(message: Message) -> None:
@@ -57,6 +59,7 @@ class Edge:
         try:
             await self._app(scope, receive, send_identified)
         finally:
+            hold.release()
             seconds = time.monotonic() - started_s
             route, method = self._route(scope["path"]), scope["method"]
             self._figures.answered(route, method if method in METHODS else "other", status, seconds)
@@ -71,6 +74,8 @@ class Edge:
         return next((label for prefix, label in self._prefixes if path.startswith(prefix)), "other")
 
 
+RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset"))
+EXPOSED = ("x-request-id", "retry-after", *RATES)
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
@@ -86,7 +91,7 @@ def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
     retry_after_s = api.retry_after_s
 
     def refuse(status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
-        headers |= errors.headers_of(status, retry_after_s)
+        headers |= errors.headers_of(status, gateway.retry_after_s)
         if gateway.leaving:
             headers["connection"] = "close"
         return Response(errors.encode(problem), status, headers, "application/json")
@@ -128,7 +133,7 @@ def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
         log.warning("anybody who reaches %s can use this server: no API keys are set", host)
     if (origins := api.cors_origins) and not admin:
         guarded = CORSMiddleware(
-            guarded, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=("x-request-id",)
+            guarded, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=EXPOSED
         )
     return Edge(guarded, gateway, [each.path for each in endpoints])
 

@@ -20,7 +20,7 @@ CODES = {
     RejectReason.INVALID: "invalid_value",
     RejectReason.TOO_LONG: "context_length_exceeded",
     RejectReason.NOT_FOUND: "not_found",
-    RejectReason.OVERLOADED: "rate_limit_exceeded",
+    RejectReason.OVERLOADED: "overloaded",
     RejectReason.DEADLINE: "deadline_exceeded",
     RejectReason.UNAVAILABLE: "service_unavailable",
     RejectReason.OUT_OF_MEMORY: "out_of_memory",

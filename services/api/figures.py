@@ -51,6 +51,7 @@ class Figures:
         self.output_tokens = 0
         self.unknown_results = 0
         self.slow_clients = 0
+        self.pauses = 0
         self.edge = Answers()
 
 

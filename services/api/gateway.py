@@ -6,6 +6,7 @@ to the hub batch by batch, so that consumers are told once for everything that w
 
 import asyncio
 import logging
+import math
 import time
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from common.protocol import (
 )
 from common.pulse import Work, standstill
 from common.recorder import Kind
+from services.api.bodies import Bodies
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -56,6 +58,7 @@ class Gateway:
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
+        self.bodies = Bodies(self.config.api.max_held_bytes)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
         self.node.pulses.add(self._work)
 
@@ -63,6 +66,12 @@ class Gateway:
     def max_choices(self) -> int:
         """Choices of one request; more than can ever be open is the client's mistake, not overload."""
         return min(self.config.api.max_choices, self.config.api.max_open_requests)
+
+    @property
+    def retry_after_s(self) -> int:
+        """When a client that is refused now should come back: when the queue will have moved on, within bounds."""
+        api = self.config.api
+        return max(api.retry_after_s, min(math.ceil(self.node.view.load.wait_s), api.max_retry_after_s))
 
     def missing(self) -> list[Missing]:
         """What keeps this process from serving; empty when it is ready. One scheduler with a worker is enough."""

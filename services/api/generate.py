@@ -16,6 +16,7 @@ from services.api.hub import Hub, Request
 from services.api.schema.generation import GenerationRequest, wants_usage
 from services.api.server import Wire, wire_of
 from services.api.sse import Chunks, EventStream
+from services.api.tenant import owned
 
 # identity, creation time, model, finished request -> reply body
 Reply = Callable[[str, int, str, Request], msgspec.Struct]
@@ -56,7 +57,9 @@ async def generate(
     identity = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{route.request_id(http)}"
     limit = gateway.config.api.max_buffered_events if asked.stream else 0
     left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
-    request = gateway.open(submits, http.scope["state"]["arrived_s"], limit)
+    state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
+    submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
+    request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
     gateway.record_received(route.request_id(http), request)
     wire, created = wire_of(http.scope), int(time.time())
     alarm = deadline.set_alarm(gateway.hub, request, left_s)
@@ -69,11 +72,11 @@ async def generate(
         raise_failure(request)
         return route.json(reply(identity, created, model, request))
     chunks = Chunks(kind, identity, created, model, wants_usage(asked))
-    stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm)
+    slow_s = gateway.config.api.slow_client_s
+    stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm, slow_s)
     try:
         await stream.opened
-        if not any(choice.received for choice in request.choices):
-            raise_failure(request)
+        raise_failure(request)  # nothing was sent: it gets its status
     except (Reject, asyncio.CancelledError):
         stream.close()
         raise

@@ -10,17 +10,17 @@ import time
 from collections.abc import Iterable
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.errors import RejectReason
 from common.log import RequestLogger
 from services.api import errors
 from services.api.figures import Answers
 from services.api.keys import Excess, Keyring
+from services.api.tenant import spent
 
 log = logging.getLogger("api")
 SCHEME = b"bearer"
-LIMITED = errors.CODES[RejectReason.OVERLOADED]
+LIMITED = "rate_limit_exceeded"  # the client's own limits; a queue that is full is "overloaded"
 
 
 class Guard:
@@ -46,22 +46,29 @@ class Guard:
         if account is None:
             await self._unknown(scope, bool(secret))(scope, receive, send)
             return
-        name = scope["state"]["key"] = account.key.name
+        state = scope["state"]
+        state["owner"], name = account.key, account.key.name
         if scope["path"] in self._admin and not account.key.admin:
             await self._forbidden(scope, name)(scope, receive, send)
             return
         if scope["method"] != "POST":  # limits count work, not looking
             await self._app(scope, receive, send)
             return
+
+        async def send_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *account.headers(time.monotonic())]
+            await send(message)
+
         if excess := account.enter(time.monotonic()):
             self._figures.keys[name, "limited"] += 1
-            await self._limited(scope, name, excess)(scope, receive, send)
+            await self._limited(scope, name, excess)(scope, receive, send_limits)
             return
         self._figures.keys[name, "accepted"] += 1
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_limits)
         finally:
-            account.leave()
+            account.leave(time.monotonic(), spent(state.get("generation")))
 
     def _unknown(self, scope: Scope, given: bool) -> Response:
         if given:

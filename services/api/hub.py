@@ -28,6 +28,7 @@ from common.protocol import (
     Tokenized,
 )
 from common.recorder import Kind, Record, unrecorded
+from services.api import slow
 from services.api.errors import reason_of
 from services.api.figures import Figures
 from services.api.routes import Routes
@@ -57,8 +58,8 @@ class Choice:
     """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
 
     __slots__ = (
-        *("chars", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received", "request"),
-        *("seq_id", "submit", "tokenizer"),
+        *("accepted", "chars", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
+        *("request", "seq_id", "submit", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -67,6 +68,7 @@ class Choice:
         self.origin = seq_id  # stays when the choice moves to another tokenizer
         self.first = first  # origin of the first choice of the same prompt
         self.index = len(request.choices)
+        self.accepted = False  # the scheduler has said that it will not refuse it
         self.received = self.chars = 0  # output tokens, and characters of their text
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
@@ -122,19 +124,26 @@ class Request:
     """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
 
     __slots__ = (
-        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "record", "updated"),
+        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
+        "updated",
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
         self.record: Record = unrecorded
         self.opened_s = self.heard_s = opened_s
-        self.limit = limit  # rows that may wait for the client; 0: all of them may
+        self.limit = limit  # rows that may wait for the client before it is paused; 0: all of them may
+        self.paused = False
         self.choices: list[Choice] = []
         self.updated: list[Choice] = []
         self.open = 0  # choices without a terminal
         self.failure: Reject | None = None
         self.changed = False
         self.consumer: Consumer | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """None of its prompts can be refused any more."""
+        return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
 
 
 class Hub:
@@ -145,12 +154,10 @@ class Hub:
         self.calls: dict[int, tuple[int, Reply]] = {}  # by call id: tokenizer, where the answer goes
         self.routes, self.figures = routes, figures
         self.recovered = 0  # choices that have moved
-        self._max_open, self._send, self._recover_s = max_open, send, recover_s
+        self._max_open, self.send, self._recover_s = max_open, send, recover_s
         self._waiting: list[Choice] = []  # those of NOBODY, and some that have ended
         self._aborted: deque[tuple[int, int]] = deque(maxlen=ABORTS_KEPT)  # tokenizer and origin, newest last
         self._changed: list[Request] = []
-
-    # --- from the endpoints -------------------------------------------------------------------------------------------
 
     def open(self, submits: list[Submit], tokenizers: list[Peer], now_s: float, limit: int = 0) -> Request:
         """Sends the prompts of one HTTP request (`seq_id` is filled in here) to the tokenizers with the least work.
@@ -174,7 +181,7 @@ class Hub:
             if peer is NOBODY:
                 for choice in request.choices[-submit.n :]:
                     self._wait(choice, now_s)
-            elif not self._send(peer.incarnation, msgspec.structs.replace(submit, seq_id=first)):
+            elif not self.send(peer.incarnation, msgspec.structs.replace(submit, seq_id=first)):
                 self.cancel(request)
                 self.figures.refused += 1
                 raise Reject(RejectReason.OVERLOADED, "the tokenizer takes no more work, try again later")
@@ -187,7 +194,7 @@ class Hub:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} calls are open already, try again later")
         peer = self.routes.pick(tokenizers)
         call_id = self.routes.take_ids(peer, 1)
-        if not self._send(peer.incarnation, msgspec.structs.replace(message, call_id=call_id)):
+        if not self.send(peer.incarnation, msgspec.structs.replace(message, call_id=call_id)):
             raise Reject(RejectReason.OVERLOADED, "the tokenizer takes no more work, try again later")
         self.calls[call_id] = peer.incarnation, reply
         self.routes.add(peer.incarnation)
@@ -206,8 +213,6 @@ class Hub:
     def requests(self) -> list[Request]:
         """All open requests."""
         return list({id(choice.request): choice.request for choice in self.choices.values()}.values())
-
-    # --- from the tokenizers ------------------------------------------------------------------------------------------
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
@@ -238,6 +243,10 @@ class Hub:
                 self._append(choice, text)
         for finished in batch.finished:
             self._finish(finished, now_s)
+        for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):
+            if (choice := choices.get(seq_id)) is not None:
+                choice.accepted = True
+                self._note(choice.request)
 
     def refuse(self, refused: Refused) -> None:
         """The terminal of a Submit or call that was not accepted: the whole request fails."""
@@ -276,7 +285,7 @@ class Hub:
                 self._wait(choice, now_s)
         for owner, origin in self._aborted:
             if owner == tokenizer:  # it may have died before it told the scheduler
-                self._send(NOBODY.incarnation, Abort(origin))
+                self.send(NOBODY.incarnation, Abort(origin))
         self.routes.forget(tokenizer)
 
     def recover(self, tokenizers: list[Peer], now_s: float) -> None:
@@ -307,7 +316,7 @@ class Hub:
     def _move(self, choice: Choice, peer: Peer) -> bool:
         """The tokenizer gets all that is needed to go on; False if its link is full."""
         seq_id = self.routes.take_ids(peer, 1)
-        if not self._send(peer.incarnation, choice.again(seq_id)):
+        if not self.send(peer.incarnation, choice.again(seq_id)):
             return False
         del self.choices[choice.seq_id]
         self.choices[seq_id] = choice
@@ -328,9 +337,8 @@ class Hub:
         if not request.changed:
             request.changed = True
             self._changed.append(request)
-        if len(parts) > request.limit:
-            self.figures.slow_clients += 1
-            self.fail(request, Reject(RejectReason.INTERNAL, f"the client left {request.limit} events unread"))
+        if len(parts) > request.limit and not slow.hold_back(request, len(parts), self.send, self.figures):
+            self.fail(request, Reject(RejectReason.INTERNAL, f"the client left {len(parts)} events unread"))
 
     def _note(self, request: Request) -> None:
         if not request.changed:
@@ -367,9 +375,9 @@ class Hub:
         for choice in request.choices:
             if choice.finished is None:
                 if choice.tokenizer == NOBODY.incarnation:
-                    self._send(NOBODY.incarnation, Abort(choice.origin))
+                    self.send(NOBODY.incarnation, Abort(choice.origin))
                 else:
-                    self._send(choice.tokenizer, Abort(choice.seq_id))
+                    self.send(choice.tokenizer, Abort(choice.seq_id))
                     self._aborted.append((choice.tokenizer, choice.origin))
                 self._close(choice, TextFinished(choice.seq_id, reason, 0, choice.received, message=message))
 

@@ -18,6 +18,7 @@ from common.errors import ConfigError
 
 log = logging.getLogger("api")
 MINUTE_S = 60.0
+LEAST_WAIT_S = 0.001
 
 
 class Excess(NamedTuple):
@@ -28,27 +29,38 @@ class Excess(NamedTuple):
 
 
 class Account:
-    """One key and its open and recent requests."""
+    """One key, its open and recent requests, and the tokens that it has not worked off.
 
-    __slots__ = ("_recent", "hash", "key", "open", "salt")
+    Tokens are counted when a request ends, as many as it took: what max_tokens allows says little, and a reservation of
+    it would refuse what fits. So a key may exceed its limit once, by what it has open, and then waits as long for it:
+    its debt shrinks by the limit per minute, and requests come in while it is below a minute's worth.
+    """
+
+    __slots__ = ("_debt", "_debt_s", "_recent", "hash", "key", "open", "salt")
 
     def __init__(self, key: Key) -> None:
         self.open = 0
+        self._debt = 0.0  # tokens, at the time `_debt_s`
+        self._debt_s = 0.0
         self._recent: deque[float] = deque()  # when the requests of the last minute came
         self.change(key)
 
     def change(self, key: Key) -> None:
-        """The same name with new limits, or a new key."""
+        """The same name with new limits, or a new key. What was counted stays counted."""
         self.key, self.salt, self.hash = key, bytes.fromhex(key.salt), bytes.fromhex(key.hash)
 
     def enter(self, now_s: float) -> Excess | None:
         """Counts a request, unless that is over a limit. Every request that entered must `leave`."""
         key, recent = self.key, self._recent
+        debt = self._owed(now_s)
+        if key.tokens_per_minute and debt >= key.tokens_per_minute:
+            wait_s = (debt - key.tokens_per_minute) * MINUTE_S / key.tokens_per_minute
+            text = f"this key may use {key.tokens_per_minute} tokens a minute, try again later"
+            return Excess(text, max(wait_s, LEAST_WAIT_S))
         if key.requests and self.open >= key.requests:
             return Excess(f"{key.requests} requests of this key are open already, try again later", 0.0)
         if key.per_minute:
-            while recent and recent[0] <= now_s - MINUTE_S:
-                recent.popleft()
+            self._forget(now_s)
             if len(recent) >= key.per_minute:
                 wait_s = recent[len(recent) - key.per_minute] + MINUTE_S - now_s
                 return Excess(f"this key may make {key.per_minute} requests a minute, try again later", wait_s)
@@ -56,8 +68,39 @@ class Account:
         self.open += 1
         return None
 
-    def leave(self) -> None:
+    def leave(self, now_s: float, tokens: int = 0) -> None:
+        """The request has ended and took so many tokens of prompt and answers."""
         self.open -= 1
+        if self.key.tokens_per_minute:
+            self._debt, self._debt_s = self._owed(now_s) + tokens, now_s
+
+    def headers(self, now_s: float) -> list[tuple[bytes, bytes]]:
+        """What is left of the limits a minute, under OpenAI's names."""
+        key, found = self.key, []
+        if key.per_minute:
+            self._forget(now_s)
+            reset_s = self._recent[-1] + MINUTE_S - now_s if self._recent else 0.0
+            found += _rates(b"requests", key.per_minute, key.per_minute - len(self._recent), reset_s)
+        if limit := key.tokens_per_minute:
+            debt = self._owed(now_s)
+            found += _rates(b"tokens", limit, int(limit - debt), debt * MINUTE_S / limit)
+        return found
+
+    def _forget(self, now_s: float) -> None:
+        recent = self._recent
+        while recent and recent[0] <= now_s - MINUTE_S:
+            recent.popleft()
+
+    def _owed(self, now_s: float) -> float:
+        return max(self._debt - (now_s - self._debt_s) * self.key.tokens_per_minute / MINUTE_S, 0.0)
+
+
+def _rates(what: bytes, limit: int, remaining: int, reset_s: float) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"x-ratelimit-limit-" + what, b"%d" % limit),
+        (b"x-ratelimit-remaining-" + what, b"%d" % max(remaining, 0)),
+        (b"x-ratelimit-reset-" + what, b"%.3fs" % max(reset_s, 0.0)),
+    ]
 
 
 class Keyring:

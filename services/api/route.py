@@ -63,7 +63,8 @@ def request_id(request: Request) -> str:
 
 
 async def read_body(request: Request, api: Api) -> bytes:
-    """The whole body. Raises HTTPException 413 as soon as it is known to be too large, 408 if it takes too long."""
+    """The whole body. Raises HTTPException 413 as soon as it is known to be too large, 408 if it takes too long, and
+    Reject if this replica holds too many bytes of bodies already."""
     try:
         async with asyncio.timeout(api.max_body_s):
             return await _read_body(request, api.max_body_bytes)
@@ -77,12 +78,14 @@ async def _read_body(request: Request, limit: int) -> bytes:
     if announced.isdigit() and int(announced) > limit:
         raise HTTPException(413, f"the body of {announced} bytes exceeds the limit of {limit}")
     body = bytearray()
-    more = True
+    hold, more = request.scope["state"]["hold"], True
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise errors.invalid("the client has gone")
-        body += message.get("body", b"")
+        part = message.get("body", b"")
+        hold.add(len(part))
+        body += part
         more = message.get("more_body", False)
         if len(body) > limit:
             raise HTTPException(413, f"the body exceeds the limit of {limit} bytes")

@@ -2,7 +2,7 @@
 
 One `EventStream` per streaming request, driven by the hub on the event loop. Each `update` takes all text that has
 come and makes one write: tokens that wait together share one event. While the client's socket is full nothing is
-taken; the hub bounds what may wait.
+taken; the hub bounds what may wait. A client that takes nothing for `slow_s` while there is something is given up.
 """
 
 import asyncio
@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from common.errors import Reject, RejectReason
 from common.protocol import FinishReason
-from services.api import errors
+from services.api import errors, slow
 from services.api.hub import WORDS, Choice, Hub, Request
 from services.api.schema.replies import Usage, stop_reason, usage_of
 from services.api.server import Wire
@@ -83,12 +84,14 @@ class EventStream:
         wire: Wire,
         include_usage: bool,
         alarm: asyncio.TimerHandle | None = None,
+        slow_s: float = 30.0,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.opened: asyncio.Future[None] = loop.create_future()  # something has come from the tokenizer
+        self.opened: asyncio.Future[None] = loop.create_future()  # there is text, and no refusal can come any more
         self._ended: asyncio.Future[None] = loop.create_future()
         self._request, self._hub, self._chunks, self._wire = request, hub, chunks, wire
         self._include_usage, self._alarm = include_usage, alarm
+        self._patience = slow.Patience(slow_s, self._lose_patience)
         self._frames = [chunks.text(choice.index) for choice in request.choices]
         self._started = self._failed = self._gone = False
         request.consumer = self
@@ -96,18 +99,33 @@ class EventStream:
 
     def update(self) -> None:
         """Writes everything new, unless the response has not begun or the client's socket is full."""
+        request = self._request
         if not self._started:
-            if not self.opened.done():
+            if (request.failure is not None or (request.updated and request.accepted)) and not self.opened.done():
                 self.opened.set_result(None)
             return
-        if self._request.failure is not None and not self._ended.done():
+        if request.failure is not None and not self._ended.done():
             self._ended.set_result(None)  # a full socket does not hold back the end
         if not self._wire.writable:
+            self._patience.start()
             return
+        self._patience.stop()
         if body := self._drain():
             self._wire.write_chunk(body)
-        if not self._request.open and not self._ended.done():
+        slow.go_on(request, self._hub.send)
+        if not request.open and not self._ended.done():
             self._ended.set_result(None)
+
+    def _lose_patience(self) -> None:
+        """The client has not emptied its socket for long. If all is said already, it has just not read it."""
+        self._hub.figures.slow_clients += 1
+        if self._request.open:
+            self._hub.fail(
+                self._request, Reject(RejectReason.DEADLINE, f"the client did not read for {self._patience.wait_s:g} s")
+            )
+            self._hub.flush()
+        else:
+            self._wire.abort()
 
     def lost(self) -> None:
         """The client has gone."""
@@ -118,10 +136,15 @@ class EventStream:
                 future.set_result(None)
 
     def keep_alive(self) -> None:
-        """A comment, so that nothing between here and the client takes a long prefill for a dead connection."""
+        """A comment, so that nothing between here and the client takes a long prefill for a dead connection.
+
+        What may still be refused gets its headers later, with the status that it then has.
+        """
         if not self.opened.done():
-            self.opened.set_result(None)
+            if self._request.accepted:
+                self.opened.set_result(None)
         elif self._started and self._wire.writable:
+            slow.go_on(self._request, self._hub.send)
             self._wire.write_chunk(KEEP_ALIVE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,6 +164,7 @@ class EventStream:
     def close(self) -> None:
         """Nothing more is written; what is not finished is aborted."""
         self._wire.on_writable = self._wire.on_lost = None
+        self._patience.stop()
         if self._alarm is not None:
             self._alarm.cancel()
         self._hub.cancel(self._request)
@@ -154,7 +178,7 @@ class EventStream:
             last += DONE
         message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
         try:
-            async with asyncio.timeout(LAST_WRITE_S if self._request.failure else None):
+            async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._patience.wait_s):
                 await send(message)
         except TimeoutError:
             self._wire.abort()

@@ -1,9 +1,10 @@
-"""Turns an Admit into sequences, or says why not. Pure: the core enqueues what comes back."""
+"""Turns an Admit into sequences, or says why not. The core enqueues what comes back; the tenant counts it already."""
 
 import numpy as np
 
 from common.errors import Reject, RejectReason
 from common.protocol import Admit, Sampling
+from services.scheduler import policy
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.policy import length_limit
 from services.scheduler.request import NEVER, Request, Sequence
@@ -30,26 +31,37 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
     if state.worker is not None:
         _validate_for(admit, state.worker)
         limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
-    waiting = len(state.waiting)
     # What comes with output or from another tokenizer was accepted before.
-    known = admit.output or admit.origin >= 0 or admit.again
-    if waiting + admit.n > state.limits.max_waiting and not known:
-        raise Reject(RejectReason.OVERLOADED, f"{waiting} of {state.limits.max_waiting} places in the queue are taken")
+    if not (admit.again or admit.output or admit.origin >= 0):
+        _check_room(state, admit.n, num_prompt)
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
+    ageing_s = state.limits.priority_ageing_s
     for choice in range(admit.n):
         sequence = Sequence(
             seq_id=admit.seq_id + choice,
             request=request,
             sampling=_sampling_of(admit.sampling, choice),
-            key=(admit.priority, state.waiting.arrivals + choice),
+            key=policy.key(admit.priority, state.now_s, ageing_s, state.waiting.arrivals + choice),
             limit=limit,
             tokens=bytearray(admit.tokens + admit.output),
+            tenant=state.waiting.tenants.open(admit.tenant, admit.weight),
+            load=1 if choice else num_prompt,  # the others will share the first one's prompt
             origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
             journal=state.past.journal,
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)
     return list(request.choices)
+
+
+def _check_room(state: State, n: int, num_prompt: int) -> None:
+    """The queue is bounded by sequences and by tokens; a prompt that exceeds the bound alone may wait alone."""
+    limits, waiting, tokens = state.limits, len(state.waiting), state.waiting.tokens
+    if waiting + n > limits.max_waiting:
+        raise Reject(RejectReason.OVERLOADED, f"{waiting} of {limits.max_waiting} places in the queue are taken")
+    most = policy.waiting_tokens(limits.max_waiting_tokens, limits.step_tokens)
+    if tokens and tokens + num_prompt + n - 1 > most:
+        raise Reject(RejectReason.OVERLOADED, f"{tokens} prompt tokens wait already; the queue takes {most}")
 
 
 def _sampling_of(sampling: Sampling, choice: int) -> Sampling:

@@ -2,12 +2,13 @@
 
 from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.state import State, Worker, by_key
+from services.scheduler.tenants import Tenant
 
 
 def check(state: State) -> None:
     """Raises AssertionError, with the story where one sequence is at fault."""
-    waiting = {seq_id for seq_id, sequence in state.sequences.items() if sequence.stage is Stage.WAITING}
-    state.waiting.check(waiting)
+    state.waiting.check(sequence for sequence in state.sequences.values() if sequence.stage is Stage.WAITING)
+    _check_tenants(state)
     assert len(state.in_flight) <= state.limits.plans_in_flight, "too many plans in flight"
     steps = [flight.step for flight in state.in_flight]
     assert steps == sorted(set(steps)), "plans in flight are out of order"
@@ -30,10 +31,23 @@ def told(sequence: Sequence) -> str:
     return "\n".join(sequence.story())
 
 
+def _check_tenants(state: State) -> None:
+    by_tenant: dict[Tenant, list[Sequence]] = {}
+    for sequence in state.sequences.values():
+        by_tenant.setdefault(sequence.tenant, []).append(sequence)
+    assert len(by_tenant) == len(state.waiting.tenants), "a tenant without sequences is kept, or one is missing"
+    for tenant, sequences in by_tenant.items():
+        waiting = [sequence.key for sequence in sequences if sequence.stage is Stage.WAITING]
+        stepping = sum(sequence.stage is Stage.STEPPING for sequence in sequences)
+        tenant.check(waiting, stepping, len(sequences))
+
+
 def _check_sequence(sequence: Sequence) -> None:
     row = sequence.row
     assert sequence.stage is not Stage.FINISHED, f"finished but kept\n{told(sequence)}"
-    assert (row is None) == (sequence.stage is Stage.WAITING), f"row and stage disagree\n{told(sequence)}"
+    assert (row is None) == (sequence.stage in (Stage.WAITING, Stage.PAUSED)), (
+        f"row and stage disagree\n{told(sequence)}"
+    )
     assert row is None or (row.alive and row.sequence is sequence), f"the row is not its own\n{told(sequence)}"
     assert sequence in sequence.request.choices, f"its request has forgotten it\n{told(sequence)}"
     assert sequence.request.num_prompt <= sequence.known < sequence.limit, (

@@ -16,6 +16,7 @@ from common.protocol import (
     Admit,
     FinishReason,
     Load,
+    Pause,
     Refused,
     StepPlan,
     StepResult,
@@ -27,6 +28,7 @@ from common.protocol import (
 from services.scheduler import checks
 from services.scheduler.admission import sequences_of
 from services.scheduler.book import Book
+from services.scheduler.drain import DrainRate
 from services.scheduler.events import (
     ApiLost,
     Drain,
@@ -54,6 +56,7 @@ COUNTERS = (
     "cached_tokens",
     "output_tokens",
     "preemptions",
+    "pauses",
     "worker_faults",
     "stuck_steps",
     "failed_steps",
@@ -75,6 +78,7 @@ class SchedulerCore:
         self._state = State(limits, kv, seed, self._book)
         self.state = self._state  # for the fleet, which moves sequences between groups
         self._recover_s = recover_s
+        self._drain_rate = DrainRate()
         self._effects = self._book.effects
         self.left_over = 0  # sequences that still waited after the last plan
         self.changed = False  # something was applied since the last plans
@@ -83,6 +87,7 @@ class SchedulerCore:
             Admit: self._on_admit,
             Stop: self._on_stop,
             Abort: self._on_abort,
+            Pause: self._on_pause,
             WorkerReady: self._on_worker_ready,
             WorkerLost: self._on_worker_lost,
             TokenizerLost: self._on_tokenizer_lost,
@@ -146,9 +151,10 @@ class SchedulerCore:
 
     def load(self) -> Load:
         state = self._state
-        worker = state.worker
+        worker, tokens = state.worker, state.waiting.tokens
+        wait_s = self._drain_rate.wait_s(tokens)
         if worker is None:
-            return Load(waiting=len(state.waiting))
+            return Load(waiting=len(state.waiting), waiting_tokens=tokens, wait_s=wait_s)
         idle = worker.pool.idle_blocks
         return Load(
             running=worker.slots.max_rows - worker.slots.free,
@@ -158,6 +164,8 @@ class SchedulerCore:
             blocks_cached=idle,
             steps=state.step,
             tokens_in_flight=sum(flight.num_tokens for flight in state.in_flight),
+            waiting_tokens=tokens,
+            wait_s=wait_s,
         )
 
     def fragmentation(self) -> float:
@@ -224,6 +232,8 @@ class SchedulerCore:
             refused = Refused(admit.seq_id, reject.reason, reject.message, reject.param)
             self._effects.append(SendRefused(tokenizer_of(admit.seq_id), refused))
             return
+        if sequences:
+            state.outbox.accept(admit.seq_id)
         state.waiting.arrivals += len(sequences)
         state.counters["requests"] += len(sequences)
         state.counters["prompt_tokens"] += sum(sequence.request.num_prompt for sequence in sequences)
@@ -249,6 +259,15 @@ class SchedulerCore:
 
     def _on_abort(self, abort: Abort) -> None:
         self._end(abort.seq_id, FinishReason.ABORT)
+
+    def _on_pause(self, pause: Pause) -> None:
+        sequence = self._state.sequences.get(self._state.past.name(pause.seq_id))
+        if sequence is None:
+            return  # it has ended meanwhile
+        if pause.paused:
+            self._state.pause(sequence, "paused, the client does not read")
+        else:
+            self._state.resume(sequence)
 
     def _end(self, seq_id: int, reason: FinishReason) -> None:
         sequence = self._state.sequences.get(self._state.past.name(seq_id))
@@ -285,6 +304,8 @@ class SchedulerCore:
         """All frames that have come were handed over before. Planning after the events is done anyway."""
         state = self._state
         give_up(state, self._recover_s)
+        state.outbox.tell_accepted()
+        self._drain_rate.look(state.now_s, state.waiting.drained, state.waiting.tokens)
         if state.in_flight and state.worker is not None:
             oldest = state.in_flight[0]
             rows, tokens = oldest.num_stepped, oldest.num_tokens - oldest.num_stepped

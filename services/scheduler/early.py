@@ -5,7 +5,7 @@ requests of its predecessor in its first moments.
 """
 
 from common.errors import RejectReason
-from common.protocol import Abort, Admit, Refused, Stop, tokenizer_of
+from common.protocol import Abort, Admit, Pause, Refused, Stop, tokenizer_of
 from services.scheduler.events import ApiLost, FleetEvent, SendRefused, TokenizerLost
 
 
@@ -16,7 +16,7 @@ class Early:
         self.events: list[FleetEvent] = []
         self._limit = limit
 
-    def add(self, event: Admit | Abort | Stop | ApiLost | TokenizerLost) -> SendRefused | None:
+    def add(self, event: Admit | Abort | Stop | Pause | ApiLost | TokenizerLost) -> SendRefused | None:
         """Keeps it; the answer where a new request finds no room. What was accepted before always does."""
         if isinstance(event, ApiLost | TokenizerLost):
             if self.events:

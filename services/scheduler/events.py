@@ -1,13 +1,24 @@
 """What core and fleet are told and what they ask for, as far as these are not wire messages.
 
-Wire messages (Admit, Stop, Abort, StepResult, WorkerReady) are events as they are; the fleet is told by Group... whose
-they are. A group's number is that of one life of it: what comes late from a dead one is nobody's. The process shell
-turns sockets into events and effects into sends, and does nothing else.
+Wire messages (Admit, Stop, Abort, Pause, StepResult, WorkerReady) are events as they are; the fleet is told by Group...
+whose they are. A group's number is that of one life of it: what comes late from a dead one is nobody's. The process
+shell turns sockets into events and effects into sends, and does nothing else.
 """
 
 import msgspec
 
-from common.protocol import Abort, Admit, ModelFacts, Refused, StepPlan, StepResult, Stop, TokenBatch, WorkerReady
+from common.protocol import (
+    Abort,
+    Admit,
+    ModelFacts,
+    Pause,
+    Refused,
+    StepPlan,
+    StepResult,
+    Stop,
+    TokenBatch,
+    WorkerReady,
+)
 
 
 class WorkerLost(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +113,8 @@ class GroupRefused(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event = Admit | Stop | Abort | StepResult | WorkerReady | WorkerLost | TokenizerLost | ApiLost | Drain | Tick
-FleetEvent = Admit | Stop | Abort | GroupReady | GroupResult | GroupLost | TokenizerLost | ApiLost | Drain | Tick
+Event = Admit | Stop | Abort | Pause | StepResult | WorkerReady | WorkerLost | TokenizerLost | ApiLost | Drain | Tick
+FleetEvent = (
+    Admit | Stop | Abort | Pause | GroupReady | GroupResult | GroupLost | TokenizerLost | ApiLost | Drain | Tick
+)
 Effect = SendPlan | SendTokens | SendRefused | WorkerFault | GroupJoined | GroupRefused

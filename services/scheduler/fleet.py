@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from common.config import Kv, Scheduler
-from common.protocol import Abort, Admit, Load, ModelFacts, Stop, WorkerReady
+from common.protocol import Abort, Admit, Load, ModelFacts, Pause, Stop, WorkerReady
 from services.scheduler import moves, places, router
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.book import Book
@@ -68,6 +68,7 @@ class Fleet:
             Admit: self._on_admit,
             Abort: self._on_named,
             Stop: self._on_named,
+            Pause: self._on_named,
             GroupReady: self._on_ready,
             GroupLost: self._on_lost,
             TokenizerLost: self._on_peer_lost,
@@ -119,8 +120,7 @@ class Fleet:
 
     def load(self) -> Load:
         """Of all groups together."""
-        total = Load(*map(sum, zip(*(places.columns(core.load()) for core in self._cores()), strict=True)))
-        return places.with_steps(total, total.steps + self._past_steps)
+        return places.together([core.load() for core in self._cores()], self._past_steps)
 
     def loads(self) -> dict[int, Load]:
         """By group."""

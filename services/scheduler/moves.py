@@ -64,6 +64,7 @@ def _part(state: State, sequence: Sequence) -> None:
     if sequence.stage is Stage.WAITING:
         state.waiting.remove(sequence)
     del state.sequences[sequence.seq_id]
+    state.waiting.tenants.close(sequence.tenant)
     if state.worker is not None:
         state.worker.stops.remove(sequence.sampling)
 
@@ -74,6 +75,8 @@ def _adopt(state: State, sequence: Sequence) -> None:
     assert worker is not None and state.ready
     sequence.note(state.now_s, "moved to another worker group")
     state.sequences[sequence.seq_id] = sequence
+    # each group is shared fairly by itself
+    sequence.tenant = state.waiting.tenants.open(sequence.tenant.name, sequence.tenant.weight)
     worker.stops.add(sequence.sampling)
     if sequence.stage is Stage.WAITING:
         state.waiting.add(sequence)

@@ -3,6 +3,8 @@
 Owned by the core's state; drained by the core after each step result and at the end of each call.
 """
 
+import msgspec
+
 from common.columns import pack_i32, pack_u64
 from common.protocol import Finished, TokenBatch, tokenizer_of
 from services.scheduler.events import SendTokens
@@ -13,6 +15,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._batches: dict[int, TokenBatch] = {}  # by tokenizer; their lists of ends are still growing
+        self._accepted: dict[int, list[int]] = {}  # by tokenizer: first ids, for its next batch
 
     def add_rows(self, tokenizer: int, seq_ids: bytes, first_index: bytes, tokens: bytes) -> None:
         """Columns as in TokenBatch."""
@@ -34,9 +37,21 @@ class Outbox:
             batch = self._batches[tokenizer] = TokenBatch(b"", b"", b"", [])
         batch.finished.append(finished)
 
+    def accept(self, seq_id: int) -> None:
+        """A request is in the queue. That alone is no reason for a batch."""
+        self._accepted.setdefault(tokenizer_of(seq_id), []).append(seq_id)
+
+    def tell_accepted(self) -> None:
+        """Now it is: no batch may come for long."""
+        for tokenizer in self._accepted:
+            self._batches.setdefault(tokenizer, TokenBatch(b"", b"", b"", []))
+
     def drain(self) -> list[SendTokens]:
         if not self._batches:
             return []
+        for tokenizer in [tokenizer for tokenizer in self._accepted if tokenizer in self._batches]:
+            batch, accepted = self._batches[tokenizer], pack_u64(self._accepted.pop(tokenizer))
+            self._batches[tokenizer] = msgspec.structs.replace(batch, accepted=accepted)
         sends = [SendTokens(tokenizer, batch) for tokenizer, batch in self._batches.items()]
         self._batches = {}
         return sends

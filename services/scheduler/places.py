@@ -72,9 +72,9 @@ def end_begun(state: State, message: str) -> None:
             state.finish(sequence, FinishReason.ERROR, message=message)
 
 
-def columns(load: Load) -> tuple[int, ...]:
-    return msgspec.structs.astuple(load)
-
-
-def with_steps(load: Load, steps: int) -> Load:
-    return msgspec.structs.replace(load, steps=steps)
+def together(loads: list[Load], past_steps: int) -> Load:
+    """Of several groups: sums, but for the time that a new sequence would wait, which goes where that is least."""
+    total = Load(*map(sum, zip(*map(msgspec.structs.astuple, loads), strict=True)))
+    return msgspec.structs.replace(
+        total, steps=total.steps + past_steps, wait_s=min((load.wait_s for load in loads), default=0.0)
+    )

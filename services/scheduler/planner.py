@@ -11,7 +11,7 @@ from common.columns import pack_i32
 from common.protocol import RowStart, StepPlan
 from services.scheduler import policy
 from services.scheduler.request import Row, Sequence, Stage
-from services.scheduler.state import Flight, State, Worker, by_key
+from services.scheduler.state import Flight, State, Worker
 
 # Blocks given to rows that step: the plan's columns `grown_slots` and `grown_blocks`, and whether rows were preempted.
 Growth = tuple[bytes, bytes, bool]
@@ -114,7 +114,7 @@ def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
     pool = worker.pool
     short = not pool.can_allocate(len(entering))
     if short:
-        entering.sort(key=by_key)
+        entering.sort(key=state.rank)
         entering = [row for row in entering if row.alive and _make_room(state, worker, row)]
         blocks = [row.blocks[-1] for row in entering]
     else:
@@ -127,8 +127,8 @@ def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
 def _make_room(state: State, worker: Worker, row: Row) -> bool:
     """Takes a block for `row`, from the newest and least urgent rows if none is free. False: that was `row` itself."""
     while not worker.pool.can_allocate(1):
-        others = {by_key(other): other for other in worker.rows.by_slot if other is not None and _may_yield(other)}
-        chosen = others[policy.victim(by_key(row), others)]
+        others = {state.rank(other): other for other in worker.rows.by_slot if other is not None and _may_yield(other)}
+        chosen = others[policy.victim(state.rank(row), others)]
         state.preempt(chosen, f"preempted after step {state.step} for {row.sequence.seq_id:#x}")
         if chosen is row:
             return False
@@ -150,22 +150,23 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
     if not state.filling and not admit:
         return None
     fill = Fill(flight.step, state.limits.step_tokens - flight.num_tokens)
-    for row in state.filling:
+    waiting = state.waiting
+    # The list is by key, which says nothing between tenants.
+    filling = sorted(state.filling, key=state.rank) if len(waiting.tenants) > 1 else state.filling
+    for row in filling:
         if fill.budget == 0:
             break
         _give_chunk(state, worker, fill, row)
-    idx = 0
-    while admit and fill.budget and idx < len(state.waiting) and worker.slots.free:
-        sequence = state.waiting.at(idx)
+    while admit and fill.budget and worker.slots.free and (sequence := waiting.first()) is not None:
         donor, held = _donor(worker, sequence, flight.step)
         if held:
-            idx += 1
+            waiting.hold(sequence)
             continue
         admitted = _admit(state, worker, fill, sequence, donor)
         if admitted is None:
             break
-        state.waiting.pop(idx)
         _give_chunk(state, worker, fill, admitted)
+    waiting.release()
     if not fill.slots:
         return None
     state.filling = [row for row in state.filling if row.sequence.stage is Stage.FILLING]
@@ -226,7 +227,8 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
     pool.share(shared)
     blocks = shared + pool.allocate(needed)
     computed = len(shared) * pool.block_tokens
-    if sequence.cached_tokens < 0:
+    first = sequence.cached_tokens < 0
+    if first:
         found = computed if donor is None else donor.sequence.cached_tokens
         sequence.cached_tokens = min(found, sequence.request.num_prompt)
         state.counters["cached_tokens"] += sequence.cached_tokens
@@ -236,6 +238,8 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
             fill.copy_target.append(blocks[reusable])
         computed = known - 1
         sequence.chain = donor.sequence.chain[:reusable]
+    state.waiting.take(sequence)
+    sequence.tenant.charge((known - computed if first else 0) + 1)  # and the token that they yield
     why = f"row in step {fill.step}, {computed} of {known} tokens have KV"
     row = state.start_row(sequence, blocks, computed, why)
     fill.rows_added.append(row)

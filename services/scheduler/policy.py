@@ -1,12 +1,30 @@
 """Who gets how much: pure functions of plain numbers, no state.
 
-The planner calls them; another rule goes here and nowhere else. Keys are (priority, order of arrival), smaller is
-sooner.
+The planner calls them; another rule goes here and nowhere else. A key orders the sequences of one tenant by priority
+and arrival, a rank those of all tenants; smaller is sooner.
 """
 
 from collections.abc import Iterable
 
-Key = tuple[int, int]
+Key = tuple[float, int]
+Rank = tuple[float, int, Key]  # what the tenant was served, its number, key
+LEVELS = 100  # priorities beyond -100 and 100 count as these, so that whatever waits is next within a known time
+
+
+def key(priority: int, now_s: float, ageing_s: float, arrival: int) -> Key:
+    """Where a sequence that arrives now stands in its tenant's queue.
+
+    A level of priority is worth `ageing_s` of waiting. All that wait grow older together, so the order of any two
+    never changes, and the time of arrival says it all. 0: priorities are absolute, and may starve others for ever.
+    """
+    if not ageing_s:
+        return priority, arrival
+    return min(max(priority, -LEVELS), LEVELS) + now_s / ageing_s, arrival
+
+
+def waiting_tokens(max_waiting_tokens: int, step_tokens: int) -> int:
+    """Prompt tokens that may wait; by default those of 512 full steps."""
+    return max_waiting_tokens or 512 * step_tokens
 
 
 def rows_allowed(max_rows: int, step_tokens: int, worker_rows: int) -> int:
@@ -41,8 +59,10 @@ def may_admit(needed: int, free: int, num_blocks: int, running: int) -> bool:
     return needed + spare <= free
 
 
-def victim(requester: Key, others: Iterable[Key]) -> Key:
-    """Who gives its blocks up for `requester`: the least urgent, newest of all, which may be the requester itself.
+def victim(requester: Rank, others: Iterable[Rank]) -> Rank:
+    """Who gives its blocks up for `requester`: the last in the order of service, which may be the requester itself.
+
+    That is the newest and least urgent row of the tenant that was served most.
 
     A row that would be admitted again before the requester is never the victim.
     """

@@ -24,6 +24,7 @@ from common.protocol import (
     Load,
     Members,
     ModelFacts,
+    Pause,
     Peer,
     Schedulers,
     State,
@@ -95,6 +96,9 @@ class SchedulerProcess:
                 # An API gives up by itself what no tokenizer has.
                 service = self.registry.service_of(sender)
                 if service == "tokenizer" or (service == "api" and isinstance(message, Abort)):
+                    events.append(message)
+            elif isinstance(message, Pause):
+                if self.registry.service_of(sender) == "api":
                     events.append(message)
             else:
                 events += self._control(sender, message)

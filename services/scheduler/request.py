@@ -14,6 +14,7 @@ from math import inf
 from common.protocol import Sampling
 from services.scheduler.blocks import TOKEN_BYTES
 from services.scheduler.policy import Key
+from services.scheduler.tenants import Tenant
 
 STORY_LINES = 64
 NEVER = 1 << 62  # a tick or step that does not come
@@ -32,14 +33,16 @@ class Stage(IntEnum):
     STEPPING = 2  # has a row in the table; every decode step computes one token
     ENDING = 3  # has a row; all its tokens are scheduled, the last results are on their way
     FINISHED = 4
+    PAUSED = 5  # holds nothing and is not in the queue: its client does not read
 
 
 NEXT: dict[Stage, frozenset[Stage]] = {
-    Stage.WAITING: frozenset({Stage.FILLING, Stage.FINISHED}),
+    Stage.WAITING: frozenset({Stage.FILLING, Stage.FINISHED, Stage.PAUSED}),
     Stage.FILLING: frozenset({Stage.STEPPING, Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
     Stage.STEPPING: frozenset({Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
     Stage.ENDING: frozenset({Stage.WAITING, Stage.FINISHED}),
     Stage.FINISHED: frozenset(),
+    Stage.PAUSED: frozenset({Stage.WAITING, Stage.FINISHED}),
 }
 
 
@@ -84,6 +87,8 @@ class Sequence:
     key: Key
     limit: int  # prompt and output tokens at which it ends with LENGTH
     tokens: bytearray  # _i32: prompt and received output, except what the table has not flushed yet
+    tenant: Tenant
+    load: int = 0  # tokens that it weighs in the queue
     stage: Stage = Stage.WAITING
     row: Row | None = None
     chain: list[bytes] = field(default_factory=list)  # digests of its full blocks, as far as computed

@@ -146,6 +146,7 @@ class RowTable:
         self._stepping[slot] = True
         self._phases[-base % len(self._phases)][slot] = row
         self._ends.setdefault(row.last_tick, []).append(row)
+        sequence.tenant.step(self.tick, 1)
         self._roster = None
 
     def _leave(self, row: Row) -> None:
@@ -156,6 +157,7 @@ class RowTable:
         ends.remove(row)
         if not ends:
             del self._ends[row.last_tick]
+        row.sequence.tenant.step(self.tick, -1)
         self._roster = None
 
     def roster(self) -> Roster:

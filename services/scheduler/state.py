@@ -19,7 +19,7 @@ from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
 from services.scheduler.ends import StopTokens
 from services.scheduler.pace import Pace
-from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
+from services.scheduler.policy import Key, Rank, length_limit, longest_sequence, rows_allowed
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
@@ -72,7 +72,7 @@ class State:
         self.ready = False
         self.draining = False
         self.worker: Worker | None = None
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(self.tick)
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
@@ -80,6 +80,15 @@ class State:
         self.past = book.past
         self.outbox = book.outbox
         self.counters = book.counters
+
+    def tick(self) -> int:
+        """Decode plans made for the present worker."""
+        return 0 if self.worker is None else self.worker.rows.tick
+
+    def rank(self, row: Row) -> Rank:
+        """Where the row's sequence would stand if all of them waited."""
+        sequence = row.sequence
+        return self.waiting.tenants.rank(sequence.tenant, sequence.key)
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
@@ -143,14 +152,33 @@ class State:
 
     def preempt(self, row: Row, why: str) -> None:
         """Back to the queue; all tokens are kept, all KV is given up (what is published may be found again)."""
+        self._evict(row, why)
+        self.counters["preemptions"] += 1
+
+    def _evict(self, row: Row, why: str) -> None:
         self.settle(row)
         self._release(row)
         self._requeue(row.sequence, why)
-        self.counters["preemptions"] += 1
 
     def _requeue(self, sequence: Sequence, why: str) -> None:
         sequence.move(Stage.WAITING, self.now_s, why)
+        sequence.load = sequence.known
         self.waiting.add(sequence)
+
+    def pause(self, sequence: Sequence, why: str) -> None:
+        """Out of row and queue until `resume`. Its published blocks stay findable while nobody needs their space."""
+        if sequence.stage in (Stage.PAUSED, Stage.ENDING):
+            return
+        if sequence.row is not None:
+            self._evict(sequence.row, "leaves its row")
+        self.waiting.remove(sequence)
+        self.counters["pauses"] += 1
+        sequence.move(Stage.PAUSED, self.now_s, why)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Waits again, at its old place."""
+        if sequence.stage is Stage.PAUSED:
+            self._requeue(sequence, "resumed")
 
     def _release(self, row: Row) -> None:
         worker = self.worker
@@ -175,6 +203,7 @@ class State:
         if self.worker is not None:
             self.worker.stops.remove(sequence.sampling)
         del self.sequences[sequence.seq_id]
+        self.waiting.tenants.close(sequence.tenant)
         sequence.request.choices.remove(sequence)
         cached_tokens = max(sequence.cached_tokens, 0)
         finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code)

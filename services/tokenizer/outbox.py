@@ -16,7 +16,10 @@ from common.protocol import TextBatch, TextFinished
 class Outbox:
     """Rows, terminals and replies for one API process. Columns of a row are appended together."""
 
-    __slots__ = ("counts", "finished", "first_index", "incarnation", "made_s", "replies", "seq_ids", "texts", "turn")
+    __slots__ = (
+        *("accepted", "counts", "finished", "first_index", "incarnation", "made_s", "replies", "seq_ids", "texts"),
+        "turn",
+    )
 
     def __init__(self, incarnation: int, made_s: float) -> None:
         self.incarnation = incarnation
@@ -27,6 +30,7 @@ class Outbox:
         self.counts = array("i")
         self.texts: list[str] = []
         self.finished: list[TextFinished] = []
+        self.accepted = array("Q")
         self.replies: deque[msgspec.Struct] = deque()
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
@@ -35,16 +39,15 @@ class Outbox:
             if not send(self.incarnation, self.replies[0]):
                 return False
             self.replies.popleft()
-        if not self.texts and not self.finished:
+        if not self.texts and not self.finished and not self.accepted:
             return True
-        batch = TextBatch(
-            self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes(), self.texts, self.finished
-        )
+        columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
+        batch = TextBatch(*columns, self.texts, self.finished, self.accepted.tobytes())
         if not send(self.incarnation, batch):
             return False
         self.turn += 1
         self.seq_ids, self.first_index, self.counts = array("Q"), array("i"), array("i")
-        self.texts, self.finished = [], []
+        self.texts, self.finished, self.accepted = [], [], array("Q")
         return True
 
 

@@ -109,4 +109,6 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
         output=sequence.output.tobytes(),
         origin=submit.origin,
         again=again,
+        tenant=submit.tenant,
+        weight=submit.weight,
     )

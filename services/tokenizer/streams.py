@@ -92,10 +92,18 @@ class Streams:
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        seq_id, n, priority, salt = submit.seq_id, submit.n, submit.priority, submit.cache_salt
-        admit = Admit(seq_id, tokens.tobytes(), sampling, n, priority, salt)
+        admit = Admit(
+            submit.seq_id,
+            tokens.tobytes(),
+            sampling,
+            submit.n,
+            submit.priority,
+            submit.cache_salt,
+            tenant=submit.tenant,
+            weight=submit.weight,
+        )
         moved = submit.origin >= 0  # it was accepted before
-        lane = self.lanes.choose(admit.tokens, salt, seq_id)
+        lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
         request.tokens, request.sampling, request.admitted = tokens, sampling, True
@@ -196,6 +204,9 @@ class Streams:
                 box.counts.append(1)
                 box.texts.append(text)
         self.counts.output_tokens += taken
+        for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):
+            if (accepted := find(seq_id)) is not None:
+                accepted.box.accepted.append(seq_id)
         for finished in batch.finished:
             lane.leaving.pop(finished.seq_id, None)
             self._end(finished, lane)

@@ -126,6 +126,7 @@ class WorkerProcess:
         self.to_scheduler = self.process.push(scheduler_endpoint(self.process.config, scheduler))
         self.beacon.place, self.beacon.joined = self._place(), False
         self._in_flight.clear()
+        self.beacon.finished = self.beacon.received
         engine.reset()
         self._announced = False
 

@@ -37,6 +37,7 @@ def test_the_lives_meet_what_is_rare() -> None:
             seen[name] = seen.get(name, 0) + value
     for name in (
         "preemptions",
+        "pauses",
         "cached_tokens",
         "failed_steps",
         "out_of_memory",

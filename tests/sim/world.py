@@ -19,6 +19,7 @@ from common.protocol import (
     Admit,
     FinishReason,
     ModelFacts,
+    Pause,
     Sampling,
     StepResult,
     Stop,
@@ -45,7 +46,9 @@ from services.scheduler.events import (
     WorkerFault,
 )
 from services.scheduler.fleet import Fleet
+from services.scheduler.policy import Key
 from services.scheduler.request import Stage
+from services.scheduler.tenants import Tenant
 from tests.sim.fake_worker import FakeWorker
 from tests.sim.language import Stream
 
@@ -92,6 +95,8 @@ class World:
             max_waiting=random.choice((6, 100)),
             plans_in_flight=random.choice((1, 2, 2, 3, 6)),
             max_worker_deaths=random.choice((1, 2, 4)),
+            max_waiting_tokens=random.choice((0, 0, 30)),
+            priority_ageing_s=random.choice((0.0, 0.02, 30.0)),
         )
         self.fleet = Fleet(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
         self.workers: dict[int, FakeWorker] = {}  # by group
@@ -104,6 +109,7 @@ class World:
         self.admitted: list[Admit] = []
         self.handled = 0  # of them
         self.spoilt: set[int] = set()  # groups whose results the core must reject
+        self.paused: list[int] = []  # ids, some of which have ended
         self.orderly = True  # nobody was sent back to the queue by the last call
         self.trace = hashlib.blake2b(digest_size=16)
         self.now_s = 0.0
@@ -146,6 +152,8 @@ class World:
             "bad_result": faults,
             "lose_peer": faults / 3,
             "take_over": faults * 2,
+            "pause": 0.0 if calm else 0.7,
+            "resume": 1.0,
         }
 
     def _admit(self) -> list[FleetEvent]:
@@ -167,6 +175,8 @@ class World:
         )
         n = random.choice((1, 1, 1, 2, 4))
         admit = Admit(seq_id, pack_i32(prompt), sampling, n, random.choice((0, 0, 0, 1, -3)), "s" * salt)
+        tenant, weight = random.choice((("", 1), ("ann", 3), ("bob", random.choice((1, 5)))))
+        admit = msgspec.structs.replace(admit, tenant=tenant, weight=weight)
         if n == 1 and random.random() < 0.1:
             admit = self._with_output(admit, prompt, salt)
         self._expect(admit, prompt, salt)
@@ -265,6 +275,20 @@ class World:
         client.may_end.add(reason)
         return [kind(client.seq_id)]
 
+    def _pause(self) -> list[FleetEvent]:
+        """A client stops reading, whether there is anything left to read or not."""
+        if not self.clients:
+            return []
+        admit = self.random.choice(list(self.clients.values())[-12:]).admit
+        assert admit is not None
+        self.paused.append(admit.origin)
+        return [Pause(self.paused[-1], True)]
+
+    def _resume(self) -> list[FleetEvent]:
+        if not self.paused:
+            return []
+        return [Pause(self.paused.pop(self.random.randrange(len(self.paused))), False)]
+
     def _tick(self) -> list[FleetEvent]:
         return [Tick()]
 
@@ -282,6 +306,8 @@ class World:
                     Abort(seq_id),
                     Stop(2**64 - 1),
                     Abort(-1),
+                    Pause(seq_id, True),
+                    Pause(-1, False),
                     GroupResult(random.choice((-1, *self.workers)), StepResult(10**9, b"abc")),
                     GroupResult(random.choice((-1, *self.workers)), StepResult(-1, b"")),
                     Admit(seq_id, b"", good),
@@ -468,13 +494,16 @@ class World:
                     heir.begun_with = 0 if heir.seq_id in ended else len(old.tokens)
 
     def _check_order(self, group: int, added: set[int]) -> None:
-        """Nobody overtakes in a group, except while the head waits for a sibling that computes their prompt."""
+        """Nobody overtakes within a tenant of a group, but for a head that waits for a sibling with its prompt."""
         if not added or not self.orderly:
             return
         sequences = self.fleet._groups[group].state.sequences
-        last = max(sequences[seq_id].key for seq_id in added if seq_id in sequences)
+        last: dict[Tenant, Key] = {}
+        for seq_id in added:
+            if sequence := sequences.get(seq_id):
+                last[sequence.tenant] = max(sequence.key, last.get(sequence.tenant, sequence.key))
         for sequence in sequences.values():
-            if sequence.stage is Stage.WAITING and sequence.key < last:
+            if sequence.stage is Stage.WAITING and sequence.key < last.get(sequence.tenant, sequence.key):
                 siblings = [other.row for other in sequence.request.choices if other.row is not None]
                 assert siblings, f"overtaken\n{self.story(sequence.seq_id)}"
 
@@ -483,6 +512,7 @@ class World:
     def _drain(self) -> None:
         """No more load and no more faults: everything must come to its end within a bound."""
         bound = 200 + 4 * sum(len(c.alone.tokens) + self.max_len for c in self._open()) * self.limits.plans_in_flight
+        self._handle([Pause(seq_id, False) for seq_id in self.paused])
         for _ in range(bound):
             if self.fleet.idle:
                 return

@@ -9,7 +9,9 @@ from common.errors import ConfigError
 from services.api.keys import Keyring
 from tests.valence.test___main__ import valence
 from valence.errors import CommandError
-from valence.keys import add, listed, remove
+from valence.keys import add, change, listed, remove
+
+UNSET = {"tokens_per_minute": 0, "weight": 1, "priority": 0, "soonest": -100}
 
 
 def test_a_key_is_made_used_and_taken_back(tmp_path: Path) -> None:
@@ -18,8 +20,8 @@ def test_a_key_is_made_used_and_taken_back(tmp_path: Path) -> None:
     bob = add(file, "bob")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert listed(file) == [
-        {"name": "ann", "requests": 4, "per_minute": 60, "admin": False},
-        {"name": "bob", "requests": 0, "per_minute": 0, "admin": False},
+        {"name": "ann", "requests": 4, "per_minute": 60, **UNSET},
+        {"name": "bob", "requests": 0, "per_minute": 0, **UNSET},
     ]
     keyring = Keyring(str(file), "")
     found = keyring.find(ann.encode())
@@ -49,6 +51,27 @@ def test_mistakes_change_nothing(tmp_path: Path) -> None:
     assert file.read_bytes() == before + b"broken\n"
 
 
+def test_limits_change_and_the_key_stays(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    secret = add(file, "ann", requests=4, weight=2)
+    keyring = Keyring(str(file), "")
+    account = keyring.find(secret.encode())
+    assert account is not None
+    account.enter(0.0)
+    change(file, "ann", weight=5, tokens_per_minute=1000, priority=-3, soonest=-5)
+    assert listed(file) == [
+        {"name": "ann", "requests": 4, "per_minute": 0, "tokens_per_minute": 1000, "weight": 5}
+        | {"priority": -3, "soonest": -5}
+    ]
+    assert keyring.find(secret.encode()) is account and (account.key.weight, account.open) == (5, 1)
+    with pytest.raises(CommandError, match="no key 'bob'"):
+        change(file, "bob", weight=1)
+    for limits in ({"weight": 0}, {"priority": 101}, {"requests": -1}, {"tokens_per_minute": 10**10}):
+        with pytest.raises(ConfigError, match="the key ann"):
+            change(file, "ann", **limits)
+    assert listed(file)[0]["weight"] == 5
+
+
 def test_commands_at_once_lose_no_key(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     threads = [threading.Thread(target=add, args=(file, f"key-{i}")) for i in range(8)]
@@ -75,6 +98,9 @@ def test_the_command_prints_the_key_once(tmp_path: Path) -> None:
     assert Keyring(str(file), "").find(secret.encode()) is not None
     table = valence("keys", "list", "--file", str(file), "--json").stdout
     assert '"ann"' in table and secret not in table and api_keys.read(file)[0].hash not in table
+    assert valence("keys", "set", "ann", "--weight", "3", "--priority", "-2", *setting).returncode == 0
+    assert listed(file)[0] | {"weight": 3, "requests": 2, "priority": -2} == listed(file)[0]
+    assert valence("keys", "set", "bob", "--weight", "3", *setting).returncode == 1
     assert valence("keys", "remove", "ann", *setting).returncode == 0 and listed(file) == []
     unnamed = valence("keys", "add", "ann")
     assert unnamed.returncode == 1 and "--file" in unnamed.stderr

@@ -120,6 +120,7 @@ def own(gateway: Gateway, instance: str) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "valence_slow_clients", "Streams cut because the client did not read", figures.slow_clients
     )
+    yield CounterMetricFamily("valence_slow_client_pauses", "Streams paused because of it", figures.pauses)
 
 
 def latencies(gateway: Gateway, prefix: str, labels: tuple[str, ...], values: list[str]) -> Iterator[Metric]:

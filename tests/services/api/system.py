@@ -26,6 +26,7 @@ from common.protocol import (
     Member,
     Members,
     ModelFacts,
+    Pause,
     Peer,
     PromptKind,
     Refused,
@@ -122,6 +123,7 @@ class System:
         self.members: dict[int, Member] = {}
         self.departed: list[int] = []
         self.goodbyes = 0
+        self.pauses: list[Pause] = []
         self._links: dict[tuple[int, int], Push] = {}
         self._change = asyncio.Event()
         self.process = Process("api", 1, self.config)
@@ -183,6 +185,8 @@ class System:
                 peer = self.members[sender].peer
                 self.members[sender] = Member(peer, message.state, message.progress, None, message.counters)
                 self.tell()
+            elif isinstance(message, Pause):
+                self.pauses.append(message)
             elif isinstance(message, Goodbye):
                 self.goodbyes += 1
         self.changed()

@@ -18,7 +18,7 @@ def test_every_reason_has_a_status_and_a_code(reason: RejectReason) -> None:
         (RejectReason.INVALID, "n", 400, "invalid_request_error", "invalid_value"),
         (RejectReason.TOO_LONG, "prompt", 400, "invalid_request_error", "context_length_exceeded"),
         (RejectReason.NOT_FOUND, "model", 404, "invalid_request_error", "model_not_found"),
-        (RejectReason.OVERLOADED, None, 429, "rate_limit_error", "rate_limit_exceeded"),
+        (RejectReason.OVERLOADED, None, 429, "rate_limit_error", "overloaded"),
         (RejectReason.UNAVAILABLE, None, 503, "service_unavailable_error", "service_unavailable"),
         (RejectReason.INTERNAL, None, 500, "server_error", "internal_error"),
     ],

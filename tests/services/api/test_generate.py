@@ -1,12 +1,14 @@
 import asyncio
 import json
+import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from common.columns import unpack_i32
-from common.protocol import FinishReason, PromptKind, Submit
+from common.columns import pack_u64, unpack_i32
+from common.protocol import FinishReason, Load, Pause, PromptKind, Submit
 from tests.services.api.system import CHAT, COMPLETION, FakeTokenizer, System, rows, running, scenario
 
 ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
@@ -263,6 +265,52 @@ async def raw_stream(system: System, body: dict[str, Any]) -> tuple[asyncio.Stre
     return reader, writer
 
 
+def test_a_client_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> None:
+    async def main() -> None:
+        async with running("api.max_buffered_events=50") as (system, _):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            reader, writer = await raw_stream(system, {**COMPLETION, **STREAM})
+            await system.until(lambda: bool(tokenizer.submits))
+            seq_id, index = tokenizer.submits[0].seq_id, 1
+            while not system.pauses:
+                tokenizer.send(rows((seq_id, index, 1, "x" * 50_000)))
+                index += 1
+                await asyncio.sleep(0)
+            assert set(system.pauses) == {Pause(seq_id, True)}
+            reading = asyncio.create_task(reader.read(-1))
+            await system.until(lambda: system.pauses[-1] == Pause(seq_id, False))
+            tokenizer.finish(seq_id, index)
+            await system.until(lambda: not system.gateway.hub.choices)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            text = await reading
+            assert text.count(b"x" * 50_000) >= index - 1 and b"[DONE]" in text
+            figures = system.gateway.figures
+            assert figures.pauses >= 1 and figures.slow_clients == 0 and not tokenizer.aborts
+            writer.close()
+
+    scenario(main)
+
+
+def test_a_client_that_stops_reading_for_long_is_given_up() -> None:
+    async def main() -> None:
+        async with running("api.slow_client_s=0.2") as (system, client):
+            (tokenizer,) = system.tokenizers
+            hold(tokenizer)
+            _, writer = await raw_stream(system, {**COMPLETION, **STREAM})
+            await system.until(lambda: bool(tokenizer.submits))
+            seq_id = tokenizer.submits[0].seq_id
+            for index in range(1, 300):  # far less than the buffer's 4096 events
+                tokenizer.send(rows((seq_id, index, 1, "x" * 50_000)))
+            await system.until(lambda: tokenizer.aborts == [seq_id])
+            assert system.gateway.figures.slow_clients == 1
+            tokenizer.on_submit = tokenizer.answer
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            writer.close()
+
+    scenario(main)
+
+
 def test_a_client_that_does_not_read_is_cut_and_others_are_not() -> None:
     async def main() -> None:
         async with running("api.max_buffered_events=50") as (system, client):
@@ -280,6 +328,88 @@ def test_a_client_that_does_not_read_is_cut_and_others_are_not() -> None:
             assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
             assert system.gateway.figures.slow_clients == 1
             writer.close()
+
+    scenario(main)
+
+
+@pytest.mark.parametrize("by", ["refusal", "other prompt"])
+def test_no_stream_opens_that_is_then_refused(by: str) -> None:
+    """However long it takes: the scheduler has not said that it accepts."""
+
+    async def main() -> None:
+        async with running("api.retry_after_s=3") as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: None
+            body = {**COMPLETION, **STREAM, "prompt": ["one", "two"] if by == "other prompt" else "one"}
+            asking = asyncio.create_task(client.post("/v1/completions", json=body))
+            await system.until(lambda: len(tokenizer.submits) == (2 if by == "other prompt" else 1))
+            if by == "other prompt":
+                tokenizer.send(rows((tokenizer.submits[0].seq_id, 0, 1, "a")))
+                await system.until(lambda: any(c.received for c in system.gateway.hub.choices.values()))
+            system.gateway.sweep(time.monotonic() + 60)
+            tokenizer.refuse(tokenizer.submits[-1], "overloaded", "the queue is full")
+            answer = await asking
+            assert answer.status_code == 429 and answer.headers["retry-after"] == "3"
+            assert answer.json()["error"]["code"] == "overloaded" and not system.gateway.hub.choices
+
+    scenario(main)
+
+
+def test_an_accepted_stream_opens_when_it_is_silent_for_long() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: None
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(client.post("/v1/completions", json={**COMPLETION, **STREAM}))
+                await system.until(lambda: bool(tokenizer.submits))
+                seq_id = tokenizer.submits[0].seq_id
+                tokenizer.send(msgspec.structs.replace(rows(), accepted=pack_u64([seq_id])))
+                await system.until(lambda: system.gateway.hub.choices[seq_id].accepted)
+                for minute in (1, 2):
+                    system.gateway.sweep(time.monotonic() + 60 * minute)
+                    await asyncio.sleep(0.01)
+                tokenizer.finish(seq_id, 0, FinishReason.ERROR, message="over", code="overloaded")
+            answer = asking.result()
+            assert answer.status_code == 200 and answer.text.count(": keep-alive") >= 1
+            assert payloads(answer.text.replace(": keep-alive\n\n", ""))[-1]["error"]["code"] == "overloaded"
+
+    scenario(main)
+
+
+@pytest.mark.parametrize(("wait_s", "told"), [(0.0, "2"), (7.2, "8"), (900.0, "30")])
+def test_clients_are_told_when_the_queue_will_have_moved_on(wait_s: float, told: str) -> None:
+    async def main() -> None:
+        async with running("api.retry_after_s=2", "api.max_retry_after_s=30") as (system, client):
+            (tokenizer,) = system.tokenizers
+            system.load = Load(waiting=9, wait_s=wait_s)
+            system.tell()
+            await system.until(lambda: system.gateway.node.view.load.waiting == 9)
+            tokenizer.on_submit = lambda submit: tokenizer.refuse(submit, "overloaded", "full")
+            refused = await client.post("/v1/completions", json=COMPLETION)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, told)
+
+    scenario(main)
+
+
+def test_bodies_of_open_requests_are_bounded_in_bytes() -> None:
+    async def main() -> None:
+        async with running("api.max_held_bytes=50000") as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = lambda submit: None
+            large = {**COMPLETION, "prompt": "x" * 40_000}
+            asking = asyncio.create_task(client.post("/v1/completions", json=large))
+            await system.until(lambda: bool(tokenizer.submits))
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+                refused = await client.post(path, json=large)
+                assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+                assert refused.json()["error"]["code"] == "overloaded"
+            tokenizer.on_submit = tokenizer.answer
+            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            tokenizer.answer(tokenizer.submits[0])
+            assert (await asking).status_code == 200
+            assert (await client.post("/v1/completions", json=large)).status_code == 200
+            await system.until(lambda: system.gateway.bodies.held == 0)
 
     scenario(main)
 

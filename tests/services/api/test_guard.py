@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from common import api_keys
+from common.protocol import Submit
 from services.api.app import is_loopback
 from services.api.guard import bearer
 from services.api.route import discover
@@ -110,6 +111,77 @@ def test_requests_a_minute(setting: str) -> None:
             assert "three" not in page and SECRET not in page
 
     scenario(main)
+
+
+def test_tokens_a_minute_are_charged_and_what_is_left_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(api_keys.write([api_keys.make("ann", SECRET, per_minute=9, tokens_per_minute=20)]))
+
+    async def main() -> None:
+        async with running(f"api.keys_file={file}") as (_, client):
+            left = []
+            for stream in (False, True):  # each has 7 prompt tokens and 3 of its answer
+                answer = await client.post("/v1/completions", json={**COMPLETION, "stream": stream}, headers=header())
+                assert answer.status_code == 200
+                left.append(int(answer.headers["x-ratelimit-remaining-tokens"]))
+            assert left[0] == 20 and 10 <= left[1] <= 11
+            refused = await client.post("/v1/completions", json=COMPLETION, headers=header())
+            assert refused.status_code in (200, 429)  # a token is worked off in 3 s
+            while refused.status_code == 200:
+                refused = await client.post("/v1/completions", json=COMPLETION, headers=header())
+            assert error_of(refused)["code"] == "rate_limit_exceeded" and "20 tokens" in refused.text
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert refused.headers["x-ratelimit-remaining-tokens"] == "0"
+            assert refused.headers["x-ratelimit-limit-requests"] == "9"
+            assert refused.headers["x-ratelimit-reset-tokens"].endswith("s")
+            assert "x-ratelimit-limit-tokens" not in (await client.get("/v1/models", headers=header())).headers
+
+    scenario(main)
+
+
+def test_the_scheduler_hears_the_tenant_and_not_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    ann = api_keys.make("ann", SECRET, weight=3, priority=4, soonest=1)
+    file.write_bytes(api_keys.write([ann, api_keys.make("bob", "two")]))
+    submits: list[Submit] = []
+
+    async def main() -> None:
+        async with running(f"api.keys_file={file}") as (system, client):
+            for secret, more in (
+                (SECRET, {}),
+                (SECRET, {"priority": -9, "cache_salt": "x"}),
+                ("two", {"priority": -9}),
+            ):
+                await client.post("/v1/completions", json={**COMPLETION, **more}, headers=header(secret))
+            submits.extend(system.tokenizers[0].submits)
+
+    scenario(main)
+    assert [(each.tenant, each.weight, each.priority) for each in submits] == [
+        ("ann", 3, 4),
+        ("ann", 3, 1),
+        ("bob", 1, -9),
+    ]
+    assert not any(word in str(each) for each in submits for word in (SECRET, ann.hash, ann.salt))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_tenant_has_one_cache_salt_on_all_replicas_and_nobody_else_has_it(tmp_path: Path, shared: bool) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(api_keys.write([api_keys.make("ann", SECRET), api_keys.make("bob", "two")]))
+    salts: list[list[str]] = []
+
+    async def main() -> None:
+        for _ in range(2):  # two replicas that share nothing but the file
+            setting = f"kv.share_prefix_across_tenants={str(shared).lower()}"
+            async with running(f"api.keys_file={file}", setting) as (system, client):
+                for secret in (SECRET, "two"):
+                    for more in ({}, {"cache_salt": "own"}):
+                        await client.post("/v1/completions", json={**COMPLETION, **more}, headers=header(secret))
+                salts.append([submit.cache_salt for submit in system.tokenizers[0].submits])
+
+    scenario(main)
+    assert salts[0] == salts[1] and len(salts[0]) == 4
+    assert len(set(salts[0])) == (2 if shared else 4) and ("" in salts[0]) is shared
 
 
 def test_a_key_is_in_no_log(setting: str, caplog: pytest.LogCaptureFixture) -> None:

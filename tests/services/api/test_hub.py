@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.columns import pack_i32, pack_u64
@@ -10,6 +11,7 @@ from common.protocol import (
     Detokenize,
     Detokenized,
     FinishReason,
+    Pause,
     Peer,
     PromptKind,
     Refused,
@@ -23,6 +25,7 @@ from common.protocol import (
     tokenizer_of,
 )
 from common.recorder import Kind
+from services.api import slow
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -234,17 +237,51 @@ def test_cancel_aborts_what_is_not_finished_on_the_link_of_its_submit() -> None:
     assert all(peer == A.incarnation for peer, _ in rig.sent)
 
 
-def test_a_slow_client_is_cut_and_others_are_not() -> None:
+def test_a_slow_client_is_paused_then_cut_and_others_are_not() -> None:
     rig = Rig()
     slow, quick = rig.open(limit=4), rig.open(limit=4)
-    for index in range(6):
+    for index in range(10):
         batch = rows((slow.choices[0].seq_id, index, 1, "s"), (quick.choices[0].seq_id, index, 1, "q"))
         rig.hub.feed(batch, 2.0)
         rig.hub.flush()
         quick.choices[0].take()
     assert slow.failure is not None and "unread" in slow.failure.message and quick.failure is None
-    assert rig.aborted == [slow.choices[0].seq_id] and len(slow.choices[0].parts) == 5
+    assert rig.aborted == [slow.choices[0].seq_id] and len(slow.choices[0].parts) == 9
     assert rig.figures.slow_clients == 1 and rig.figures.unknown_results == 1
+    # Told at the fifth row, and again while rows come all the same.
+    origin = slow.choices[0].origin
+    assert [message for peer, message in rig.sent if peer == 0] == [Pause(origin, True)] * 2
+    assert rig.figures.pauses == 1 and not quick.paused
+
+
+def test_a_paused_request_goes_on_when_all_of_it_was_taken() -> None:
+    rig = Rig()
+    request = rig.open(n=2, limit=2)
+    ended, unread = request.choices
+    rig.end(ended.seq_id)
+    rig.hub.feed(rows(*((unread.seq_id, index, 1, "s") for index in range(3))), 2.0)
+    assert request.paused
+    rig.accept = lambda peer, message: False
+    slow.go_on(request, rig.send)
+    assert request.paused  # the link was full: to be tried again
+    rig.accept = lambda peer, message: True
+    slow.go_on(request, rig.send)
+    slow.go_on(request, rig.send)
+    assert not request.paused
+    told = [message for peer, message in rig.sent if peer == 0]
+    assert told == [Pause(unread.origin, True), Pause(unread.origin, False), Pause(unread.origin, False)]
+
+
+def test_a_request_is_accepted_when_each_of_its_prompts_is() -> None:
+    rig = Rig()
+    request = rig.open(n=2, prompts=2)
+    first, _, second, _ = request.choices
+    batch = msgspec.structs.replace(rows(), accepted=pack_u64((first.seq_id, 12345)) + b"odd")
+    rig.hub.feed(batch, 2.0)
+    rig.hub.flush()
+    assert not request.accepted and updates(request) == 1
+    rig.hub.feed(rows((second.seq_id, 0, 1, "a")), 2.0)
+    assert request.accepted
 
 
 def test_a_refusal_fails_the_whole_request_and_aborts_only_its_other_prompts() -> None:

@@ -92,8 +92,47 @@ def test_open_requests_are_limited() -> None:
     assert account.enter(0.0) is None and account.enter(0.0) is None
     excess = account.enter(0.0)
     assert excess is not None and "2 requests" in excess.message and excess.wait_s == 0
-    account.leave()
+    account.leave(0.0)
     assert account.enter(0.0) is None
+
+
+def test_tokens_are_charged_at_the_end_and_worked_off() -> None:
+    account = Account(api_keys.make("ann", "one", tokens_per_minute=600))
+    assert account.enter(0.0) is None and account.enter(0.0) is None
+    account.leave(0.0, 400)
+    assert account.enter(0.0) is None  # nobody knows yet what the open ones take
+    account.leave(0.0, 700)
+    excess = account.enter(0.0)
+    assert excess is not None and "600 tokens" in excess.message and excess.wait_s == 50.0
+    assert account.enter(49.9) is not None and account.enter(50.1) is None
+    account.leave(50.1, 0)
+    assert account.headers(50.1)[1] == (b"x-ratelimit-remaining-tokens", b"1")
+
+
+def test_what_is_left_is_told_in_openais_words() -> None:
+    account = Account(api_keys.make("ann", "one", per_minute=3, tokens_per_minute=600))
+    account.enter(10.0)
+    account.enter(40.0)
+    account.leave(40.0, 150)
+    assert dict(account.headers(40.0)) == {
+        b"x-ratelimit-limit-requests": b"3",
+        b"x-ratelimit-remaining-requests": b"1",
+        b"x-ratelimit-reset-requests": b"60.000s",
+        b"x-ratelimit-limit-tokens": b"600",
+        b"x-ratelimit-remaining-tokens": b"450",
+        b"x-ratelimit-reset-tokens": b"15.000s",
+    }
+    assert dict(account.headers(200.0))[b"x-ratelimit-remaining-requests"] == b"3"
+    assert Account(api_keys.make("bob", "two", requests=5)).headers(0.0) == []
+
+
+def test_a_changed_limit_forgets_no_tokens() -> None:
+    key = api_keys.make("ann", "one", tokens_per_minute=600)
+    account = Account(key)
+    account.enter(0.0)
+    account.leave(0.0, 500)
+    account.change(api_keys.with_limits(key, tokens_per_minute=400))
+    assert account.enter(0.0) is not None
 
 
 def test_requests_of_any_minute_are_limited_and_the_wait_is_exact() -> None:

@@ -2,10 +2,12 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from common.columns import pack_u64
 from common.errors import Reject, RejectReason
-from common.protocol import FinishReason, Peer, PromptKind, Sampling, Submit, TextFinished
+from common.protocol import Abort, FinishReason, Pause, Peer, PromptKind, Sampling, Submit, TextFinished
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -42,14 +44,24 @@ class FakeWire:
 
 
 class Rig:
-    def __init__(self, kind: str = "chat", n: int = 1, limit: int = 100, include_usage: bool = False) -> None:
+    def __init__(
+        self, kind: str = "chat", n: int = 1, limit: int = 100, include_usage: bool = False, slow_s: float = 30.0
+    ) -> None:
         self.sent: list[Any] = []
         self.hub = Hub(Routes(0, 1), 100, lambda peer, message: self.sent.append(message) or True, Figures(), 30.0)
         submit = Submit(0, PromptKind.TEXT, Sampling(16), n=n)
         self.request: Request = self.hub.open([submit], [Peer("tokenizer", 0, 9, "")], 0.0, limit)
         self.wire = FakeWire()
         chunks = Chunks(kind, 'id"x', 5, "tiny", include_usage)
-        self.stream = EventStream(self.request, self.hub, chunks, self.wire, include_usage)  # type: ignore[arg-type]
+        self.stream = EventStream(
+            self.request,
+            self.hub,
+            chunks,
+            self.wire,  # type: ignore[arg-type]
+            include_usage,
+            None,
+            slow_s,
+        )
         self.ids = [choice.seq_id for choice in self.request.choices]
 
     def feed(self, *items: tuple[int, int, str]) -> None:
@@ -185,6 +197,66 @@ def test_a_client_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
     scenario(main)
 
 
+def test_a_client_that_takes_nothing_for_long_is_given_up() -> None:
+    async def main() -> None:
+        rig = Rig(limit=100, slow_s=0.01)
+        rig.feed((0, 0, "a"))
+        task = rig.start()
+        await turn()
+        rig.wire.writable = False
+        rig.feed((0, 1, "b"))
+        while rig.request.failure is None:
+            await asyncio.sleep(0.001)
+        assert rig.request.failure.reason is RejectReason.DEADLINE and rig.hub.figures.slow_clients == 1
+        assert rig.sent[-1] == Abort(rig.ids[0])
+        rig.wire.writable = True
+        await task
+        assert events(rig.text)[-1]["error"]["code"] == "deadline_exceeded"
+
+    scenario(main)
+
+
+def test_a_client_that_reads_in_time_is_not() -> None:
+    async def main() -> None:
+        rig = Rig(limit=1, slow_s=30.0)
+        rig.feed((0, 0, "a"))
+        task = rig.start()
+        await turn()
+        rig.wire.writable = False
+        rig.feed((0, 1, "b"))
+        rig.feed((0, 2, "c"))
+        assert rig.request.paused and rig.sent[-1] == Pause(rig.ids[0], True)
+        rig.wire.writable = True
+        rig.wire.on_writable()
+        assert not rig.request.paused and rig.sent[-1] == Pause(rig.ids[0], False)
+        assert rig.stream._patience._timer is None
+        rig.end(0)
+        await task
+        assert events(rig.text)[-1] == "[DONE]"
+
+    scenario(main)
+
+
+def test_a_client_that_does_not_read_the_end_is_not_waited_for() -> None:
+    async def main() -> None:
+        rig = Rig(slow_s=0.01)
+        rig.feed((0, 0, "a"))
+        task = rig.start()
+        await turn()
+        rig.wire.writable = False
+        rig.end(0)
+
+        def lost() -> None:
+            rig.wire.aborted = True
+            rig.stream.lost()
+
+        rig.wire.abort = lost  # type: ignore[method-assign]
+        await task
+        assert rig.wire.aborted
+
+    scenario(main)
+
+
 def test_an_error_is_one_event_without_done() -> None:
     async def main() -> None:
         rig = Rig(n=2, include_usage=True)
@@ -237,6 +309,11 @@ def test_a_cancelled_stream_aborts() -> None:
 def test_silence_is_filled_with_comments() -> None:
     async def main() -> None:
         rig = Rig("completion")
+        rig.stream.keep_alive()
+        assert not rig.stream.opened.done()  # it may still be refused
+        rig.hub.feed(msgspec.structs.replace(rows(), accepted=pack_u64(rig.ids)), 1.0)
+        rig.hub.flush()
+        assert not rig.stream.opened.done()  # the status is better told when there is text
         rig.stream.keep_alive()
         assert rig.stream.opened.done()
         task = rig.start()

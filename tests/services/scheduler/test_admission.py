@@ -87,3 +87,29 @@ def test_what_another_scheduler_accepted_is_not_refused_for_load() -> None:
     assert core.refused == []
     core.run()
     assert len(core.tokens[moved.seq_id]) == 2
+
+
+def test_the_queue_is_bounded_by_prompt_tokens() -> None:
+    core = Harness.with_worker(max_rows=1, max_waiting_tokens=25)
+    core.admit(ids(3), max_tokens=40)
+    fits = core.message(ids(20), n=3)
+    core.send(fits)
+    assert core.core.load().waiting_tokens == 22  # choices share their prompt
+    refused = core.admit(ids(5))
+    assert [(each.seq_id, each.reason) for each in core.refused] == [(refused, "overloaded")]
+    assert "22 prompt tokens wait" in core.refused[0].message
+    core.admit(ids(3))
+    core.run()
+    assert core.core.load().waiting_tokens == 0
+    core.admit(ids(3), max_tokens=40)
+    core.admit(ids(30))  # nobody else waits
+    assert len(core.refused) == 1
+
+
+def test_what_was_accepted_before_is_not_refused_for_load() -> None:
+    core = Harness.with_worker(max_rows=1, max_waiting=2, max_waiting_tokens=10)
+    core.admit(ids(3), max_tokens=40)
+    core.send(*[core.message(ids(4)) for _ in range(2)])
+    again = [msgspec.structs.replace(core.message(ids(9)), again=True) for _ in range(3)]
+    core.send(*again)
+    assert core.refused == [] and core.core.load().waiting == 5

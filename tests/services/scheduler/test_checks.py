@@ -27,7 +27,9 @@ def double_block(state: State) -> None:
 
 
 def forget_waiting(state: State) -> None:
-    state.waiting.pop(0)
+    first = state.waiting.first()
+    assert first is not None
+    state.waiting.remove(first)
 
 
 def lose_row(state: State) -> None:

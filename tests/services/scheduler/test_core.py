@@ -5,7 +5,7 @@ import gc
 import msgspec
 import pytest
 
-from common.columns import pack_i32, unpack_i32
+from common.columns import pack_i32, unpack_i32, unpack_u64
 from common.metrics import METRICS
 from common.protocol import Abort, Admit, FinishReason, Sampling, StepResult, Stop, make_seq_id, tokenizer_of
 from services.scheduler.events import ApiLost, Drain, SendPlan, SendRefused, SendTokens, Tick, TokenizerLost, WorkerLost
@@ -363,3 +363,32 @@ def test_nothing_of_an_ended_request_is_kept_even_without_garbage_collection() -
         assert [kept for kept in gc.get_objects() if type(kept) in (Sequence, Row, Request)] == []
     finally:
         gc.enable()
+
+
+def test_acceptance_is_told_with_the_next_batch_or_the_next_tick() -> None:
+    core = Harness.with_worker(max_rows=1)
+
+    def told(effects: list[object]) -> list[int]:
+        batches = [effect.batch for effect in effects if isinstance(effect, SendTokens)]
+        return [seq_id for batch in batches for seq_id in unpack_u64(batch.accepted)]
+
+    first, second = core.message(ids(3), max_tokens=40), core.message(ids(3, 30), n=2)
+    assert told(core.send(first, second)) == []  # no message of its own
+    assert told(core.answer()) == [first.seq_id, second.seq_id]
+    assert told(core.answer()) == []
+    third = core.message(ids(3, 60))
+    core.send(third, core.message([]))
+    assert told(core.send(Tick())) == [third.seq_id]
+
+
+def test_the_wait_of_a_new_request_is_estimated() -> None:
+    core = Harness.with_worker(max_rows=1, prefix_cache=False)
+    core.admit(ids(3), max_tokens=3)
+    for _ in range(20):
+        core.send(core.message(ids(10), max_tokens=3))
+    assert core.core.load().wait_s == 0
+    for _ in range(30):
+        core.answer()
+        core.send(Tick())
+    load = core.core.load()
+    assert load.waiting_tokens > 0 and 0 < load.wait_s < 1000

@@ -22,4 +22,4 @@ def test_effects_can_be_encoded_for_traces() -> None:
 
 def test_requests_and_results_are_events_as_they_arrive() -> None:
     shared = set(get_args(Event)) & set(get_args(ToScheduler))
-    assert {kind.__name__ for kind in shared} == {"Admit", "Stop", "Abort", "StepResult", "WorkerReady"}
+    assert {kind.__name__ for kind in shared} == {"Admit", "Stop", "Abort", "Pause", "StepResult", "WorkerReady"}

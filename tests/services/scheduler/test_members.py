@@ -85,11 +85,6 @@ def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
     assert registry.service_of(1) == "scheduler"
 
 
-def test_nobody_is_silent_while_the_scheduler_itself_was_stopped(registry: Registry) -> None:
-    hello(registry, peer("worker", 0, 11), now_s=0.0)
-    registry.forgive(100.0)
-    assert registry.silent(105.0) == [] and [p.incarnation for p in registry.silent(105.1)] == [11]
-
 
 def test_a_worker_is_ready_when_the_scheduler_plans_for_it(registry: Registry) -> None:
     hello(registry, peer("worker", 0, 11))

@@ -28,3 +28,18 @@ def test_draining_empties() -> None:
     outbox.finish(Finished(make_seq_id(0, 7, 0, 0), FinishReason.ABORT))
     assert len(outbox.drain()) == 1
     assert outbox.drain() == []
+
+
+def test_acceptances_ride_along_or_are_told_on_demand() -> None:
+    outbox = Outbox()
+    outbox.accept(2 << 48)
+    outbox.accept(3 << 48)
+    assert outbox.drain() == []
+    outbox.add_row(2 << 48, 0, 7)
+    [sent] = outbox.drain()
+    assert sent.tokenizer == 2 and sent.batch.accepted == pack_u64((2 << 48,))
+    outbox.tell_accepted()
+    [sent] = outbox.drain()
+    assert sent.tokenizer == 3 and sent.batch.accepted == pack_u64((3 << 48,)) and sent.batch.seq_ids == b""
+    outbox.tell_accepted()
+    assert outbox.drain() == []

@@ -4,12 +4,13 @@ from common.columns import pack_i32
 from common.protocol import Finished, FinishReason, Sampling
 from services.scheduler.past import Past
 from services.scheduler.request import Request, Sequence
+from services.scheduler.tenants import Tenant
 from tests.services.scheduler.harness import Harness, ids
 
 
 def ended(past: Past, seq_id: int, output: int = 2, origin: int = -1, why: FinishReason = FinishReason.LENGTH) -> None:
     prompt = pack_i32([7])
-    sequence = Sequence(seq_id, Request(prompt, 1, b""), Sampling(9), (0, 0), 9, bytearray(prompt))
+    sequence = Sequence(seq_id, Request(prompt, 1, b""), Sampling(9), (0, 0), 9, bytearray(prompt), Tenant("", 1))
     sequence.origin = seq_id if origin < 0 else origin
     if origin >= 0:
         past.names[origin] = seq_id

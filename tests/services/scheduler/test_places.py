@@ -75,10 +75,9 @@ def test_what_has_begun_is_ended() -> None:
     assert list(core.state.sequences) == [1]
 
 
-def test_columns_and_steps() -> None:
-    load = Load(running=1, steps=4)
-    assert places.with_steps(load, 9) == Load(running=1, steps=9)
-    assert Load(*places.columns(load)) == load
+def test_loads_are_summed_but_for_the_wait() -> None:
+    loads = [Load(running=1, steps=4, wait_s=3.0), Load(running=2, blocks_free=5, wait_s=0.5)]
+    assert places.together(loads, 9) == Load(running=3, steps=13, blocks_free=5, wait_s=0.5)
 
 
 def test_left_over_are_those_that_a_plan_passed_over() -> None:

@@ -60,3 +60,20 @@ def test_the_victim_is_the_newest_of_the_least_urgent() -> None:
 @given(st.tuples(st.integers(), st.integers()), st.lists(st.tuples(st.integers(), st.integers())))
 def test_nobody_yields_to_a_later_one(requester: policy.Key, others: list[policy.Key]) -> None:
     assert policy.victim(requester, others) >= requester
+
+
+def test_a_level_of_priority_is_worth_its_time() -> None:
+    assert policy.key(1, 0.0, 10.0, 0) < policy.key(0, 10.1, 10.0, 1)
+    assert policy.key(1, 0.0, 10.0, 0) > policy.key(0, 9.9, 10.0, 1)
+    assert policy.key(0, 5.0, 10.0, 0) < policy.key(0, 5.0, 10.0, 1)
+    assert policy.key(1, 0.0, 0.0, 0) > policy.key(0, 1e9, 0.0, 1)
+
+
+@given(st.integers(), st.integers(), st.floats(0, 1e9))
+def test_whoever_waits_is_next_within_a_known_time(waits: int, comes: int, now_s: float) -> None:
+    later_s = now_s + 2 * policy.LEVELS * 30.0 + 1
+    assert policy.key(waits, now_s, 30.0, 0) < policy.key(comes, later_s, 30.0, 1)
+
+
+def test_the_default_of_waiting_tokens_follows_the_step() -> None:
+    assert policy.waiting_tokens(0, 2048) == 512 * 2048 and policy.waiting_tokens(7, 2048) == 7

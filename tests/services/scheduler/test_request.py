@@ -6,11 +6,12 @@ import pytest
 
 from common.protocol import Sampling
 from services.scheduler.request import NEXT, STORY_LINES, IllegalTransition, Request, Sequence, Stage
+from services.scheduler.tenants import Tenant
 
 
 def sequence() -> Sequence:
     request = Request(b"\1\0\0\0\2\0\0\0", 2, b"")
-    return Sequence(0xAB, request, Sampling(max_tokens=4), (0, 0), 6, bytearray(request.prompt))
+    return Sequence(0xAB, request, Sampling(max_tokens=4), (0, 0), 6, bytearray(request.prompt), Tenant("", 1))
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(Stage, Stage)))

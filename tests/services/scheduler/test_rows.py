@@ -9,6 +9,7 @@ from common.columns import unpack_i32
 from common.protocol import Sampling, make_seq_id
 from services.scheduler.request import Request, Row, Sequence
 from services.scheduler.rows import Roster, RowTable
+from services.scheduler.tenants import Tenant
 
 BLOCK = 4
 
@@ -17,7 +18,7 @@ def row_with(slot: int, prompt: list[int], limit: int) -> Row:
     column = np.array(prompt, np.int32).tobytes()
     request = Request(column, len(prompt), b"")
     seq_id = make_seq_id(0, slot % 3, 1, slot)
-    sequence = Sequence(seq_id, request, Sampling(max_tokens=99), (0, slot), limit, bytearray(column))
+    sequence = Sequence(seq_id, request, Sampling(max_tokens=99), (0, slot), limit, bytearray(column), Tenant("", 1))
     return Row(sequence, slot, [], len(prompt), 0)
 
 

@@ -3,8 +3,10 @@
 import msgspec
 import pytest
 
-from common.protocol import Abort, FinishReason, StepResult, WorkerReady
-from services.scheduler.events import WorkerLost
+from common.protocol import Abort, FinishReason, Pause, StepResult, WorkerReady
+from services.scheduler.events import Tick, WorkerLost
+from services.scheduler.request import Stage
+from services.scheduler.state import State
 from tests.services.scheduler.harness import PLAIN, Harness, ids
 
 
@@ -108,3 +110,53 @@ def test_output_that_fills_a_smaller_worker_ends_by_length() -> None:
     core.send(WorkerReady(msgspec.structs.replace(core.facts, max_model_len=7), 4))
     assert core.finished[seq_id].reason is FinishReason.LENGTH
     assert core.tokens[seq_id] == [60, 61]
+
+
+def stage(state: State, seq_id: int) -> Stage:
+    return state.sequences[seq_id].stage
+
+
+def test_a_paused_sequence_holds_nothing_and_loses_nothing() -> None:
+    core = Harness.with_worker(max_rows=2)
+    slow, other = core.admit(ids(9), max_tokens=20), core.admit(ids(9, 40), max_tokens=20)
+    for _ in range(6):
+        core.answer()
+    said = len(core.tokens[slow])
+    core.send(Pause(slow, True), Pause(slow, True))
+    assert stage(core.core._state, slow) is Stage.PAUSED
+    load = core.core.load()
+    assert (load.running, load.waiting) == (1, 0)
+    core.run()
+    assert core.finished[other].reason is FinishReason.LENGTH and len(core.tokens[slow]) == said
+    core.send(Tick())
+    assert not core.core.idle
+    core.send(Pause(slow, False), Pause(slow, False))
+    added = core.plans[0].added[0]
+    assert added.seq_id == slow and added.computed >= 8, "its blocks were found again"
+    core.run()
+    assert core.tokens[slow] == [PLAIN] * 20 and core.all_free() and core.core.metrics()["pauses"] == 1
+
+
+def test_a_pause_of_what_waits_ends_or_is_unknown() -> None:
+    core = Harness.with_worker(max_rows=1)
+    running, waiting = core.admit(ids(3), max_tokens=2), core.admit(ids(3, 30))
+    core.send(Pause(waiting, True), Pause(12345, True), Pause(-1, False))
+    assert stage(core.core._state, running) is Stage.ENDING
+    core.send(Pause(running, True))  # its last token is on its way already
+    core.run()
+    assert core.finished[running].reason is FinishReason.LENGTH and waiting not in core.tokens
+    core.send(Abort(waiting))
+    assert core.finished[waiting].reason is FinishReason.ABORT and core.core.idle
+
+
+def test_an_abort_frees_all_choices_in_the_step_that_follows() -> None:
+    """What a deadline does, with n = 3: one has a row, the others wait for its prompt."""
+    core = Harness.with_worker(step_tokens=8, prefix_cache=False)
+    seq_id = core.admit(ids(20), n=3)
+    core.send(*[Abort(seq_id + choice) for choice in range(3)])
+    assert core.all_free() and len(core.finished) == 3
+    again = core.admit(ids(20), n=3)
+    for _ in range(4):
+        core.answer()
+    core.send(*[Abort(again + choice) for choice in range(3)])
+    assert core.all_free() and core.core.load().blocks_cached == 0

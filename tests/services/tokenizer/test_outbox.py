@@ -88,3 +88,13 @@ def test_upstream_forgets_what_a_lost_scheduler_should_have_heard() -> None:
     upstream.clear()
     link.room = 9
     assert upstream.flush() and link.sent == []
+
+
+def test_acceptances_are_reason_enough_for_a_batch() -> None:
+    box, link = Outbox(7, 0.0), Link()
+    box.accepted.append(2**63)
+    link.room = 0
+    assert not box.flush(link.send_to)
+    link.room = 1
+    assert box.flush(link.send_to) and list(unpack_u64(link.sent[0].accepted)) == [2**63]
+    assert box.flush(link.send_to) and len(link.sent) == 1

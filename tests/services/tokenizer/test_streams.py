@@ -446,3 +446,13 @@ def test_any_batching_gives_the_same_text(tokens: list[int], data: st.DataObject
 
     cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens) - 1), max_size=5))) if tokens else []
     assert run(cuts) == run(list(range(len(tokens))))
+
+
+def test_the_tenant_goes_along_and_acceptance_comes_back(bench: Bench) -> None:
+    bench.admit(tenant="ann", weight=3)
+    assert (bench.to_scheduler[0].tenant, bench.to_scheduler[0].weight) == ("ann", 3)
+    bench.streams.admit_again()
+    assert (bench.to_scheduler[1].tenant, bench.to_scheduler[1].weight, bench.to_scheduler[1].again) == ("ann", 3, True)
+    accepted = pack_u64((FIRST, FIRST + 9)) + b"odd"  # one that has ended, and a peer that cannot count
+    bench.streams.take(TokenBatch(b"", b"", b"", [], accepted))
+    assert bench.flush() == ([], []) and bench.to_api[0].accepted == pack_u64((FIRST,))
