@@ -201,6 +201,7 @@ class Session:
                 if status:
                     bars.show(display.stages(status, expected))
                     if status.model and self._all_ready(status) and self._answers():
+                        self._end_hung(status, at_once=True)  # all are well now: from here on silence is suspicious
                         bars.complete()
                         return status.model
                 self._interrupts.wait(0.03)
@@ -258,10 +259,10 @@ class Session:
                     changed_s = None
                 self._interrupts.wait(LOOK_S)
 
-    def _end_hung(self, status: Status | None) -> None:
+    def _end_hung(self, status: Status | None, at_once: bool = False) -> None:
         """Kills what does not respond or stands still; the supervisor then starts it anew."""
         now_s = time.monotonic()
-        if status is None or now_s - self._watched_s >= ROUND_S:
+        if at_once or status is None or now_s - self._watched_s >= ROUND_S:
             self._watched_s = now_s
             try:
                 verdicts = self._watch.look(self._supervisor.processes(), status, now_s)
