@@ -6,7 +6,11 @@ sooner.
 
 from collections.abc import Iterable
 
+from common.protocol import WorkerReady
+
 Key = tuple[int, int]
+# What a worker may say of itself: far more than any device has, and little enough for the tables that follow from it.
+MOST = {"num_blocks": 1 << 24, "block_tokens": 4096, "vocab_size": 1 << 24, "max_model_len": 1 << 30}
 
 
 def rows_allowed(max_rows: int, step_tokens: int, worker_rows: int) -> int:
@@ -47,3 +51,11 @@ def victim(requester: Key, others: Iterable[Key]) -> Key:
     A row that would be admitted again before the requester is never the victim.
     """
     return max(requester, max(others, default=requester))
+
+
+def absurd(ready: WorkerReady) -> str:
+    """What a worker says of itself that cannot be, or "": its figures size tables here."""
+    figures = {name: (getattr(ready.model, name), most) for name, most in MOST.items()}
+    figures["max_rows"] = ready.max_rows, MOST["num_blocks"]
+    wrong = [f"{name} is {found}" for name, (found, most) in figures.items() if not 1 <= found <= most]
+    return ", ".join(wrong)
