@@ -16,6 +16,11 @@ class Change(NamedTuple):
     new_scheduler: bool  # another scheduler process has taken over (or is seen for the first time)
 
 
+def by_scheduler(sender: int, message: Members) -> bool:
+    """Whether a Members is a scheduler's own: it lists its sender as one. Nobody else may say who is alive."""
+    return any(m.peer.incarnation == sender and m.peer.service == "scheduler" for m in message.members)
+
+
 class Membership:
     """`own`: incarnation of the owner. `grace_s`: how long a new scheduler may take to hear of everybody.
 

@@ -59,7 +59,9 @@ class Push:
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RECONNECT_IVL, 20)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.connect(endpoint)
+        # A peer may name an address that nobody can connect to; the link then refuses whatever is sent.
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.connect(endpoint)
 
     def send(self, message: msgspec.Struct) -> bool:
         """Queues the message; False if the link is full (`refused` is counted)."""
