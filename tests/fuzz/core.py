@@ -1,7 +1,7 @@
 """Events straight into the scheduler's core: in any order, with any content. Nothing may make it raise or lose a block.
 
 A step of a life is a message as it came, or the name of something that the world outside does with the core's own
-plans: answer the oldest one rightly, or with one thing wrong.
+plans: answer the oldest one rightly, or with one thing wrong. The plans must also fit the real worker's rows.
 """
 
 from collections import deque
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,9 @@ from services.scheduler.events import (
     WorkerFault,
     WorkerLost,
 )
-from tests.fuzz.values import VOCAB, admits, columns, facts, good_facts, integers, seq_ids, texts
+from services.worker.memory import Shape
+from services.worker.state import Rows
+from tests.fuzz.values import BLOCK_TOKENS, FACTS, MAX_LEN, VOCAB, admits, columns, facts, good_facts, integers, seq_ids, texts
 
 RIGHT = ("answer",) * 6
 WRONG = ("short", "long", "token", "column", "later", "error", "failed", "no such row")
@@ -65,6 +68,7 @@ class Life:
     def __init__(self, limits: Scheduler, prefix_cache: bool) -> None:
         self.core = SchedulerCore(limits, Kv(prefix_cache=prefix_cache), 5, recover_s=0.05)
         self.plans: deque[StepPlan] = deque()
+        self.rows: Rows | None = None
         self.now_s = 0.0
 
     def step(self, step: Any) -> None:
@@ -73,6 +77,9 @@ class Life:
             return
         if isinstance(event, WorkerReady | WorkerLost):
             self.plans.clear()
+            self.rows = None
+        if isinstance(event, WorkerReady) and event.model == FACTS and 0 < event.max_rows < 100:
+            self.rows = Rows(Shape(event.max_rows, MAX_LEN, BLOCK_TOKENS), VOCAB, FACTS.eos_token_ids, torch.device("cpu"))
         self.now_s += 0.01
         for effect in self.core.handle([event], self.now_s):
             self._on_effect(effect)
@@ -85,6 +92,8 @@ class Life:
         msgspec.msgpack.encode(effect)  # a message that cannot be sent ends the process
         if isinstance(effect, SendPlan):
             self.plans.append(effect.plan)
+            if self.rows is not None:
+                self.rows.commit(self.rows.apply(effect.plan))
         elif isinstance(effect, WorkerFault):
             self.plans.clear()
         elif isinstance(effect, SendTokens):

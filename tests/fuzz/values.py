@@ -58,10 +58,12 @@ def admits() -> SearchStrategy[Admit]:
         output=st.one_of(st.just(b""), columns),
         origin=st.one_of(st.just(-1), seq_ids),
     )
-    return st.one_of(good, good, bad)
+    odd = st.builds(Admit, seq_id=known_ids, tokens=good_columns, sampling=samplings(), cache_salt=texts)
+    return st.one_of(good, odd, bad)
 
 
-good_facts = st.just(ModelFacts("tiny", "fake", VOCAB, MAX_LEN, (2,), BLOCK_TOKENS, BLOCKS))
+FACTS = ModelFacts("tiny", "fake", VOCAB, MAX_LEN, (2,), BLOCK_TOKENS, BLOCKS)
+good_facts = st.just(FACTS)
 
 
 def facts() -> SearchStrategy[ModelFacts]:
