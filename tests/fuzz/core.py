@@ -29,7 +29,19 @@ from services.scheduler.events import (
 )
 from services.worker.memory import Shape
 from services.worker.state import Rows
-from tests.fuzz.values import BLOCK_TOKENS, FACTS, MAX_LEN, VOCAB, admits, columns, facts, good_facts, integers, seq_ids, texts
+from tests.fuzz.values import (
+    BLOCK_TOKENS,
+    FACTS,
+    MAX_LEN,
+    VOCAB,
+    admits,
+    columns,
+    facts,
+    good_facts,
+    integers,
+    seq_ids,
+    texts,
+)
 
 RIGHT = ("answer",) * 6
 WRONG = ("short", "long", "token", "column", "later", "error", "failed", "no such row")
@@ -79,7 +91,9 @@ class Life:
             self.plans.clear()
             self.rows = None
         if isinstance(event, WorkerReady) and event.model == FACTS and 0 < event.max_rows < 100:
-            self.rows = Rows(Shape(event.max_rows, MAX_LEN, BLOCK_TOKENS), VOCAB, FACTS.eos_token_ids, torch.device("cpu"))
+            self.rows = Rows(
+                Shape(event.max_rows, MAX_LEN, BLOCK_TOKENS), VOCAB, FACTS.eos_token_ids, torch.device("cpu")
+            )
         self.now_s += 0.01
         for effect in self.core.handle([event], self.now_s):
             self._on_effect(effect)

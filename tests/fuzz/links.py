@@ -5,8 +5,10 @@ their types allow, and msgpack bombs; each from senders that nobody knows, that 
 the receiver does not trust its sender by design (`TRUSTED`), under the name of a real one.
 """
 
+import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from random import Random
 from threading import Event, Thread
@@ -16,23 +18,30 @@ import httpx
 import msgspec
 import zmq
 
+from common.columns import pack_i32, pack_u64
 from common.membership import by_scheduler
 from common.protocol import (
     PROTOCOL_VERSION,
+    Admit,
+    Detokenize,
     Goodbye,
     Heartbeat,
     Hello,
     Member,
     Members,
     Peer,
+    PromptKind,
     StepPlan,
     StepResult,
+    Submit,
     ToApi,
     TokenBatch,
+    Tokenize,
     ToScheduler,
     ToTokenizer,
     ToWorker,
     WorkerReady,
+    make_seq_id,
 )
 from common.transport import HEADER, MAGIC
 from tests.fuzz import mutate
@@ -53,6 +62,7 @@ TRUSTED: dict[tuple[str, type], tuple[str, ...]] = {
 ROUND = 250  # frames between two looks at the system
 GROWTH_BYTES = 150 << 20
 STRANGERS = 6
+CHOICES = 128  # more than the choices of a request
 
 
 class Outside:
@@ -61,6 +71,7 @@ class Outside:
     def __init__(self, random: Random, members: dict[str, Member]) -> None:
         self.random = random
         self.members = members
+        self.folder = members["api"].peer.endpoint.rpartition("/")[0]
         self.incarnations = {name: member.peer.incarnation for name, member in members.items()}
         self.strangers = [random.getrandbits(63) | 1 for _ in range(STRANGERS)]
         self.seeds = [(receiver, bytes.fromhex(frame)) for receiver, _, frame in json.loads(FRAMES.read_text())]
@@ -71,14 +82,15 @@ class Outside:
             socket = self.sockets[name] = zmq.Context.instance().socket(zmq.PUSH)
             socket.setsockopt(zmq.SNDTIMEO, 60_000)
             socket.connect(member.peer.endpoint)
+        self.counter = itertools.count(1)
+        self.recent: deque[int] = deque(maxlen=30)
         self.join()
 
     def join(self) -> None:
         """Some strangers become members, of services and instances that nobody else has."""
         for place, stranger in enumerate(self.strangers[1:]):
             service = ("api", "tokenizer", "worker")[place % 3]
-            folder = self.members["api"].peer.endpoint.rpartition("/")[0]
-            peer = Peer(service, 100 + place, stranger, f"{folder}/nobody-{place}")  # type: ignore[arg-type]
+            peer = Peer(service, 100 + place, stranger, f"{self.folder}/nobody-{place}")  # type: ignore[arg-type]
             self.sockets["scheduler"].send(frame_of(stranger, Hello(peer, "other")))
 
     def next(self, receiver: str) -> bytes:
@@ -105,7 +117,44 @@ class Outside:
                 good = msgspec.msgpack.decode(random.choice(self.seeds)[1][HEADER.size :])
                 return self._header() + encoded(mutate.tree(random, good))
         kind = random.choice(self.kinds[receiver])
-        return self._header() + encoded(mutate.message(random, kind))
+        header = self._header()
+        return header + encoded(mutate.message(random, kind, self._special(kind, HEADER.unpack_from(header)[2])))
+
+    def _special(self, kind: type, sender: int) -> mutate.Special:
+        """Values that a receiver has reasons to believe: the sender's own requests, and endpoints that are allowed."""
+        random = self.random
+        route = make_seq_id(100 + 3 * random.randrange(2), random.choice((0, 0, 101)), sender & 0xFFFF, 0)
+
+        def new() -> int:
+            """Ids are never used twice: who does so may lose its own request."""
+            self.recent.append(route + CHOICES * next(self.counter))
+            return self.recent[-1]
+
+        def own() -> int:
+            return random.choice(self.recent) + random.choice((0, 0, 1)) if self.recent else 0
+
+        def endpoint() -> str:
+            return self.folder + random.choice(("/nobody", "/\0", "/" + "x" * 300, "/ü", f"/{random.getrandbits(32)}"))
+
+        return {
+            "seq_id": new if kind in (Submit, Admit) else own,
+            "call_id": new if kind in (Tokenize, Detokenize) else own,
+            "origin": lambda: random.choice((-1, -1, route + random.getrandbits(31))),
+            "seq_ids": lambda: pack_u64([own()]),
+            "first_index": lambda: pack_i32([random.choice((0, 0, 1, -1, 2**31 - 1))]),
+            "counts": lambda: pack_i32([random.choice((1, 1, 0, -1, 2**31 - 1))]),
+            "tokens": lambda: pack_i32([random.choice((1, 400, 10**6, -1))]),
+            "texts": lambda: [random.choice(mutate.TEXTS)],
+            "n": lambda: random.choice((1, 1, 2, 100, 0, -1)),
+            "max_tokens": lambda: random.choice((0, 1, 5, 2**40, -1)),
+            "kind": lambda: random.choice((PromptKind.TEXT, PromptKind.TOKENS, PromptKind.CHAT)),
+            "messages": lambda: random.choice(
+                (b"[]", b'[{"role":"user"}]', b"[" * 9999, b'[{"content":[1]}]', b"\xff")
+            ),
+            "endpoint": endpoint,
+            "reply_to": endpoint,
+            "counters": lambda: {"requests": random.choice(mutate.REALS), "no such": 1.0},
+        }
 
     def _header(self) -> bytes:
         random = self.random
@@ -124,7 +173,9 @@ class Outside:
             return False
         if isinstance(message, Hello):
             peer = message.peer
-            return any((peer.service, peer.instance) == (m.peer.service, m.peer.instance) for m in self.members.values())
+            return any(
+                (peer.service, peer.instance) == (m.peer.service, m.peer.instance) for m in self.members.values()
+            )
         if isinstance(message, Members) and by_scheduler(sender, message):
             return True
         trusted = TRUSTED.get((receiver, type(message)), ())
@@ -173,7 +224,7 @@ class Clients:
 def fuzz(budget: int, first: int, advance: Callable[[], None]) -> None:
     """`budget` frames to each of the four inboxes. Raises AssertionError with the frames before a fault."""
     random = Random(first)
-    with running() as system:
+    with running("worker.step_us=5000") as system:
         outside = Outside(random, system.members())
         clients = Clients(system)
         before: dict[str, int] = {}

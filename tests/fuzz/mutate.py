@@ -2,34 +2,36 @@
 
 import types
 import typing
+from collections.abc import Callable, Mapping
 from enum import Enum
 from random import Random
 from typing import Any
 
 import msgspec
 
+Special = Mapping[str, Callable[[], Any]]
 EDGES = (0, 1, -1, 2, 3, 255, 2**31 - 1, 2**31, -(2**31), 2**32, 2**63 - 1, 2**63, -(2**63), 2**64 - 1)
 REALS = (0.0, 1.0, -1.0, 0.5, 1e300, -1e300, float("nan"), float("inf"))
 TEXTS = ("", "a", "\0", "../../etc/passwd", "é" * 9, "x" * 300, "ipc:///nowhere", "tcp://127.0.0.1:1", "<|im_end|>")
 
 
-def value(random: Random, kind: Any) -> Any:
+def value(random: Random, kind: Any, special: Special | None = None) -> Any:
     """A value that msgspec would accept for a field of this type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return random.choice(arguments)
     if origin in (typing.Union, types.UnionType):
-        return value(random, random.choice(arguments))
+        return value(random, random.choice(arguments), special)
     if origin is tuple and Ellipsis not in arguments:
-        return tuple(value(random, each) for each in arguments)
+        return tuple(value(random, each, special) for each in arguments)
     if origin in (list, tuple):
-        return [value(random, arguments[0]) for _ in range(random.choice((0, 1, 3, 40)))]
+        return [value(random, arguments[0], special) for _ in range(random.choice((0, 1, 3, 40)))]
     if origin is dict:
         return {value(random, arguments[0]): value(random, arguments[1]) for _ in range(random.choice((0, 1, 5)))}
-    return _plain(random, kind)
+    return _plain(random, kind, special)
 
 
-def _plain(random: Random, kind: Any) -> Any:
+def _plain(random: Random, kind: Any, special: Special | None) -> Any:
     if kind is bool:
         return random.random() < 0.5
     if kind is int:
@@ -44,16 +46,22 @@ def _plain(random: Random, kind: Any) -> Any:
         return None
     if issubclass(kind, Enum):
         return random.choice(list(kind))
-    return message(random, kind)
+    return message(random, kind, special)
 
 
-def message(random: Random, kind: type[msgspec.Struct]) -> msgspec.Struct:
-    """A struct with any values that its types allow; later fields often keep their defaults."""
+def message(random: Random, kind: type[msgspec.Struct], special: Special | None = None) -> msgspec.Struct:
+    """A struct with any values that its types allow; later fields often keep their defaults.
+
+    `special` gives values that mean something for fields of some names, mostly taken.
+    """
     hints = typing.get_type_hints(kind)
+    special = special or {}
     values = {}
     for field in msgspec.structs.fields(kind):
-        if field.required or random.random() < 0.5:
-            values[field.name] = value(random, hints[field.name])
+        if field.name in special and random.random() < 0.8:
+            values[field.name] = special[field.name]()
+        elif field.required or random.random() < 0.5:
+            values[field.name] = value(random, hints[field.name], special)
     return kind(**values)
 
 

@@ -16,7 +16,9 @@ known_ids = st.builds(make_seq_id, st.integers(0, 1), st.integers(0, 1), st.just
 seq_ids = st.one_of(known_ids, known_ids, known_ids, edges)
 texts = st.one_of(st.just(""), st.text(max_size=8))
 good_columns = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=MAX_LEN + 2).map(pack_i32)
-columns = st.one_of(good_columns, good_columns, st.lists(st.integers(-3, 99), max_size=9).map(pack_i32), st.binary(max_size=9))
+columns = st.one_of(
+    good_columns, good_columns, st.lists(st.integers(-3, 99), max_size=9).map(pack_i32), st.binary(max_size=9)
+)
 good_samplings = st.builds(
     Sampling, max_tokens=st.integers(1, 9), stop_token_ids=st.lists(st.integers(0, VOCAB), max_size=2).map(tuple)
 )
