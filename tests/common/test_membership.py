@@ -1,4 +1,4 @@
-from common.membership import Membership
+from common.membership import Membership, by_scheduler
 from common.protocol import Load, Member, Members, Peer
 
 
@@ -60,3 +60,10 @@ def test_the_grace_ends() -> None:
     assert view.update(8, Members([], [], Load()), 2.0).left == []
     assert view.update(8, Members([], [], Load()), 6.9).left == []
     assert [peer.incarnation for peer in view.update(8, Members([], [], Load()), 7.0).left] == [2]
+
+
+def test_only_a_scheduler_that_lists_itself_says_who_lives() -> None:
+    message = Members([member("scheduler", 0, 8), member("api", 0, 1)], [], Load())
+    assert by_scheduler(8, message)
+    assert not by_scheduler(1, message)
+    assert not by_scheduler(9, message)

@@ -112,6 +112,13 @@ def test_a_full_link_refuses_and_counts(tmp_path: Path) -> None:
     push.close()
 
 
+@pytest.mark.parametrize("endpoint", ["../../etc/passwd", "ipc://" + "x" * 300, "tcp://127.0.0.1:x", "", "no://x"])
+def test_an_address_that_is_none_gives_a_link_that_refuses(endpoint: str) -> None:
+    push = Push(endpoint, 5, 10, LinkCounters())
+    assert not push.send(Abort(1))
+    push.close()
+
+
 def test_the_socket_file_goes_with_the_inbox(tmp_path: Path) -> None:
     inbox = Inbox(f"ipc://{tmp_path}/in", ToWorker, 10, LinkCounters())
     assert (tmp_path / "in").exists()

@@ -57,3 +57,24 @@ def test_the_refusal_names_the_token(state: State) -> None:
 def test_the_queue_is_bounded_by_sequences(state: State) -> None:
     with pytest.raises(Reject, match="0 of 8 places"):
         sequences_of(state, msgspec.structs.replace(ADMIT, n=9))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", -1.0),
+        ("top_p", 0.0),
+        ("min_p", float("inf")),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 1e300),
+        ("top_k", 2**63),
+        ("min_tokens", 2**64 - 1),
+        ("logit_bias", ((5, float("nan")),)),
+    ],
+)
+def test_numbers_that_would_end_the_worker_are_refused(state: State, field: str, value: object) -> None:
+    sampling = msgspec.structs.replace(ADMIT.sampling, **{field: value})
+    with pytest.raises(Reject, match=field.removeprefix("logit_")) as refusal:
+        sequences_of(state, msgspec.structs.replace(ADMIT, sampling=sampling))
+    assert refusal.value.param == field

@@ -1,9 +1,11 @@
 """Policy: plain numbers in, plain numbers out."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.protocol import ModelFacts, WorkerReady
 from services.scheduler import policy
 
 
@@ -60,3 +62,13 @@ def test_the_victim_is_the_newest_of_the_least_urgent() -> None:
 @given(st.tuples(st.integers(), st.integers()), st.lists(st.tuples(st.integers(), st.integers())))
 def test_nobody_yields_to_a_later_one(requester: policy.Key, others: list[policy.Key]) -> None:
     assert policy.victim(requester, others) >= requester
+
+
+FACTS = ModelFacts("m", "a", 100, 40, (2,), 4, 8)
+
+
+def test_figures_that_no_worker_can_have_are_named() -> None:
+    assert policy.absurd(WorkerReady(FACTS, 4)) == ""
+    assert policy.absurd(WorkerReady(FACTS, 0)) == "max_rows is 0"
+    huge = msgspec.structs.replace(FACTS, num_blocks=2**62, vocab_size=-1)
+    assert policy.absurd(WorkerReady(huge, 4)) == f"num_blocks is {2**62}, vocab_size is -1"

@@ -444,3 +444,18 @@ def test_any_batching_gives_the_same_text(tokens: list[int], data: st.DataObject
 
     cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens) - 1), max_size=5))) if tokens else []
     assert run(cuts) == run(list(range(len(tokens))))
+
+
+def test_a_refusal_of_a_kind_that_is_not_known(bench: Bench) -> None:
+    bench.admit()
+    bench.streams.refused(Refused(FIRST, "of a newer version", "no"))
+    bench.flush()
+    assert bench.streams.open_requests == 0
+
+
+def test_ids_that_overlap_or_are_none_are_not_opened(bench: Bench) -> None:
+    bench.open(FIRST + 1)
+    for seq_id, n in ((FIRST, 2), (2**64 - 1, 2), (-1, 1), (FIRST, 0)):
+        assert bench.streams.open(Submit(seq_id, PromptKind.TEXT, Sampling(10), n=n), bench.box) is None
+    assert bench.streams.open_requests == 1
+    assert bench.streams.counts.unknown_results == 4
