@@ -36,12 +36,21 @@ class Loaded(NamedTuple):
 def load(model: Model) -> Loaded:
     """Raises ConfigError when the model's tokenizer cannot be found or used."""
     files = resolve(model.source)
+    try:
+        return _load(files, model.trust_remote_code)
+    except ConfigError as error:
+        if str(files.path) in str(error):
+            raise
+        raise ConfigError(f"{files.path}: {error}") from error
+
+
+def _load(files: ModelFiles, trust_remote_code: bool) -> Loaded:
     if files.kind == "gguf":
         tokenizer, specials, templates = _from_gguf(files.path)
     elif (files.path / "tokenizer.json").is_file():
         tokenizer, specials, templates = _from_folder(files.path)
     else:
-        tokenizer, specials, templates = _from_transformers(files, model.trust_remote_code)
+        tokenizer, specials, templates = _from_transformers(files, trust_remote_code)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     words = vocabulary.build(tokenizer)
@@ -101,7 +110,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: not a JSON object")
@@ -127,10 +136,15 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(value, str):
         templates["default"] = value
     elif isinstance(value, list):
-        templates = {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= entry.keys()}
+        named = [entry for entry in value if isinstance(entry, dict)]
+        pairs = [(entry.get("name"), entry.get("template")) for entry in named]
+        templates = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
     paths = {"default": folder / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in paths.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            try:
+                templates[name] = path.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{path}: {error}") from error
     return templates

@@ -118,7 +118,8 @@ class ModelEngine:
             loaded = load_model(source, config, device, stages, level)
         model = loaded.model
         shape = _shape(config, model.spec)
-        rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
+        with explained("the table of positions", "lower model.max_len"):
+            rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
         parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
         self._runner, num_blocks = start(parts, config, level, stages)
         if kept is not None:

@@ -79,7 +79,7 @@ def _read_sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         content = json.loads(index.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{index} cannot be read: {error}") from error
     listed = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(listed, dict) or not listed:
@@ -99,5 +99,5 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
             place = handle.get_slice(name)
             tensors[name] = SafetensorsTensor(name, tuple(place.get_shape()), place.get_dtype(), path, handle)
         return tensors
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+    except (SafetensorError, OSError, ValueError) as error:  # a name may be none that a file system takes
+        raise ConfigError(f"{str(path)!r:.500} cannot be read as safetensors: {error}") from error

@@ -77,7 +77,7 @@ def _open_folder(files: ModelFiles, with_tensors: bool) -> ModelSource:
 def _read_json(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_bytes())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} does not hold a JSON object")
