@@ -32,6 +32,7 @@ class Endpoint(NamedTuple):
     body: Body[Any] | None = None
     reply: type[msgspec.Struct] | None = None
     public: bool = False  # answers without an API key
+    media_type: str = "application/json"  # of a good answer
 
 
 def discover() -> list[Endpoint]:

@@ -169,4 +169,4 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-ENDPOINTS = [Endpoint("GET", "/metrics", metrics, "Figures in Prometheus' text format")]
+ENDPOINTS = [Endpoint("GET", "/metrics", metrics, "Figures in Prometheus' text format", media_type="text/plain")]
