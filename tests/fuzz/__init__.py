@@ -1,1 +1,1 @@
-"""Fuzzing of everything that others send: each module has `fuzz(budget, seed, advance)`; `python -m tests.fuzz` runs it."""
+"""Fuzzing of what others send: each module has `fuzz(budget, seed, advance)`, and `python -m tests.fuzz` runs it."""

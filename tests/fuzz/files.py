@@ -1,3 +1,4 @@
+# ruff: noqa: PT017 (what an error says is part of the case)
 """Checkpoints and tokenizers that are damaged or lie: a GGUF file, and a folder with safetensors and JSON files.
 
 Each case changes one thing of a tiny good model, in its bytes or in its meaning, and loads it as worker and tokenizer
@@ -25,7 +26,7 @@ from common.config import Config, Model, load
 from common.errors import ConfigError
 from services.tokenizer import source as tokenizer_source
 from services.worker.layers.rope import RopeTable
-from services.worker.model_engine import load_model, _shape
+from services.worker.model_engine import _shape, load_model
 from services.worker.source import open_model
 from services.worker.startup import Stages, explained
 from tests.fuzz import mutate
@@ -50,8 +51,17 @@ SHAPES = {
     "model.layers.0.mlp.down_proj.weight": (HIDDEN, INNER),
 }
 GGUF_NAMES = (
-    ("token_embd", "output_norm", "blk.0.attn_norm", "blk.0.ffn_norm", "blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v")
-    + ("blk.0.attn_output", "blk.0.ffn_gate", "blk.0.ffn_up", "blk.0.ffn_down")
+    "token_embd",
+    "output_norm",
+    "blk.0.attn_norm",
+    "blk.0.ffn_norm",
+    "blk.0.attn_q",
+    "blk.0.attn_k",
+    "blk.0.attn_v",
+    "blk.0.attn_output",
+    "blk.0.ffn_gate",
+    "blk.0.ffn_up",
+    "blk.0.ffn_down",
 )
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,7 +83,23 @@ CONFIG: dict[str, Any] = {
     "sliding_window": None,
     "eos_token_id": [2],
 }
-WORDS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstuvwxyz", "ab", "bc", "abc", "Ġ", "Ġa", "ĠĠ", "x1", "x2", "x3", "x4", "x5"]
+WORDS = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *"abcdefghijklmnopqrstuvwxyz",
+    "ab",
+    "bc",
+    "abc",
+    "Ġ",
+    "Ġa",
+    "ĠĠ",
+    "x1",
+    "x2",
+    "x3",
+    "x4",
+    "x5",
+]
 MERGES = ["a b", "b c", "ab c", "Ġ a", "Ġ Ġ"]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
@@ -217,7 +243,9 @@ def gguf_case(random: Random, folder: Path) -> Path:
         case 4:
             file.num_tensors, file.num_keys = random.choice(((None, 2**40), (2**60, None), (0, None), (5, 3)))
         case 5:
-            dims = random.choice(([0], [2**63, 2**63], [2**32] * 4, [1], [], [HIDDEN] * 5, [3, 3], [2**61, 8], dims[::-1]))
+            dims = random.choice(
+                ([0], [2**63, 2**63], [2**32] * 4, [1], [], [HIDDEN] * 5, [3, 3], [2**61, 8], dims[::-1])
+            )
             file.records[place] = (name, dims, kind, offset)
         case 6:
             file.records[place] = (name, dims, random.choice((1, 2, 8, 14, 30, 99, -1)), offset)
@@ -225,7 +253,9 @@ def gguf_case(random: Random, folder: Path) -> Path:
             wrong = random.choice((offset + 1, 2**62, len(file.payload), -32, 0))
             file.records[place] = (name, dims, kind, wrong)
         case 8:
-            other = random.choice((file.records[0][0], "blk.0.nothing.weight", "../x", "", "rope_freqs.weight", "x" * 2000))
+            other = random.choice(
+                (file.records[0][0], "blk.0.nothing.weight", "../x", "", "rope_freqs.weight", "x" * 2000)
+            )
             file.records[place] = (other, dims, kind, offset)
         case 9:
             key = random.choice(("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"))
@@ -320,7 +350,7 @@ def bounded() -> Iterator[None]:
 
 def load_all(path: Path, config: Config) -> None:
     """What a worker and a tokenizer read of a model. Raises AssertionError for an error that does not say where."""
-    for read in (_load_worker, _load_tokenizer):
+    for read in (read_worker, read_tokenizer):
         try:
             read(path, config)
         except ConfigError as error:
@@ -328,14 +358,14 @@ def load_all(path: Path, config: Config) -> None:
             assert len(str(error)) < 3000, f"a message of {len(str(error))} characters"
 
 
-def _load_worker(path: Path, config: Config) -> None:
+def read_worker(path: Path, config: Config) -> None:
     source = open_model(str(path))
     loaded = load_model(source, config, CPU, Stages(lambda stage: None), 0)
     with explained("the table of positions", "lower model.max_len"):
         RopeTable(loaded.model.spec.rope, _shape(config, loaded.model.spec).max_len, loaded.model.final_norm.weight)
 
 
-def _load_tokenizer(path: Path, config: Config) -> None:
+def read_tokenizer(path: Path, config: Config) -> None:
     found = tokenizer_source.load(Model(source=str(path)))
     ids = found.tokenizer.encode("abc x").ids
     if ids:

@@ -1,8 +1,9 @@
 """Chat templates that do what a template should not: by name, the source of each.
 
-`REFUSED` must end in a Reject; `BOUNDED` may render or be refused, in bounded time and memory; `UNBOUNDED` spend time or
-memory without giving output, which only a limit on the rendering itself can stop.
+`REFUSED` must end in a Reject; `BOUNDED` may render or be refused, in bounded time and memory; `UNBOUNDED` spend time
+or memory without giving output, which only a limit on the rendering itself can stop.
 """
+# ruff: noqa: E501
 
 ATTACKS = (
     "''.__class__.__mro__[1].__subclasses__()",
@@ -52,7 +53,7 @@ REFUSED = {f"attack: {attack}": "{% set found = " + attack + " %}{{ found.gi_fra
     "recursive loop": "{% for m in messages recursive %}{{ loop([m]) }}{% endfor %}",
     "deep parentheses": "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
     "deep blocks": "{% if 1 %}" * 300 + "{% endif %}" * 300,
-    "unpacking": "{% set a, b = messages[0].content %}{{ a }}",
+    "unpacking": "{% set a, b, c = messages[0].content %}{{ a }}",
     "bad slice": "{{ messages['a':'b'] }}",
     "bad int": "{{ 'x'.encode('no-such-codec') }}",
     "format": "{{ '%d'|format('x') }}",

@@ -127,8 +127,11 @@ def request(random: Random) -> bytes:
     """One request: mostly of the right form, with odd parts."""
     method = random.choice(("POST", "POST", "POST", "POST", "GET", "HEAD", "OPTIONS", "PUT", "PRI", "post", "TRACE"))
     version = random.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9.9", ""))
-    lines = [f"{method} {random.choice(PATHS)} {version}", "Host: x"]
-    lines += random.sample(HEADERS, random.choice((0, 0, 0, 1, 2)))
+    path = random.choice(PATHS)
+    if random.random() < 0.4:
+        method, path, version = "POST", random.choice(PATHS[:4]), "HTTP/1.1"
+    lines = [f"{method} {path} {version}", "Host: x"]
+    lines += random.sample(HEADERS, random.choice((0, 0, 0, 0, 0, 1, 2)))
     body = _body(random)
     chunked = random.random() < 0.3
     lines.append("Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body) + _lie(random)}")
@@ -141,7 +144,7 @@ def _body(random: Random) -> bytes:
     if kind == 0:
         return random.choice(ODD_BODIES)
     body = random.choice(BODIES)
-    for _ in range(random.choice((0, 1, 1, 3))):
+    for _ in range(random.choice((0, 0, 1, 3))):
         body = mutate.tree(random, body)
     encoded = json.dumps(body, ensure_ascii=random.random() < 0.7).encode("utf-8", "surrogatepass")
     return mutate.frame(random, encoded) if kind == 1 else encoded
@@ -156,7 +159,9 @@ def _chunks(random: Random, body: bytes) -> bytes:
     size = random.choice((1, 7, 1000, 10**6))
     for begin in range(0, min(len(body), 5000 * size), size):
         piece = body[begin : begin + size]
-        stated = random.choice((f"{len(piece):x}",) * 200 + ("0", "-1", "fffffffffffffffff", "zz", f"{len(piece) + 1:X}"))
+        stated = random.choice(
+            (f"{len(piece):x}",) * 200 + ("0", "-1", "fffffffffffffffff", "zz", f"{len(piece) + 1:X}")
+        )
         extension = ";a=" + "b" * 3000 if random.random() < 0.02 else ""
         pieces.append(f"{stated}{extension}\r\n".encode() + piece + b"\r\n")
     return b"".join(pieces) + random.choice((b"0\r\n\r\n",) * 5 + (b"0\r\nX: y\r\n\r\n", b"", b"0\r\n"))

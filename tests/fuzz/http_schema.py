@@ -1,7 +1,7 @@
 """Every operation of /openapi.json with bodies that fit its schema and bodies that do not, by schemathesis.
 
-The system is real but for its worker. Answers must be those that the document lists, with its schemas: no 5xx but 503 and
-504, and every error in OpenAI's form, with the field's name where a field of the body is at fault.
+The system is real but for its worker. Answers must be those that the document lists, with its schemas: no 5xx but 503
+and 504, and every error in OpenAI's form, with the field's name where a field of the body is at fault.
 """
 
 from collections import Counter
@@ -42,7 +42,9 @@ def check(case: Any, statuses: Counter[int]) -> None:
         assert error["message"] and error["type"] == "invalid_request_error", error
         if isinstance(case.body, dict):
             named = (error["param"] or "").partition("[")[0].partition(".")[0].lower()
-            about_no_field = error["param"] is None and ("JSON" in error["message"] or "Expected `object`" in str(error))
+            about_no_field = error["param"] is None and (
+                "JSON" in error["message"] or "Expected `object`" in str(error)
+            )
             assert named in case.body or named in error["message"].lower() or about_no_field, error
 
 

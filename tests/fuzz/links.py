@@ -1,8 +1,8 @@
 """Every inbox of a real system gets frames that no well-meaning peer sends, while clients use it.
 
 Three kinds: frames recorded from a real run (frames.json, by tap.py) with changed bytes, messages with any values that
-their types allow, and msgpack bombs; each from senders that nobody knows, that have joined as peers of no use, or, where
-the receiver does not trust its sender by design (`TRUSTED`), under the name of a real one.
+their types allow, and msgpack bombs; each from senders that nobody knows, that have joined as peers of no use, or,
+where the receiver does not trust its sender by design (`TRUSTED`), under the name of a real one.
 """
 
 import itertools
@@ -163,7 +163,7 @@ class Outside:
         return HEADER.pack(MAGIC, version, sender)
 
     def _by_design(self, receiver: str, frame: bytes) -> bool:
-        """Whether the frame is valid and by one whose word is taken, or takes the place of a real member or scheduler."""
+        """Whether a valid frame is by one whose word is taken, or takes the place of a real member or scheduler."""
         if len(frame) <= HEADER.size:
             return False
         sender = HEADER.unpack_from(frame)[2]

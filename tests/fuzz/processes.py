@@ -1,4 +1,4 @@
-"""One of each service as real processes without a supervisor, so that a death is seen, and the outside that talks to it.
+"""One of each service as real processes without a supervisor, so that a death is seen.
 
 The worker is the null one: its tokens mean nothing, but each stream's number of tokens and its end are known.
 """

@@ -1,3 +1,4 @@
+# ruff: noqa: PT017 (what an error says is part of the case)
 """What operators write: TOML files, --set values, key files, keys in the environment, Authorization headers.
 
 Each is a valid configuration or a ConfigError; no header is more than an unknown key.
@@ -22,11 +23,68 @@ from services.api.keys import Keyring
 from tests.fuzz import mutate
 
 VALUES = (
-    *("0", "1", "-1", "1e999", "-inf", "nan", "9" * 400, "0x10", "1_000", "true", '""', '"x"', "[]", "[1]", '["a"]', "{}"),
-    *("{a = 1}", "{a.b = 1}", "1979-05-27", "07:32:00", "'''x", '"\\ud800"', '"\\u0000"', "\0", "=", "\n", "# c", "\ud800"),
-    *("[[[[[[[[[[]]]]]]]]]]", "[" * 3000, "{a = " * 500, "é", "float32", "auto", "bundled", "inf", "..", "[model]", "1\n[a]"),
+    *(
+        "0",
+        "1",
+        "-1",
+        "1e999",
+        "-inf",
+        "nan",
+        "9" * 400,
+        "0x10",
+        "1_000",
+        "true",
+        '""',
+        '"x"',
+        "[]",
+        "[1]",
+        '["a"]',
+        "{}",
+    ),
+    *(
+        "{a = 1}",
+        "{a.b = 1}",
+        "1979-05-27",
+        "07:32:00",
+        "'''x",
+        '"\\ud800"',
+        '"\\u0000"',
+        "\0",
+        "=",
+        "\n",
+        "# c",
+        "\ud800",
+    ),
+    *(
+        "[[[[[[[[[[]]]]]]]]]]",
+        "[" * 3000,
+        "{a = " * 500,
+        "é",
+        "float32",
+        "auto",
+        "bundled",
+        "inf",
+        "..",
+        "[model]",
+        "1\n[a]",
+    ),
 )
-KEYS = ("", ".", "..", "a", "model", "model.", ".model", "model..name", "model.name.x", "é.é", "\0", "x" * 5000, "a b", '"a"')
+KEYS = (
+    "",
+    ".",
+    "..",
+    "a",
+    "model",
+    "model.",
+    ".model",
+    "model..name",
+    "model.name.x",
+    "é.é",
+    "\0",
+    "x" * 5000,
+    "a b",
+    '"a"',
+)
 
 
 def a_setting(random: Random) -> str:
@@ -57,7 +115,20 @@ def a_key_file(random: Random) -> bytes:
 
 
 def a_header(random: Random) -> list[tuple[bytes, bytes]]:
-    words = (b"Bearer", b"bearer", b"BEARER ", b"Basic", b"\xff", b" ", b"\t", b"x" * 9000, b"vl-", b"", b"\0", b"\xc3\xa9")
+    words = (
+        b"Bearer",
+        b"bearer",
+        b"BEARER ",
+        b"Basic",
+        b"\xff",
+        b" ",
+        b"\t",
+        b"x" * 9000,
+        b"vl-",
+        b"",
+        b"\0",
+        b"\xc3\xa9",
+    )
     values = [b" ".join(random.choices(words, k=random.randrange(5))) for _ in range(random.choice((0, 1, 1, 1, 2)))]
     return [(b"authorization", value) for value in values]
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what messages hold: ids that meet each other, numbers at the edges, columns that do not fit."""
+"""Hypothesis strategies for what messages hold: ids that meet, numbers at the edges, columns that do not fit."""
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy

@@ -19,7 +19,10 @@ REFERENCE = "#/components/schemas/{name}"
 ANY_ERRORS = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
 MEANINGS = {status: HTTPStatus(status).phrase for status in (*ANY_ERRORS, 504)}
 HEADERS = {
-    "x-request-id": ("names the request in answers and logs", {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"}),
+    "x-request-id": (
+        "names the request in answers and logs",
+        {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+    ),
     deadline.HEADER: ("its deadline, from its arrival", {"type": "integer", "minimum": 1, "maximum": deadline.MAX_MS}),
 }
 PARAMETER = re.compile(r"{(\w+):?\w*}")

@@ -44,6 +44,7 @@ class Parameters(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+
 # Far more than any model has, and little enough for what follows from it.
 MOST = {
     "vocab_size": 1 << 24,
