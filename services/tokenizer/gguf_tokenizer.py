@@ -4,7 +4,7 @@ Pure. A GGUF file names its pre-tokenizer instead of carrying it; SPLITS holds w
 each name (facts of those models' tokenizer.json files). What is not known here is a ConfigError, never a near miss.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import (
@@ -150,6 +150,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN_TYPE), None)
+    merges: Sequence[tuple[str, ...]]
     if "tokenizer.ggml.merges" in metadata:
         merges = [tuple(merge.split(" ", 1)) for merge in _listed(metadata, "merges", str)]
     else:

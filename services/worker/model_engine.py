@@ -84,6 +84,8 @@ def load_model(source: ModelSource, config: Config, device: torch.device, stages
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
         spec = model.read(models.Config(source.config))
+        if spec.rope.rotary_dim % 2:
+            raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bindings = bind(config.worker.kernels, facts, opaque=level > levels.EAGER)

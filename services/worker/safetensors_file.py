@@ -100,4 +100,4 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
             tensors[name] = SafetensorsTensor(name, tuple(place.get_shape()), place.get_dtype(), path, handle)
         return tensors
     except (SafetensorError, OSError, ValueError) as error:  # a name may be none that a file system takes
-        raise ConfigError(f"{str(path)!r:.500} cannot be read as safetensors: {error}") from error
+        raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error

@@ -21,7 +21,7 @@ from valence.serve import free_port
 from valence.status import StatusClient
 
 SERVICES = ("scheduler", "worker", "tokenizer", "api")
-LIMIT_S = 60.0
+LIMIT_S = 300.0  # others may use the processor
 
 
 class Processes:

@@ -253,8 +253,8 @@ def check_sizes(spec: DecoderSpec) -> None:
     if not 0 <= spec.rms_eps < 1:
         raise ValueError(f"config: 'rms_norm_eps' is {spec.rms_eps}, not between 0 and 1")
     rope = spec.rope
-    if not 2 <= rope.rotary_dim <= spec.head_dim or rope.rotary_dim % 2:
-        raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}, not an even part of them")
+    if not 1 <= rope.rotary_dim <= spec.head_dim:
+        raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
     for name, value in {"rope_theta": rope.theta, **rope.scaling}.items():
         if not 0 < value < MOST_ROPE:
             raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")
