@@ -255,6 +255,6 @@ def check_sizes(spec: DecoderSpec) -> None:
     rope = spec.rope
     if not 1 <= rope.rotary_dim <= spec.head_dim:
         raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
-    for name, value in {"rope_theta": rope.theta, **rope.scaling}.items():
+    for name, value in {"rope_theta": rope.theta, **(rope.scaling or {})}.items():
         if not 0 < value < MOST_ROPE:
             raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")

@@ -82,7 +82,13 @@ def test_template_that_does_not_compile_only_ends_chats(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "{"), ("tokenizer_config.json", "[" * 99_999)]
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[" * 99_999),
+    ],
 )
 def test_damaged_files_are_named(folder: Path, name: str, content: str) -> None:
     write(folder, name, content)
@@ -105,7 +111,7 @@ def test_templates_that_are_none_are_left_out(folder: Path) -> None:
 
 def test_a_template_file_that_is_no_text_is_named(folder: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="chat_template.jinja"):
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         load(Model(source=str(folder)))
 
 
