@@ -52,7 +52,7 @@ def _operation(endpoint: Endpoint, references: dict[Any, Any]) -> dict[str, Any]
     answer = references[endpoint.reply] if endpoint.reply else {}
     ok: dict[str, Any] = {"description": "Success", "content": {endpoint.media_type: {"schema": answer}}}
     if endpoint.body and "stream" in endpoint.body.struct.__struct_fields__:
-        ok["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        ok["content"]["text/event-stream"] = {}  # each event's data is a chunk; OpenAPI 3.1 cannot say so
     error = {"application/json": {"schema": references[ErrorBody]}}
     statuses = (*ANY_ERRORS, 504) if endpoint.body else ANY_ERRORS
     errors = {str(status): {"description": MEANINGS[status], "content": error} for status in statuses}
