@@ -7,6 +7,7 @@ are counted and dropped, never raised. A socket belongs to the one thread or loo
 
 import asyncio
 import contextlib
+import errno
 import os
 import struct
 from collections.abc import Callable, Collection
@@ -54,17 +55,33 @@ class Push:
         self._encoder = msgspec.msgpack.Encoder()
         self._header = HEADER.pack(MAGIC, PROTOCOL_VERSION, incarnation)
         self._frame = bytearray(self._header)
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, queue)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
+        self._queue = queue
+        self._socket = self._connected()
+
+    def _connected(self) -> "zmq.Socket[bytes] | None":
+        """None while this process has all the sockets that it may have; peers decide how many there are."""
+        try:
+            socket = zmq.Context.instance().socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            return None
+        socket.set(zmq.SNDHWM, self._queue)
+        socket.set(zmq.LINGER, 0)
+        socket.set(zmq.RECONNECT_IVL, 20)
+        socket.set(zmq.RECONNECT_IVL_MAX, 500)
         # A peer may name an address that nobody can connect to; the link then refuses whatever is sent.
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.connect(endpoint)
+            socket.connect(self.endpoint)
+        return socket
 
     def send(self, message: msgspec.Struct) -> bool:
         """Queues the message; False if the link is full (`refused` is counted)."""
+        if self._socket is None:
+            self._socket = self._connected()
+            if self._socket is None:
+                self._counters.refused += 1
+                return False
         frame = self._frame
         self._encoder.encode_into(message, frame, HEADER.size)
         try:
@@ -78,7 +95,8 @@ class Push:
 
     def close(self, linger_ms: int = 0) -> None:
         """Drops what is not sent after `linger_ms`."""
-        self._socket.close(linger=linger_ms)
+        if self._socket is not None:
+            self._socket.close(linger=linger_ms)
 
 
 class Inbox(Generic[T]):

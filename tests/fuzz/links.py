@@ -31,6 +31,8 @@ from common.protocol import (
     Members,
     Peer,
     PromptKind,
+    ServiceName,
+    StatusQuery,
     StepPlan,
     StepResult,
     Submit,
@@ -248,6 +250,25 @@ def fuzz(budget: int, first: int, advance: Callable[[], None]) -> None:
             system.complete(client, 100)
         for name, size in system.resident().items():
             assert size < before[name] + GROWTH_BYTES, f"{name} has grown from {before[name]} to {size} bytes"
+
+
+def flood(system: Processes, count: int) -> None:
+    """More questions and Hellos, each for or by somebody else, than a process can have sockets."""
+    members = system.members()
+    folder = members["api"].peer.endpoint.rpartition("/")[0]
+    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket.connect(members["scheduler"].peer.endpoint)
+    for place in range(count):
+        socket.send(frame_of(77, StatusQuery(f"{folder}/nobody-{place}")))
+    services: tuple[ServiceName, ...] = ("api", "tokenizer", "worker", "admin")
+    for place in range(min(count, 900)):
+        peer = Peer(services[place % 4], 20 + place // 4, 1000 + place, f"{folder}/stranger-{place}")
+        socket.send(frame_of(1000 + place, Hello(peer, "other")))
+    socket.close(linger=60_000)
+    system.status()
+    with httpx.Client(timeout=60) as client:
+        system.complete(client, 10)
+    system.check()
 
 
 def _look(system: Processes, clients: Clients, sent: list[tuple[str, bytes]]) -> None:

@@ -10,6 +10,7 @@ from common.config import load
 from common.errors import Reject
 from tests.fuzz import core, files, http_bytes, links, settings, templates
 from tests.fuzz.hostile_templates import BOUNDED, REFUSED
+from tests.fuzz.processes import running
 
 
 class Count:
@@ -28,13 +29,18 @@ def count() -> Count:
 
 
 def test_no_events_make_the_core_raise(count: Count) -> None:
-    core.fuzz(600, 1, count)
-    assert count.cases >= 600
+    core.fuzz(300, 1, count)
+    assert count.cases >= 300
 
 
 def test_no_frames_end_a_process_or_harm_a_stream(count: Count) -> None:
     links.fuzz(750, 1, count)
     assert count.cases == 750
+
+
+def test_a_flood_of_strangers_ends_nobody() -> None:
+    with running() as system:
+        links.flood(system, 2500)
 
 
 def test_no_bytes_harm_the_listener(count: Count) -> None:
