@@ -5,11 +5,12 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 NAME ?= http
+WHAT ?= all
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test check fmt sim bench lock clean
+.PHONY: help setup serve chat test check fmt sim fuzz bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +47,9 @@ fmt: $(STAMP) ## format, and repair what the linter can
 
 sim: $(STAMP) ## simulate the scheduler [SEEDS=1000]
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+fuzz: $(STAMP) ## fuzz what others send [WHAT=all ARGS="--budget N --seed S"]
+	$(BIN)/python -m tests.fuzz $(WHAT) $(ARGS)
 
 bench: $(STAMP) ## one benchmark [NAME=http ARGS="--json OUT"]
 	$(BIN)/python -m benchmarks.$(NAME) $(ARGS)

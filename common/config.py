@@ -167,14 +167,14 @@ def load(path: str | Path | None = None, settings: list[str] | None = None) -> C
             tree = tomllib.loads(Path(path).read_text())
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path}: {error}") from error
     for setting in settings or []:
         _apply(tree, setting)
     _check_keys(tree, Config, "")
     try:
         return msgspec.convert(tree, Config, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ConfigError(str(error).replace("$.", "")) from error
 
 
@@ -182,9 +182,11 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
     key, separator, text = setting.partition("=")
     if not separator or not key:
         raise ConfigError(f"a setting is written a.b=c, not {setting!r}")
+    if not setting.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in setting):
+        raise ConfigError(f"a setting must be valid Unicode, not {setting!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     *parents, leaf = key.split(".")
     branch = tree

@@ -18,11 +18,23 @@ class RejectReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"  # the device had no memory for its step: 503
     INTERNAL = "internal"  # our fault: 500
 
+    @classmethod
+    def _missing_(cls, value: object) -> "RejectReason":
+        """What another service's version calls a reason that this one does not know counts as our fault."""
+        return cls.INTERNAL
+
+
+MAX_MESSAGE = 2000  # characters; a template or a library may say anything, and quote a whole prompt
+
 
 class Reject(Exception):
-    """A request that will not be served. `param` names the field at fault, if one is."""
+    """A request that will not be served. `param` names the field at fault, if one is.
+
+    The message can always be sent: it is not long, and what UTF-8 cannot express is written as an escape.
+    """
 
     def __init__(self, reason: RejectReason, message: str, param: str | None = None) -> None:
+        message = message[:MAX_MESSAGE].encode("utf-8", "backslashreplace").decode()
         super().__init__(message)
         self.reason = reason
         self.message = message

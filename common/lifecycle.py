@@ -24,7 +24,7 @@ from common import config as configuration
 from common import crash, env, log
 from common.config import Config
 from common.errors import ConfigError
-from common.membership import Change, Membership
+from common.membership import Change, Membership, by_scheduler
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
 from common.pulse import Pulses
@@ -201,10 +201,12 @@ class Node(Generic[T]):
     def _receive(self, batch: list[tuple[int, Any]]) -> None:
         others = []
         for received in batch:
-            if type(received[1]) is Members:
-                self._apply(received[0], received[1])
-            else:
+            if type(received[1]) is not Members:
                 others.append(received)
+            elif by_scheduler(*received):
+                self._apply(*received)
+            else:
+                self.process.counters.bad_frame += 1
         if others:
             self._handler(others)
 

@@ -25,6 +25,11 @@ class Change(NamedTuple):
     scheduler: int = 0  # instance of the scheduler that spoke
 
 
+def by_scheduler(sender: int, message: Members) -> bool:
+    """Whether a Members is a scheduler's own: it lists its sender as one. Nobody else may say who is alive."""
+    return any(m.peer.incarnation == sender and m.peer.service == "scheduler" for m in message.members)
+
+
 class View:
     """What one scheduler says. `dead_after_s`: how long a successor of it may take to hear of everybody."""
 

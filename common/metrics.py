@@ -59,11 +59,11 @@ METRICS = {
 
 
 def checked(values: dict[str, float]) -> dict[str, float]:
-    """The same values; raises KeyError for a name that METRICS does not list."""
+    """The values as messages carry them; raises KeyError for a name that METRICS does not list."""
     for name in values:
         if name not in METRICS:
             raise KeyError(f"metric {name} is not listed in common/metrics.py")
-    return values
+    return {name: float(value) for name, value in values.items()}  # a sum of what peers say may exceed 64 bits
 
 
 def link_metrics(counters: msgspec.Struct) -> dict[str, float]:

@@ -8,6 +8,7 @@ that `secure` took, each inbox is a CURVE server and each Push a CURVE client, s
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -29,6 +30,7 @@ from common.transport_zap import DOMAIN, Gatekeeper
 
 log = logging.getLogger("links")
 MAGIC = b"VL"
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 HEADER = struct.Struct("<2sHQ")
 DRAIN_LIMIT = 1024  # frames handled before the loop gets a turn
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -124,30 +126,45 @@ class Push:
         self._encoder = msgspec.msgpack.Encoder()
         self._header = HEADER.pack(MAGIC, PROTOCOL_VERSION, incarnation)
         self._frame = bytearray(self._header)
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, queue)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._connect(endpoint)
+        self._queue = queue
+        self._socket = self._open()
 
-    def _connect(self, endpoint: str) -> None:
-        """An address that is none, or must not be used, is told; its link then refuses all sends: peers name them."""
-        if not _permitted(endpoint):
-            log.error("no link to %.200r: it leads beyond this host, and there are no keys", endpoint)
-            return
-        if endpoint.startswith("tcp://") and (keys := SECURITY.keys):
-            self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-            self._socket.set(zmq.CURVE_SERVERKEY, keys.server.public_bytes)
-            self._socket.set(zmq.CURVE_PUBLICKEY, keys.client.public_bytes)
-            self._socket.set(zmq.CURVE_SECRETKEY, keys.client.secret_bytes)
+    def _open(self) -> "zmq.Socket[bytes] | None":
+        """None while this process has no descriptors left: who may join or ask must not be able to end it."""
         try:
-            self._socket.connect(endpoint)
+            opened: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            if error.errno in NO_DESCRIPTORS:
+                return None
+            raise
+        opened.set(zmq.SNDHWM, self._queue)
+        opened.set(zmq.LINGER, 0)
+        opened.set(zmq.RECONNECT_IVL, 20)
+        opened.set(zmq.RECONNECT_IVL_MAX, 500)
+        self._connect(opened)
+        return opened
+
+    def _connect(self, socket: "zmq.Socket[bytes]") -> None:
+        """An address that is none, or must not be used, is told; its link then refuses all sends: peers name them."""
+        if not _permitted(self.endpoint):
+            log.error("no link to %.200r: it leads beyond this host, and there are no keys", self.endpoint)
+            return
+        if self.endpoint.startswith("tcp://") and (keys := SECURITY.keys):
+            socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            socket.set(zmq.CURVE_SERVERKEY, keys.server.public_bytes)
+            socket.set(zmq.CURVE_PUBLICKEY, keys.client.public_bytes)
+            socket.set(zmq.CURVE_SECRETKEY, keys.client.secret_bytes)
+        try:
+            socket.connect(self.endpoint)
         except (zmq.ZMQError, ValueError, UnicodeError) as error:
-            log.error("no link to %.200r: %s", endpoint, error)
+            log.error("no link to %.200r: %s", self.endpoint, error)
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Queues the message; False if the link is full (`refused` is counted)."""
+        """Queues the message; False if the link is full, or not open yet (`refused` is counted)."""
+        self._socket = self._socket or self._open()
+        if self._socket is None:
+            self._counters.refused += 1
+            return False
         frame = self._frame
         self._encoder.encode_into(message, frame, HEADER.size)
         try:
@@ -161,7 +178,8 @@ class Push:
 
     def close(self, linger_ms: int = 0) -> None:
         """Drops what is not sent after `linger_ms`."""
-        self._socket.close(linger=linger_ms)
+        if self._socket is not None:
+            self._socket.close(linger=linger_ms)
 
 
 class Inbox(Generic[T]):

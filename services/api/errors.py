@@ -66,10 +66,7 @@ def of_reject(reject: Reject) -> tuple[int, Problem]:
 
 def reason_of(name: str) -> RejectReason:
     """The reason that another service named; one this version does not know counts as our fault."""
-    try:
-        return RejectReason(name)
-    except ValueError:
-        return RejectReason.INTERNAL
+    return RejectReason(name)
 
 
 def encode(error: Problem) -> bytes:

@@ -190,8 +190,11 @@ class Gateway:
 
     def _receive(self, batch: list[tuple[int, ToApi]]) -> None:
         now_s, hub = time.monotonic(), self.hub
-        for _, message in batch:
-            if isinstance(message, TextBatch):
+        for sender, message in batch:
+            member = self.node.view.members.get(sender)
+            if member is None or member.peer.service != "tokenizer":
+                self.figures.unknown_results += 1
+            elif isinstance(message, TextBatch):
                 hub.feed(message, now_s)
             elif isinstance(message, Refused):
                 hub.refuse(message)

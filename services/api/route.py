@@ -33,9 +33,8 @@ class Endpoint(NamedTuple):
     body: Body[Any] | None = None
     reply: type[msgspec.Struct] | None = None
     public: bool = False  # answers without an API key
-    admin: bool = (
-        False  # administrative: not at the main address unless told, and where keys are used, for some of them
-    )
+    admin: bool = False  # not at the main address unless told; where keys are used, for some of them
+    media_type: str = "application/json"  # of a good answer
 
 
 def discover() -> list[Endpoint]:

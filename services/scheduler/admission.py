@@ -10,6 +10,19 @@ from services.scheduler.policy import length_limit
 from services.scheduler.request import NEVER, Request, Sequence
 from services.scheduler.state import State, Worker
 
+I32_MAX = 2**31 - 1
+# What the samplers can compute with; the API allows less. Field, smallest, largest.
+RANGES = (
+    ("temperature", 0.0, 1e6),
+    ("top_p", 1e-30, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -1e6, 1e6),
+    ("frequency_penalty", -1e6, 1e6),
+    ("repetition_penalty", 1e-6, 1e6),
+    ("top_k", -1, I32_MAX),
+    ("min_tokens", 0, I32_MAX),
+)
+MOST_BIAS = 1e6
 ROUTE = 0xFF << 48 | 0xFFFFFFFF  # the bits of an id that a takeover may change: tokenizer and counter
 
 
@@ -84,11 +97,24 @@ def _validate(admit: Admit) -> None:
     if admit.sampling.max_tokens < 1:
         text = f"max_tokens must be at least 1, not {admit.sampling.max_tokens}"
         raise Reject(RejectReason.INVALID, text, "max_tokens")
+    _validate_sampling(admit.sampling)
     if not admit.tokens:
         raise Reject(RejectReason.INVALID, "the prompt is empty", "prompt")
     for column in (admit.tokens, admit.output):
         if len(column) % TOKEN_BYTES:
             raise Reject(RejectReason.INVALID, f"{len(column)} bytes are no column of tokens", "prompt")
+
+
+def _validate_sampling(sampling: Sampling) -> None:
+    """A number that is none, or that no worker can hold, would end the worker and not its request."""
+    for name, least, most in RANGES:
+        if not least <= getattr(sampling, name) <= most:
+            text = f"{name} is {getattr(sampling, name)}, not between {least:g} and {most:g}"
+            raise Reject(RejectReason.INVALID, text, name)
+    for token, bias in sampling.logit_bias:
+        if not -MOST_BIAS <= bias <= MOST_BIAS:
+            text = f"the bias of token {token} is {bias}, not between {-MOST_BIAS:g} and {MOST_BIAS:g}"
+            raise Reject(RejectReason.INVALID, text, "logit_bias")
 
 
 def _validate_for(admit: Admit, worker: Worker) -> None:

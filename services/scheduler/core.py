@@ -44,6 +44,7 @@ from services.scheduler.events import (
 )
 from services.scheduler.orphans import give_up, orphan, outdated, take_over
 from services.scheduler.planner import make_plan
+from services.scheduler.policy import absurd
 from services.scheduler.request import Journal, Sequence, story_lines
 from services.scheduler.results import Fault, apply_result
 from services.scheduler.state import State
@@ -278,9 +279,8 @@ class SchedulerCore:
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         state = self._state
-        facts = ready.model
-        if min(facts.num_blocks, facts.block_tokens, facts.vocab_size, facts.max_model_len, ready.max_rows) < 1:
-            self._effects.append(WorkerFault(f"a worker that can run nothing: {ready}"))
+        if wrong := absurd(ready):
+            self._effects.append(WorkerFault(f"a worker that can run nothing: {wrong}"))
             return
         if state.ready:
             state.detach("restarted")

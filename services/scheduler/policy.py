@@ -6,9 +6,13 @@ and arrival, a rank those of all tenants; smaller is sooner.
 
 from collections.abc import Iterable
 
+from common.protocol import WorkerReady
+
 Key = tuple[float, int]
 Rank = tuple[float, int, Key]  # what the tenant was served, its number, key
 LEVELS = 100  # priorities beyond -100 and 100 count as these, so that whatever waits is next within a known time
+# What a worker may say of itself: far more than any device has, and little enough for the tables that follow from it.
+MOST = {"num_blocks": 1 << 24, "block_tokens": 4096, "vocab_size": 1 << 24, "max_model_len": 1 << 30}
 
 
 def key(priority: int, now_s: float, ageing_s: float, arrival: int) -> Key:
@@ -67,3 +71,11 @@ def victim(requester: Rank, others: Iterable[Rank]) -> Rank:
     A row that would be admitted again before the requester is never the victim.
     """
     return max(requester, max(others, default=requester))
+
+
+def absurd(ready: WorkerReady) -> str:
+    """What a worker says of itself that cannot be, or "": its figures size tables here."""
+    figures = {name: (getattr(ready.model, name), most) for name, most in MOST.items()}
+    figures["max_rows"] = ready.max_rows, MOST["num_blocks"]
+    wrong = [f"{name} is {found}" for name, (found, most) in figures.items() if not 1 <= found <= most]
+    return ", ".join(wrong)

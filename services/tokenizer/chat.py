@@ -25,6 +25,7 @@ TEMPLATE_FAULTS = (
     LookupError,
     MemoryError,
     RecursionError,
+    SyntaxError,  # of the code that jinja2 makes
     TypeError,
     ValueError,
 )

@@ -4,8 +4,8 @@ Pure. A GGUF file names its pre-tokenizer instead of carrying it; SPLITS holds w
 each name (facts of those models' tokenizer.json files). What is not known here is a ConfigError, never a near miss.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import (
     AddedToken,
@@ -20,6 +20,7 @@ from tokenizers import (
 
 from common.errors import ConfigError
 
+T = TypeVar("T")
 UNKNOWN_TYPE, CONTROL_TYPE, USER_TYPE = 2, 3, 4  # tokenizer.ggml.token_type
 SPACE_MARK = "\u2581"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -92,7 +93,7 @@ def build(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
         raise ConfigError("the GGUF file holds no tokenizer (tokenizer.ggml.tokens)")
-    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    types = _listed(metadata, "token_type", int) or [1] * len(tokens)
     if len(types) != len(tokens):
         raise ConfigError(f"the GGUF file has {len(tokens)} tokens but {len(types)} token types")
     if kind == "gpt2":
@@ -100,10 +101,18 @@ def build(metadata: Mapping[str, Any]) -> Tokenizer:
     elif kind == "llama":
         tokenizer, add_bos = _sentencepiece(metadata, tokens, types)
     else:
-        raise ConfigError(f'GGUF tokenizers of model "{kind}" are not supported, only "gpt2" and "llama"')
+        raise ConfigError(f'GGUF tokenizers of model "{kind!s:.60}" are not supported, only "gpt2" and "llama"')
     _add_special(tokenizer, tokens, types)
     _frame(tokenizer, metadata, tokens, add_bos)
     return tokenizer
+
+
+def _listed(metadata: Mapping[str, Any], name: str, kind: type[T]) -> list[T]:
+    """An array of the file; empty if there is none. Raises ConfigError if it is something else."""
+    found = metadata.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(found, list) or not all(isinstance(entry, kind) for entry in found):
+        raise ConfigError(f"tokenizer.ggml.{name} is {str(found)[:60]}, not a list of {kind.__name__}")
+    return found
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -120,10 +129,10 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in SPLITS:
-        raise ConfigError(f'the GGUF pre-tokenizer "{name}" is not supported; known are {", ".join(SPLITS)}')
+    if not isinstance(name, str) or name not in SPLITS:
+        raise ConfigError(f'the GGUF pre-tokenizer "{name!s:.60}" is not supported; known are {", ".join(SPLITS)}')
     split = SPLITS[name]
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    merges = [tuple(merge.split(" ", 1)) for merge in _listed(metadata, "merges", str)]
     # User-defined tokens are written plainly; the model's own table must not hold what its alphabet cannot spell.
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     if len(vocab) != len(tokens):
@@ -141,10 +150,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN_TYPE), None)
+    merges: Sequence[tuple[str, ...]]
     if "tokenizer.ggml.merges" in metadata:
-        merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+        merges = [tuple(merge.split(" ", 1)) for merge in _listed(metadata, "merges", str)]
     else:
-        merges = merges_by_score(vocab, metadata.get("tokenizer.ggml.scores") or [], types)
+        merges = merges_by_score(vocab, _listed(metadata, "scores", float), types)
     tokenizer = Tokenizer(_bpe(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     steps: list[Any] = [normalizers.Replace(" ", SPACE_MARK)]
     lead: list[Any] = []

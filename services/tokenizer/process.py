@@ -108,7 +108,8 @@ class TokenizerProcess:
                 else:
                     streams.counts.unknown_results += 1
             elif isinstance(message, Abort):
-                self._abort(message.seq_id)
+                if box_key(message.seq_id).salt == sender & 0xFFFF:  # nobody ends what another API has asked for
+                    self._abort(message.seq_id)
             elif isinstance(message, Submit):
                 requests += self._open(sender, message)
             elif isinstance(message, Refused):

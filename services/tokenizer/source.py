@@ -41,12 +41,21 @@ MakeTemplate = Callable[[str, dict[str, str], str], ChatTemplate | Renderer]
 def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
     """Raises ConfigError when the model's tokenizer cannot be found or used. A service renders in another process."""
     files = resolve(model.source)
+    try:
+        return _load(files, model.trust_remote_code, make_template)
+    except ConfigError as error:
+        if str(files.path) in str(error):
+            raise
+        raise ConfigError(f"{files.path}: {error}") from error
+
+
+def _load(files: ModelFiles, trust_remote_code: bool, make_template: MakeTemplate) -> Loaded:
     if files.kind == "gguf":
         tokenizer, specials, templates = _from_gguf(files.path)
     elif (files.path / "tokenizer.json").is_file():
         tokenizer, specials, templates = _from_folder(files.path)
     else:
-        tokenizer, specials, templates = _from_transformers(files, model.trust_remote_code)
+        tokenizer, specials, templates = _from_transformers(files, trust_remote_code)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     words = vocabulary.build(tokenizer)
@@ -136,13 +145,9 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     if isinstance(value, str):
         templates["default"] = value
     elif isinstance(value, list):
-        for entry in value:
-            if (
-                isinstance(entry, dict)
-                and isinstance(entry.get("name"), str)
-                and isinstance(entry.get("template"), str)
-            ):
-                templates[entry["name"]] = entry["template"]
+        named = [entry for entry in value if isinstance(entry, dict)]
+        pairs = [(entry.get("name"), entry.get("template")) for entry in named]
+        templates = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
     paths = {"default": folder / "chat_template.jinja"}
     paths |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     for name, path in paths.items():

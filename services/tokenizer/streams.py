@@ -31,6 +31,7 @@ from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request, Sequence
 from services.tokenizer.vocabulary import Vocabulary
 
+ID_RANGE = 1 << 64
 NO_TOKEN = -1
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
@@ -78,8 +79,10 @@ class Streams:
         self._sequences: dict[int, Sequence] = {}
 
     def open(self, submit: Submit, box: Outbox) -> Request | None:
-        """A new request, not encoded yet. None if it is open already."""
-        if submit.seq_id in self._sequences:
+        """A new request, not encoded yet. None if a choice of it is open already, or its ids are none."""
+        ids = range(submit.seq_id, submit.seq_id + submit.n)
+        if not 0 <= ids.start < ids.stop <= ID_RANGE or any(seq_id in self._sequences for seq_id in ids):
+            self.counts.unknown_results += 1
             return None
         request = Request(submit, box)
         for seq_id in request.choices():

@@ -134,6 +134,8 @@ def _rope_scaling(
 
 def _llama3_scaling(file: GgufFile, theta: float, head_dim: int, factors: Sequence[float]) -> dict[str, object]:
     factor = max(factors, default=0.0)
+    if not 0 < factor < math.inf or theta <= 0:
+        raise ConfigError(f'{file.path}: the rope factors in "rope_freqs.weight" go up to {factor}: not supported')
     expected = [llama3_factor(theta ** (-2 * i / head_dim), factor) for i in range(head_dim // 2)]
     close = len(factors) == len(expected) and all(
         math.isclose(found, wanted, rel_tol=1e-3) for found, wanted in zip(factors, expected, strict=True)

@@ -100,6 +100,8 @@ def load_model(source: ModelSource, config: Config, device: torch.device, stages
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
         spec = model.read(models.Config(source.config))
+        if spec.rope.rotary_dim % 2:
+            raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bindings = bind(config.worker.kernels, facts, opaque=level > levels.EAGER)
@@ -136,7 +138,8 @@ class ModelEngine:
             loaded = load_model(source, config, device, stages, level)
         model = loaded.model
         shape = _shape(config, model.spec)
-        rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
+        with explained("the table of positions", "lower model.max_len"):
+            rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
         parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
         self._runner, num_blocks = start(parts, config, level, stages)
         if kept is not None:

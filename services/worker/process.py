@@ -16,7 +16,7 @@ from types import FrameType
 from common import config as configuration
 from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
-from common.membership import Membership
+from common.membership import Membership, by_scheduler
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
 from common.recorder import Kind
 from common.transport import Inbox, new_incarnation
@@ -84,7 +84,10 @@ class WorkerProcess:
     def _handle(self, engine: Engine, batch: list[tuple[int, ToWorker]]) -> None:
         for sender, message in batch:
             if isinstance(message, Members):
-                self._on_members(engine, sender, message)
+                if by_scheduler(sender, message):
+                    self._on_members(engine, sender, message)
+                else:
+                    self.process.counters.bad_frame += 1
             elif sender == self.view.scheduler:
                 self._execute(engine, message)
         self._flush(keep=len(self._in_flight))

@@ -106,5 +106,5 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
             place = handle.get_slice(name)
             tensors[name] = SafetensorsTensor(name, tuple(place.get_shape()), place.get_dtype(), path, handle)
         return tensors
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError) as error:  # a name may be none that a file system takes
         raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error

@@ -35,6 +35,8 @@ def test_the_rendered_tree_loads_to_itself(tmp_path: Path) -> None:
         ("api=3", "api is a table"),
         ("api.port.x=3", "api.port"),
         ("nonsense", "written a.b=c"),
+        ("model.source=\udcff", "valid Unicode"),
+        ("api.port=" + "[" * 9999, "api.port"),
     ],
 )
 def test_bad_settings_name_the_key(setting: str, message: str) -> None:
@@ -49,6 +51,9 @@ def test_bad_files_are_told_by_name(tmp_path: Path) -> None:
         load(file)
     with pytest.raises(ConfigError, match="cannot read"):
         load(tmp_path / "absent.toml")
+    file.write_text("a = " + "[" * 9999)
+    with pytest.raises(ConfigError, match=r"bad\.toml"):
+        load(file)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"bad\.toml"):
         load(file)

@@ -88,7 +88,8 @@ class System:
         self.task = asyncio.ensure_future(self.node.run())
 
     def members(self, *peers: Peer, departed: tuple[int, ...] = ()) -> Members:
-        return Members([Member(peer, "ready") for peer in peers], list(departed), Load())
+        everybody = (Peer("scheduler", 0, 1, "ipc:///scheduler"), *peers)
+        return Members([Member(peer, "ready") for peer in everybody], list(departed), Load())
 
     def own(self) -> Peer:
         return self.process.peer(self.node.inbox.endpoint)

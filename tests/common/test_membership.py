@@ -2,7 +2,7 @@ from typing import Any
 
 import msgspec
 
-from common.membership import Membership
+from common.membership import Membership, by_scheduler
 from common.protocol import Load, Member, Members, ModelFacts, Peer
 
 
@@ -184,3 +184,10 @@ def test_loads_add_up_and_the_highest_number_of_schedulers_counts() -> None:
     assert view.count == 64
     view.update(*says(101, API, schedulers=1), 2.0)
     assert view.count == 2
+
+
+def test_only_a_scheduler_that_lists_itself_says_who_lives() -> None:
+    message = Members([member("scheduler", 0, 8), member("api", 0, 1)], [], Load())
+    assert by_scheduler(8, message)
+    assert not by_scheduler(1, message)
+    assert not by_scheduler(9, message)

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from common.metrics import METRICS, checked, link_metrics
@@ -7,7 +8,7 @@ from common.transport import LinkCounters
 def test_link_counters_are_all_listed() -> None:
     values = link_metrics(LinkCounters(received=3))
     assert values["link_received"] == 3
-    assert checked(values) is values
+    assert checked(values) == values
 
 
 def test_an_unlisted_name_is_an_error() -> None:
@@ -17,3 +18,7 @@ def test_an_unlisted_name_is_an_error() -> None:
 
 def test_every_metric_says_what_it_means() -> None:
     assert all(metric.meaning and metric.kind in ("counter", "gauge") for metric in METRICS.values())
+
+
+def test_sums_beyond_64_bits_can_be_sent() -> None:
+    assert msgspec.msgpack.encode(checked({"prompt_tokens": 2**64 + 2**64}))

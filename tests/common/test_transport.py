@@ -1,4 +1,5 @@
 import asyncio
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,6 +110,28 @@ def test_a_full_link_refuses_and_counts(tmp_path: Path) -> None:
     push = Push(f"ipc://{tmp_path}/nobody", 1, 10, counters)
     assert [push.send(Abort(i)) for i in range(12)] == [True] * 10 + [False] * 2
     assert (counters.sent, counters.refused) == (10, 2)
+    push.close()
+
+
+@pytest.mark.parametrize("endpoint", ["../../etc/passwd", "ipc://" + "x" * 300, "tcp://127.0.0.1:x", "", "no://x"])
+def test_an_address_that_is_none_gives_a_link_that_refuses(endpoint: str) -> None:
+    push = Push(endpoint, 5, 10, LinkCounters())
+    assert not push.send(Abort(1))
+    push.close()
+
+
+def test_a_link_waits_for_a_socket(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    counters = LinkCounters()
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Context, "socket", none_left)
+        push = Push(inbox.endpoint, 77, 10, counters)
+        assert not push.send(Abort(1))
+        push.close()
+    assert push.send(Abort(2)) and counters.refused == 1
+    assert take(inbox, 1) == [(77, Abort(2))]
     push.close()
 
 

@@ -182,4 +182,6 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-ENDPOINTS = [Endpoint("GET", METRICS_PATH, metrics, "Figures in Prometheus' text format", admin=True)]
+ENDPOINTS = [
+    Endpoint("GET", METRICS_PATH, metrics, "Figures in Prometheus' text format", admin=True, media_type="text/plain")
+]

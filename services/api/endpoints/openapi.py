@@ -1,18 +1,30 @@
 """GET /openapi.json: the document is made from the endpoints' lists and the structs of their bodies."""
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.api import deadline
 from services.api.endpoints.health import package_version
 from services.api.errors import ErrorBody
 from services.api.gateway import Gateway
 from services.api.route import Endpoint, discover, json, offered
 
 REFERENCE = "#/components/schemas/{name}"
+# What any endpoint may answer, and those that read a body. All have the error object.
+ANY_ERRORS = (400, 401, 404, 405, 408, 413, 429, 431, 500, 503)
+MEANINGS = {status: HTTPStatus(status).phrase for status in (*ANY_ERRORS, 504)}
+HEADERS = {
+    "x-request-id": (
+        "names the request in answers and logs",
+        {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+    ),
+    deadline.HEADER: ("its deadline, from its arrival", {"type": "integer", "minimum": 1, "maximum": deadline.MAX_MS}),
+}
 PARAMETER = re.compile(r"{(\w+):?\w*}")
 
 
@@ -32,23 +44,31 @@ def document(endpoints: list[Endpoint]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Valence", "version": package_version()},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
 
 
 def _operation(endpoint: Endpoint, references: dict[Any, Any]) -> dict[str, Any]:
-    ok: dict[str, Any] = {"description": "Success"}
-    if endpoint.reply:
-        ok["content"] = {"application/json": {"schema": references[endpoint.reply]}}
-    error = {"description": "Error", "content": {"application/json": {"schema": references[ErrorBody]}}}
+    answer = references[endpoint.reply] if endpoint.reply else {}
+    ok: dict[str, Any] = {"description": "Success", "content": {endpoint.media_type: {"schema": answer}}}
+    if endpoint.body and "stream" in endpoint.body.struct.__struct_fields__:
+        ok["content"]["text/event-stream"] = {}  # each event's data is a chunk; OpenAPI 3.1 cannot say so
+    error = {"application/json": {"schema": references[ErrorBody]}}
+    statuses = (*ANY_ERRORS, 504) if endpoint.body else ANY_ERRORS
+    errors = {str(status): {"description": MEANINGS[status], "content": error} for status in statuses}
     operation: dict[str, Any] = {
         "operationId": endpoint.handle.__name__ + "_" + endpoint.path.strip("/").replace("/", "_"),
         "summary": endpoint.summary,
-        "responses": {"200": ok, "default": error},
+        "responses": {"200": ok, **errors, "default": {"description": "Error", "content": error}},
+        "security": [{}] if endpoint.public else [{}, {"key": []}],
     }
-    if names := PARAMETER.findall(endpoint.path):
-        text = {"type": "string"}
-        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
+    text = {"type": "string"}
+    names = PARAMETER.findall(endpoint.path)
+    parameters: list[Any] = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
+    for name, (meaning, schema) in HEADERS.items() if endpoint.body else ():
+        parameters.append({"name": name, "in": "header", "description": meaning, "schema": schema})
+    if parameters:
+        operation["parameters"] = parameters
     if endpoint.body:
         content = {"application/json": {"schema": references[endpoint.body.struct]}}
         operation["requestBody"] = {"required": True, "content": content}

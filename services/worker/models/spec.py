@@ -45,6 +45,21 @@ class Parameters(Protocol):
     def has(self, name: str) -> bool: ...
 
 
+# Far more than any model has, and little enough for what follows from it.
+MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "num_layers": 10_000,
+    "num_heads": 1 << 16,
+    "num_kv_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "max_position": 1 << 28,
+}
+MOST_EXPERTS = 1 << 16
+MOST_ROPE = 1e15
+
+
 @dataclass(frozen=True)
 class RopeSpec:
     """Rotary embedding, rotate-half layout. `scaling` is the checkpoint's `rope_scaling`/`rope_parameters` values."""
@@ -196,6 +211,8 @@ def read_rope(config: Config, rotary_dim: int) -> RopeSpec:
 def read_moe(config: Config, num_experts: int, inner: int, renormalize: bool, **changes: Any) -> MoeSpec:
     """The keys that mixtures share; `changes` are the model's own fields of MoeSpec. Raises ValueError."""
     top_k = config.get(int, "num_experts_per_tok")
+    if not 1 <= num_experts <= MOST_EXPERTS or not 1 <= inner <= MOST["intermediate_size"]:
+        raise ValueError(f"config: {num_experts} experts of {inner} are not possible")
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"config: 'num_experts_per_tok' is {top_k}, but there are {num_experts} experts")
     return MoeSpec(num_experts, top_k, inner, renormalize, **changes)
@@ -223,4 +240,21 @@ def read_decoder(config: Config, **changes: Any) -> DecoderSpec:
         max_position=config.get(int, "max_position_embeddings"),
         tie_embeddings=config.get(bool, "tie_word_embeddings", False),
     )
+    check_sizes(spec)
     return replace(spec, **changes)
+
+
+def check_sizes(spec: DecoderSpec) -> None:
+    """Raises ValueError for a number that no model has: tables, loops and divisions follow from them."""
+    for name, most in MOST.items():
+        found = getattr(spec, name)
+        if not 1 <= found <= most:
+            raise ValueError(f"config: {name} is {found}, not between 1 and {most}")
+    if not 0 <= spec.rms_eps < 1:
+        raise ValueError(f"config: 'rms_norm_eps' is {spec.rms_eps}, not between 0 and 1")
+    rope = spec.rope
+    if not 1 <= rope.rotary_dim <= spec.head_dim:
+        raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
+    for name, value in {"rope_theta": rope.theta, **(rope.scaling or {})}.items():
+        if not 0 < value < MOST_ROPE:
+            raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")

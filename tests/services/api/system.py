@@ -162,7 +162,8 @@ class System:
     def tell(self) -> None:
         """Members to the API."""
         others = [Member(t.peer, "ready", 1, None, {"requests": 5.0}) for t in self.tokenizers]
-        message = Members([*self.members.values(), *others], self.departed, self.load, self.facts)
+        own = Member(Peer("scheduler", 0, self.incarnation, self.inbox.endpoint), "ready")
+        message = Members([own, *self.members.values(), *others], self.departed, self.load, self.facts)
         for member in self.members.values():
             self._link(self.incarnation, member.peer).send(message)
 

@@ -1,3 +1,4 @@
+import asyncio
 import time
 from typing import Any
 
@@ -21,7 +22,7 @@ from common.protocol import (
 from common.recorder import Kind
 from common.transport import MAGIC
 from services.api.schema.completion import BODY, submits_of
-from tests.services.api.system import CHAT, COMPLETION, FACTS, running, scenario
+from tests.services.api.system import CHAT, COMPLETION, FACTS, rows, running, scenario
 
 
 def test_what_is_missing_is_named() -> None:
@@ -102,6 +103,22 @@ def test_frames_of_a_departed_tokenizer_are_counted_and_dropped() -> None:
             gone.send(Detokenized(1, ""))
             await system.until(lambda: system.process.counters.dead_sender == 1)
             assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+    scenario(main)
+
+
+def test_text_of_a_stranger_is_counted_and_dropped() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            tokenizer = system.tokenizers[0]
+            tokenizer.on_submit = lambda submit: None
+            asking = asyncio.ensure_future(client.post("/v1/completions", json=COMPLETION))
+            await system.until(lambda: bool(tokenizer.submits))
+            [submit] = tokenizer.submits
+            system.to_api(0x5555).send(rows((submit.seq_id, 0, 1, "spoilt")))
+            await system.until(lambda: system.gateway.figures.unknown_results == 1)
+            tokenizer.answer(submit)
+            assert "spoilt" not in (await asking).json()["choices"][0]["text"]
 
     scenario(main)
 

@@ -113,3 +113,24 @@ def test_what_was_accepted_before_is_not_refused_for_load() -> None:
     again = [msgspec.structs.replace(core.message(ids(9)), again=True) for _ in range(3)]
     core.send(*again)
     assert core.refused == [] and core.core.load().waiting == 5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", -1.0),
+        ("top_p", 0.0),
+        ("min_p", float("inf")),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 1e300),
+        ("top_k", 2**63),
+        ("min_tokens", 2**64 - 1),
+        ("logit_bias", ((5, float("nan")),)),
+    ],
+)
+def test_numbers_that_would_end_the_worker_are_refused(state: State, field: str, value: object) -> None:
+    sampling = msgspec.structs.replace(ADMIT.sampling, **{field: value})
+    with pytest.raises(Reject, match=field.removeprefix("logit_")) as refusal:
+        sequences_of(state, msgspec.structs.replace(ADMIT, sampling=sampling))
+    assert refusal.value.param == field

@@ -85,7 +85,6 @@ def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
     assert registry.service_of(1) == "scheduler"
 
 
-
 def test_a_worker_is_ready_when_the_scheduler_plans_for_it(registry: Registry) -> None:
     hello(registry, peer("worker", 0, 11))
     assert not registry.heartbeat(11, Heartbeat("ready", 7), 1.0)

@@ -1,9 +1,11 @@
 """Policy: plain numbers in, plain numbers out."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.protocol import ModelFacts, WorkerReady
 from services.scheduler import policy
 
 
@@ -77,3 +79,13 @@ def test_whoever_waits_is_next_within_a_known_time(waits: int, comes: int, now_s
 
 def test_the_default_of_waiting_tokens_follows_the_step() -> None:
     assert policy.waiting_tokens(0, 2048) == 512 * 2048 and policy.waiting_tokens(7, 2048) == 7
+
+
+FACTS = ModelFacts("m", "a", 100, 40, (2,), 4, 8)
+
+
+def test_figures_that_no_worker_can_have_are_named() -> None:
+    assert policy.absurd(WorkerReady(FACTS, 4)) == ""
+    assert policy.absurd(WorkerReady(FACTS, 0)) == "max_rows is 0"
+    huge = msgspec.structs.replace(FACTS, num_blocks=2**62, vocab_size=-1)
+    assert policy.absurd(WorkerReady(huge, 4)) == f"num_blocks is {2**62}, vocab_size is -1"

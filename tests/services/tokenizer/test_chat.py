@@ -136,3 +136,8 @@ def test_messages_that_are_no_list_of_objects(messages: bytes) -> None:
 @pytest.mark.parametrize("kwargs", [[1], {"messages": []}])
 def test_template_arguments_are_checked(kwargs: Any) -> None:
     assert refusal("x", kwargs=kwargs).param == "chat_template_kwargs"
+
+
+def test_a_template_whose_code_does_not_compile() -> None:
+    with pytest.raises(Reject, match="cannot be compiled"):
+        ChatTemplate("{% break %}", {})

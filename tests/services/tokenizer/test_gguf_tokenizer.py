@@ -178,6 +178,10 @@ def test_every_split_loses_nothing(text: str, name: str) -> None:
         ({"merges": ["a"]}, "merge"),
         ({"add_bos_token": True, "bos_token_id": 999}, "999"),
         ({"tokens": ["a"] * 259}, "twice"),
+        ({"token_type": 7}, "token_type is 7"),
+        ({"merges": [1]}, "merges is"),
+        ({"merges": 5}, "merges is 5"),
+        ({"pre": ["gpt-2"]}, "pre-tokenizer"),
     ],
 )
 def test_damaged_files_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -140,7 +140,7 @@ class System:
         if self.scheduler.link is None:
             self.scheduler.connect(self.endpoint)
         state: State = "ready"
-        members = [Member(peer, state) for peer in self.members]
+        members = [Member(peer, state) for peer in (self.scheduler.peer, *self.members)]
         self.scheduler.send(Members(members, list(departed), Load(), self.model))
 
     def leave(self, actor: Actor) -> None:
@@ -341,6 +341,22 @@ def test_abort_of_a_running_sequence(run_dir: Path) -> None:
         assert await system.scheduler.first(Abort) == Abort(seq(api))
         batch = await api.first(TextBatch)
         assert [(end.reason, end.prompt_tokens) for end in batch.finished] == [(FinishReason.ABORT, 5)]
+
+    run(scenario, run_dir)
+
+
+def test_nobody_aborts_what_another_api_has_asked_for(run_dir: Path) -> None:
+    async def scenario(system: System) -> None:
+        api, stranger = system.api(), system.api(0x77770002, 1)
+        api.send(text(seq(api)))
+        await system.scheduler.first(Admit)
+        stranger.send(Abort(seq(api)))
+        stranger.send(Tokenize(seq(stranger), PromptKind.TEXT, "x"))
+        await stranger.first(Tokenized)
+        system.tokens(seq(api), 0, [2], [Finished(seq(api), FinishReason.EOS, 2)])
+        await api.until(lambda: [batch for batch in api.of(TextBatch) if batch.finished])
+        assert [end.reason for end in api.of(TextBatch)[-1].finished] == [FinishReason.EOS]
+        assert not system.scheduler.of(Abort)
 
     run(scenario, run_dir)
 

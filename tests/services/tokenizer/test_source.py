@@ -82,11 +82,36 @@ def test_template_that_does_not_compile_only_ends_chats(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "{")]
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[" * 99_999),
+    ],
 )
 def test_damaged_files_are_named(folder: Path, name: str, content: str) -> None:
     write(folder, name, content)
     with pytest.raises(ConfigError, match=name):
+        load(Model(source=str(folder)))
+
+
+def test_an_error_of_a_table_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    with pytest.raises(ConfigError, match=r"odd\.gguf: the GGUF file holds no tokenizer"):
+        load(Model(source=str(path)))
+
+
+def test_templates_that_are_none_are_left_out(folder: Path) -> None:
+    entries = ["x", {"name": "default"}, {"name": 1, "template": "x"}, {"name": "default", "template": "good"}]
+    write(folder, "tokenizer_config.json", json.dumps({"chat_template": entries}))
+    assert rendered(folder) == "good"
+
+
+def test_a_template_file_that_is_no_text_is_named(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         load(Model(source=str(folder)))
 
 

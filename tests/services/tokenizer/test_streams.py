@@ -451,8 +451,23 @@ def test_any_batching_gives_the_same_text(tokens: list[int], data: st.DataObject
 def test_the_tenant_goes_along_and_acceptance_comes_back(bench: Bench) -> None:
     bench.admit(tenant="ann", weight=3)
     assert (bench.to_scheduler[0].tenant, bench.to_scheduler[0].weight) == ("ann", 3)
-    bench.streams.admit_again()
+    bench.streams.lanes.renewed(0)
     assert (bench.to_scheduler[1].tenant, bench.to_scheduler[1].weight, bench.to_scheduler[1].again) == ("ann", 3, True)
     accepted = pack_u64((FIRST, FIRST + 9)) + b"odd"  # one that has ended, and a peer that cannot count
-    bench.streams.take(TokenBatch(b"", b"", b"", [], accepted))
+    bench.streams.take(TokenBatch(b"", b"", b"", [], accepted), 0)
     assert bench.flush() == ([], []) and bench.to_api[0].accepted == pack_u64((FIRST,))
+
+
+def test_a_refusal_of_a_kind_that_is_not_known(bench: Bench) -> None:
+    bench.admit()
+    bench.streams.refused(Refused(FIRST, "of a newer version", "no"))
+    bench.flush()
+    assert bench.streams.open_requests == 0
+
+
+def test_ids_that_overlap_or_are_none_are_not_opened(bench: Bench) -> None:
+    bench.open(FIRST + 1)
+    for seq_id, n in ((FIRST, 2), (2**64 - 1, 2), (-1, 1), (FIRST, 0)):
+        assert bench.streams.open(Submit(seq_id, PromptKind.TEXT, Sampling(10), n=n), bench.box) is None
+    assert bench.streams.open_requests == 1
+    assert bench.streams.counts.unknown_results == 4

@@ -82,6 +82,12 @@ def test_llama3_scaling_is_found_again() -> None:
         hf_config(file(), factors[:-1])
 
 
+@pytest.mark.parametrize("factors", [[0.0] * 8, [math.nan] * 8, [math.inf] * 8, [-1.0], []])
+def test_factors_that_are_none(factors: list[float]) -> None:
+    with pytest.raises(ConfigError, match="rope factors"):
+        hf_config(file(), factors)
+
+
 def test_llama3_factor_is_transformers() -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -1,4 +1,5 @@
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_index_errors_name_the_file(tmp_path: Path) -> None:
         write_index(tmp_path, {"a": outside})
         with pytest.raises(ConfigError, match="not a name in this folder"):
             read_folder(tmp_path)
+    for name in ("\0", "x" * 999, "\ud800"):
+        write_index(tmp_path, {"a": name})
+        with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
+            read_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 99_999)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_folder(tmp_path)
     write_index(tmp_path, [])
     with pytest.raises(ConfigError, match="no weight_map"):
         read_folder(tmp_path)

@@ -34,6 +34,15 @@ def test_operations_have_names_bodies_and_parameters() -> None:
     assert schema == {"$ref": "#/components/schemas/CompletionRequest"}
 
 
+def test_answers_and_headers_are_all_listed() -> None:
+    operation = document(discover())["paths"]["/v1/completions"]["post"]
+    assert {"200", "400", "401", "404", "413", "429", "503", "504"} <= operation["responses"].keys()
+    assert operation["responses"]["200"]["content"].keys() == {"application/json", "text/event-stream"}
+    assert {entry["name"] for entry in operation["parameters"]} == {"x-request-id", "x-request-timeout-ms"}
+    metrics = document(discover())["paths"]["/metrics"]["get"]
+    assert metrics["responses"]["200"]["content"].keys() == {"text/plain"}
+
+
 def test_it_is_served() -> None:
     async def main() -> None:
         async with running() as (_, client):

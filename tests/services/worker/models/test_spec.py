@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.models.spec import Config, RopeSpec, read_decoder, read_rope
+from services.worker.models.spec import Config, RopeSpec, read_decoder, read_moe, read_rope
 
 BASE: dict[str, Any] = {
     "vocab_size": 10,
@@ -48,6 +48,31 @@ def test_read_decoder_refuses_what_it_cannot_run() -> None:
         read_decoder(Config(BASE | {"hidden_act": "gelu"}))
     with pytest.raises(ValueError, match="'vocab_size' is missing"):
         read_decoder(Config({key: value for key, value in BASE.items() if key != "vocab_size"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**12}, "num_layers"),
+        ({"vocab_size": -1}, "vocab_size"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"max_position_embeddings": 2**60}, "max_position"),
+        ({"partial_rotary_factor": 9.0}, "rope of 36"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, "factor"),
+    ],
+)
+def test_sizes_that_no_model_has(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_decoder(Config(BASE | {"head_dim": 4} | changes))
+
+
+def test_mixtures_that_no_model_has() -> None:
+    config = Config({"num_experts_per_tok": 1})
+    for num_experts, inner in ((10**9, 8), (4, 0)):
+        with pytest.raises(ValueError, match="experts"):
+            read_moe(config, num_experts, inner, True)
 
 
 def test_rope_of_both_generations_of_configs() -> None:
