@@ -66,11 +66,13 @@ def _bundled() -> ModelFiles:
 
 def _folder(path: Path) -> ModelFiles:
     path = path.resolve()
-    check_folder(path)
+    if os.path.lexists(path / "config.json"):
+        check_folder(path)
     if (path / "config.json").is_file():
         return ModelFiles("folder", path, path.name)
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:
+        check_folder(path)
         return ModelFiles("gguf", files[0], files[0].stem)
     if files:
         names = ", ".join(file.name for file in files)

@@ -454,7 +454,7 @@ def test_fault_of_an_encode_is_one_request_refused(run_dir: Path, monkeypatch: p
             patched.setattr(Encoder, "prompt", broken)
             api.send(text(seq(api)))
             answer = await api.first(Refused)
-        assert answer.reason == "internal" and "boom" in answer.message
+        assert answer.reason == "internal" and "boom" not in answer.message
         api.send(text(seq(api, 1)))
         await system.scheduler.first(Admit)
 
