@@ -109,8 +109,7 @@ class Fleet:
 
     def load(self) -> Load:
         """Of all groups together."""
-        total = Load(*map(sum, zip(*(places.columns(core.load()) for core in self._cores()), strict=True)))
-        return places.with_steps(total, total.steps + self._past_steps)
+        return places.total([core.load() for core in self._cores()], self._past_steps)
 
     def loads(self) -> dict[int, Load]:
         """By group."""
