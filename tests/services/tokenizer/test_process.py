@@ -512,8 +512,8 @@ def test_a_scheduler_that_was_replaced(run_dir: Path) -> None:
         await system.scheduler.until(lambda: len(system.scheduler.of(Admit)) == 2)
         prompt = pack_i32([504, 3575, 282, 4649, 314])
         assert sorted(system.scheduler.of(Admit), key=lambda admit: admit.seq_id) == [
-            Admit(seq(api, 0), prompt, Sampling(20, seed=7)),
-            Admit(seq(api, 1), prompt, Sampling(20, seed=8), output=pack_i32([7042])),
+            Admit(seq(api, 0), prompt, Sampling(20, seed=7), again=True),
+            Admit(seq(api, 1), prompt, Sampling(20, seed=8), output=pack_i32([7042]), again=True),
         ]
         old.send(TokenBatch(pack_u64([seq(api, 1)]), pack_i32([1]), pack_i32([31]), []))
         system.tokens(seq(api, 1), 1, [30])
