@@ -598,7 +598,11 @@ def test_a_text_that_does_not_end_is_told_though_others_go_on(run_dir: Path, mon
 
         for number in itertools.count(1):
             api.send(text(seq(api, number)))
-            await system.scheduler.until(lambda sent=number: len(system.scheduler.of(Admit)) == sent)
+            try:
+                await system.scheduler.until(lambda sent=number: len(system.scheduler.of(Admit)) == sent)
+            except BaseException:
+                release.set()  # else the process could not end
+                raise
             if stalled_s() > 0.5:
                 break
         release.set()
