@@ -101,7 +101,12 @@ async def act(run: Run, blows: list[Blow]) -> None:
 @contextlib.contextmanager
 def bar(run: Run, kills: int, console: Console) -> Iterator[None]:
     """Kills done, what is going on, streams open and ended."""
-    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[more]}"),
+    )
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task: TaskID = progress.add_task("kills", total=kills, more="")
 
@@ -121,7 +126,12 @@ def table(found: Found) -> Table:
         table.add_column(name, justify="right")
     for kind in found.pauses:
         recovery = sorted(kind.recovery)
-        figures = (f"{kind.median_s:.2f}", f"{kind.most_s:.2f}", f"{recovery[len(recovery) // 2]:.2f}", f"{recovery[-1]:.2f}")
+        figures = (
+            f"{kind.median_s:.2f}",
+            f"{kind.most_s:.2f}",
+            f"{recovery[len(recovery) // 2]:.2f}",
+            f"{recovery[-1]:.2f}",
+        )
         table.add_row(kind.kind, str(kind.blows), str(len(kind.streams)), *figures)
     table.caption = found.conditions
     return table

@@ -1,4 +1,4 @@
-"""One streaming request, written down as it came: every event with its time, and how it ended.
+"""One request, streamed or not, written down as it came: every event with its time, and how it ended.
 
 `run` never raises for what a server or a network may do. It finds out which process serves the connection before it
 sends anything: the replicas of an API share one port, and whether a broken stream was to be expected depends on it.
@@ -98,7 +98,9 @@ async def _read(
     if outcome.status != 200:
         outcome.end, outcome.detail = "refused", (await reader.read()).decode(errors="replace")[:300]
         return
-    assert "transfer-encoding: chunked" in head.lower(), head
+    if "transfer-encoding: chunked" not in head.lower():
+        take_whole(outcome, await reader.read(), time.monotonic())
+        return
     rest = b""
     while size := int(await reader.readline() or _early(), 16):
         body = await reader.readexactly(size + 2)
@@ -116,6 +118,22 @@ async def _read(
 
 def _early() -> bytes:
     raise Broken("closed in the middle of the answer")
+
+
+def take_whole(outcome: Outcome, body: bytes, now_s: float) -> None:
+    """The answer of a request that is not streamed. Raises Broken if it is cut."""
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise Broken("closed in the middle of the answer") from error
+    usage = answer["usage"]
+    outcome.prompt_tokens, outcome.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+    for choice in answer["choices"]:
+        index = choice["index"]
+        outcome.texts[index] = choice["message"]["content"] if "message" in choice else choice["text"]
+        outcome.reasons[index] = choice["finish_reason"]
+    outcome.arrivals.append(now_s)
+    outcome.end = "ended"
 
 
 def take(outcome: Outcome, event: bytes, now_s: float) -> None:

@@ -2,6 +2,7 @@
 silences were. Pure: all it knows are the expected answers, the blows with their times, and the outcomes.
 """
 
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -69,11 +70,18 @@ def judge(outcomes: Sequence[Outcome], answers: Mapping[int, Answer], blows: Seq
         if outcome.breach:
             fault = outcome.breach
         if fault:
-            faults.append(
-                f"ask {outcome.ask}, from {outcome.opened_s:.2f} to {outcome.ended_s:.2f} s at pid {outcome.owner}: {fault}"
-            )
-    names = ("equal", "broken", "refused", "unreachable", "lost", "duplicated")
-    return Verdict(len(outcomes), *(count[name] for name in names), faults)
+            when = f"from {outcome.opened_s:.2f} to {outcome.ended_s:.2f} s"
+            faults.append(f"ask {outcome.ask}, {when}, at pid {outcome.owner}: {fault}")
+    return Verdict(
+        streams=len(outcomes),
+        equal=count["equal"],
+        broken_with_api=count["broken"],
+        refused=count["refused"],
+        unreachable=count["unreachable"],
+        lost=count["lost"],
+        duplicated=count["duplicated"],
+        faults=faults,
+    )
 
 
 def _judge(outcome: Outcome, answer: Answer, blows: Sequence[Blow], count: Counter[str]) -> str:
@@ -121,7 +129,9 @@ def difference(expected: Answer, got: Answer) -> str:
     for index, text in expected.texts.items():
         other = got.texts.get(index, "")
         if other != text:
-            same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+            same = next(
+                (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other))
+            )
             return (
                 f"choice {index} parts at character {same} of {len(text)} (got {len(other)}), "
                 f"expected {text[same:][:40]!r}, got {other[same:][:40]!r}"
@@ -167,5 +177,5 @@ def _pause(outcome: Outcome, blow: Blow) -> float | None:
     resumed_by = blow.at_s if outcome.end == "ended" else blow.ready_s
     if not times or not times[0] < blow.at_s or not resumed_by < times[-1]:
         return None
-    gaps = [(a, b) for a, b in zip(times, times[1:], strict=False) if b > blow.at_s and a < blow.ready_s]
+    gaps = [(a, b) for a, b in itertools.pairwise(times) if b > blow.at_s and a < blow.ready_s]
     return max(b - a for a, b in gaps)

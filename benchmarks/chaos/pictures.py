@@ -63,7 +63,9 @@ def _rate(axis: Any, times: Sequence[float]) -> None:
     bins = [0] * (int(max(times, default=0.0) / BIN_S) + 1)
     for at_s in times:
         bins[int(at_s / BIN_S)] += 1
-    axis.fill_between([i * BIN_S for i in range(len(bins))], [count / BIN_S for count in bins], step="post", color=OURS, alpha=0.6)
+    axis.fill_between(
+        [i * BIN_S for i in range(len(bins))], [count / BIN_S for count in bins], step="post", color=OURS, alpha=0.6
+    )
     axis.set_ylim(bottom=0)
     axis.set_xlabel("seconds", fontsize=8)
 

@@ -58,7 +58,9 @@ class Site:
         self._client.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._client.__exit__(kind, value, trace)
 
     def processes(self) -> dict[Program, psutil.Process]:

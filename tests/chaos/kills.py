@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.kills`: at least 60 kills under 32 streams; what it prints and draws is benchmarks/recovery.py's."""
+"""`python -m tests.chaos.kills`: at least 60 kills under 32 streams. All of it is benchmarks/recovery.py."""
 
 from benchmarks.recovery import main
 
