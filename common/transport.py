@@ -7,6 +7,7 @@ are counted and dropped, never raised. A socket belongs to the one thread or loo
 
 import asyncio
 import contextlib
+import errno
 import os
 import struct
 from collections.abc import Callable, Collection
@@ -22,6 +23,7 @@ MAGIC = b"VL"
 HEADER = struct.Struct("<2sHQ")
 DRAIN_LIMIT = 1024  # frames handled before the loop gets a turn
 MAX_FRAME_BYTES = 256 * 1024 * 1024
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 T = TypeVar("T")
 
 
@@ -54,15 +56,30 @@ class Push:
         self._encoder = msgspec.msgpack.Encoder()
         self._header = HEADER.pack(MAGIC, PROTOCOL_VERSION, incarnation)
         self._frame = bytearray(self._header)
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, queue)
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.connect(endpoint)
+        self._queue = queue
+        self._socket = self._open()
+
+    def _open(self) -> "zmq.Socket[bytes] | None":
+        """None while this process has no descriptors left: who may join or ask must not be able to end it."""
+        try:
+            opened: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            if error.errno in NO_DESCRIPTORS:
+                return None
+            raise
+        opened.set(zmq.SNDHWM, self._queue)
+        opened.set(zmq.LINGER, 0)
+        opened.set(zmq.RECONNECT_IVL, 20)
+        opened.set(zmq.RECONNECT_IVL_MAX, 500)
+        opened.connect(self.endpoint)
+        return opened
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Queues the message; False if the link is full (`refused` is counted)."""
+        """Queues the message; False if the link is full, or not open yet (`refused` is counted)."""
+        self._socket = self._socket or self._open()
+        if self._socket is None:
+            self._counters.refused += 1
+            return False
         frame = self._frame
         self._encoder.encode_into(message, frame, HEADER.size)
         try:
@@ -76,7 +93,8 @@ class Push:
 
     def close(self, linger_ms: int = 0) -> None:
         """Drops what is not sent after `linger_ms`."""
-        self._socket.close(linger=linger_ms)
+        if self._socket is not None:
+            self._socket.close(linger=linger_ms)
 
 
 class Inbox(Generic[T]):

@@ -55,7 +55,7 @@ async def run(
         outcome.ended_s = time.monotonic()
         return outcome
     try:
-        outcome.owner = await _accepted(writer, owner)
+        outcome.owner = await _accepted(reader, writer, owner)
         content = json.dumps(ask.body).encode()
         head = f"POST {ask.path} HTTP/1.1\r\nHost: valence\r\nConnection: close\r\nContent-Type: application/json\r\n"
         writer.write(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
@@ -72,7 +72,7 @@ async def run(
     return outcome
 
 
-async def _accepted(writer: asyncio.StreamWriter, owner: Owner) -> int:
+async def _accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, owner: Owner) -> int:
     """Pid of the process that serves the connection; 0 if it was closed before anybody took it."""
     port = writer.get_extra_info("sockname")[1]
     end_s = time.monotonic() + SILENCE_S
@@ -81,7 +81,7 @@ async def _accepted(writer: asyncio.StreamWriter, owner: Owner) -> int:
             return pid
         await asyncio.sleep(0.02)
         sock: socket.socket = writer.get_extra_info("socket")
-        if writer.is_closing() or sock.fileno() < 0:
+        if writer.is_closing() or reader.at_eof() or sock.fileno() < 0:
             break
     return 0
 

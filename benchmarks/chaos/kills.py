@@ -7,7 +7,7 @@ tokens depend on the batch is found there and ends the run, since nothing could 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.chaos.asks import Ask, with_stops
@@ -112,6 +112,17 @@ class Run:
             self.tell()
             await asyncio.gather(*lanes)
         await self.settle()
+
+    async def during(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Streams over and over until `action` is through, which begins when all have text; then they end."""
+        self._striking = True
+        lanes = [asyncio.create_task(self._lane(number)) for number in range(self.streams)]
+        try:
+            await self._until_streaming()
+            await action()
+        finally:
+            self._striking = False
+            await asyncio.gather(*lanes)
 
     async def settle(self) -> None:
         """Waits until nothing is open or held. Raises TimeoutError."""

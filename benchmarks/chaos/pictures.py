@@ -1,5 +1,6 @@
 """Pictures of chaos runs: pauses per kind of loss, tokens over time under kills, memory over time."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,8 @@ def memory(
         own = [blow for blow in blows if any(victim.service == service for victim in blow.victims)]
         for blow in own:
             axis.axvline(blow.at_s, color=COLORS[service], linewidth=0.7, alpha=0.5)
-        axis.set_ylim(bottom=0)
+        most = max((max(values) for name in names for _, values in lives[name]), default=1.0)
+        axis.set_ylim(0, most * 1.15)
         axis.set_title(f"{service}: resident MiB, its kills marked", fontsize=9)
         axis.legend(fontsize=7, frameon=False, loc="lower right")
     axes[-1, 0].set_xlabel("seconds", fontsize=8)
@@ -84,7 +86,7 @@ def _finish(pyplot: Any, figure: Any, axes: Sequence[Any], title: str, path: str
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(textwrap.fill(title, 110), fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -6,10 +6,12 @@ Exit status 1 if so. The load is in benchmarks/chaos/soak.py, the rule for memor
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console, Group
@@ -182,6 +184,7 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=plan.kill_every_s, help="seconds [%(default)s]")
     parser.add_argument("--streams", type=int, default=plan.streams, help="clients at a time [%(default)s]")
     parser.add_argument("--seed", type=int, default=plan.seed, help="[%(default)s]")
+    parser.add_argument("--samples", help="write every sample to this file, as JSON")
     add_system_arguments(parser)
     given = parser.parse_args()
     console = Console()
@@ -197,6 +200,9 @@ def main() -> None:
         f"blocks looked at {found.run.watched} times; at the end nothing was open and all blocks were free or cached"
     )
     save(results(found), given.json)
+    if given.samples:
+        text = json.dumps([[*sample.program, *sample[1:]] for sample in found.run.samples])
+        Path(given.samples).write_text(text + "\n")
     if given.plot:
         plot(found, given.plot)
     sys.exit(1 if found.faults else 0)
