@@ -7,6 +7,7 @@ ends the process with a non-zero exit status. `Node` keeps an asyncio process a 
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -45,6 +46,7 @@ class Process:
         self.counters = LinkCounters()
         self.stopping = asyncio.Event()
         self._usage = psutil.Process()
+        self._used: dict[str, float] = {}
 
     def inbox_endpoint(self) -> str:
         """Where this process binds. Unique per process start, so that no stale peer ever talks to a new process."""
@@ -60,10 +62,12 @@ class Process:
         return Push(endpoint, self.incarnation, self.config.links.queue, self.counters)
 
     def usage(self) -> dict[str, float]:
-        """Metrics that every process has."""
-        cpu = self._usage.cpu_times()
-        process = {"resident_bytes": float(self._usage.memory_info().rss), "cpu_seconds": cpu.user + cpu.system}
-        return link_metrics(self.counters) | process
+        """Metrics that every process has. Without a descriptor to read them they are those of the last time."""
+        with contextlib.suppress(OSError):
+            cpu = self._usage.cpu_times()
+            resident = float(self._usage.memory_info().rss)
+            self._used = {"resident_bytes": resident, "cpu_seconds": cpu.user + cpu.system}
+        return link_metrics(self.counters) | self._used
 
 
 def scheduler_endpoint(config: Config) -> str:

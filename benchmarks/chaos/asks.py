@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 MODEL = "SmolLM2-135M-Instruct"
 TOPICS = ("ships", "rivers", "clocks", "bridges", "foxes", "trains", "lamps", "kites")
 LENGTHS = (48, 24, 64, 40, 96, 16, 160, 32)  # output tokens, by place in a group of eight
-LONG_PROMPT = 150  # words
+LONG_PROMPT = 60  # words
 
 
 class Ask(NamedTuple):

@@ -68,6 +68,7 @@ class Run:
         self.stage = "learning the answers"
         self.tell: Callable[[], None] = lambda: None
         self._striking = True
+        self._talked: set[int] = set()  # streams (by id of their outcome) with text since all was ready
         self._thread = ThreadPoolExecutor(1)  # the only one that asks the scheduler
 
     async def learn(self) -> None:
@@ -150,9 +151,12 @@ class Run:
     async def _one(self, ask: Ask) -> Outcome:
         self.open += 1
         try:
-            return await run("127.0.0.1", self.site.system.port, ask, self.site.owner)
+            return await run("127.0.0.1", self.site.system.port, ask, self.site.owner, self._note)
         finally:
             self.open -= 1
+
+    async def _note(self, outcome: Outcome) -> None:
+        self._talked.add(id(outcome))
 
     async def _strike(self, blow: Blow, overlapped: bool) -> None:
         chance = random.Random(f"{self.seed} {len(self.blows)}")
@@ -185,14 +189,10 @@ class Run:
 
     async def _until_streaming(self) -> None:
         """Most streams have text again: a blow is to meet them in the middle. Raises TimeoutError."""
+        self._talked.clear()
         async with asyncio.timeout(READY_WITHIN_S):
-            since_s = time.monotonic()
-            while not await self._in_thread(self._streaming) and time.monotonic() - since_s < 30:
+            while len(self._talked) < self.streams * 3 // 4:
                 await asyncio.sleep(LOOK_S)
-
-    def _streaming(self) -> bool:
-        status = self.site.status()
-        return status is not None and status.model is not None and status.load.running >= self.streams * 3 // 4
 
     async def _in_thread(self, look: Callable[[], bool]) -> bool:
         return await asyncio.get_running_loop().run_in_executor(self._thread, look)

@@ -22,6 +22,8 @@ def recovery(found: Sequence[Pauses], arrivals: Sequence[float], blows: Sequence
         spread = [place + (i % 21 - 10) / 40 for i in range(len(kind.streams))]
         color = COLORS.get(kind.kind, THEIRS if kind.kind == "none" else FLOOR)
         above.scatter(spread, kind.streams, s=6, alpha=0.35, color=color, linewidths=0)
+        if not kind.streams:
+            continue
         above.plot([place - 0.35, place + 0.35], [kind.median_s] * 2, color="black", linewidth=1.5)
         above.annotate(f"{kind.median_s:.2f}", (place + 0.37, kind.median_s), fontsize=8, va="center")
     above.set_xticks(range(len(found)), [f"{kind.kind}\n({kind.blows} blows)" for kind in found], fontsize=8)
