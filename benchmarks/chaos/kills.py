@@ -18,7 +18,8 @@ from valence.programs import Program
 
 # Exact mode: float32 throughout, so that tokens do not depend on which other rows share a step. No quarantine: here
 # the same request meets more deaths of its worker than any that is to blame for them.
-SETTINGS = ("model.dtype=float32", "scheduler.max_rows=64", "kv.blocks=512", "scheduler.max_worker_deaths=1000000")
+NO_QUARANTINE = "scheduler.max_worker_deaths=1000000"
+SETTINGS = ("model.dtype=float32", "scheduler.max_rows=64", "kv.blocks=512", NO_QUARANTINE)
 READY_WITHIN_S = 300.0
 LOOK_S = 0.05
 RETRY_S = 0.25  # of a client that was refused

@@ -17,12 +17,11 @@ from benchmarks.chaos import rude
 from benchmarks.chaos.asks import Ask
 from benchmarks.chaos.client import Outcome, run
 from benchmarks.chaos.judge import Blow
-from benchmarks.chaos.kills import RETRY_S, Run
+from benchmarks.chaos.kills import NO_QUARANTINE, RETRY_S, Run
 from benchmarks.chaos.site import Site
 from valence.programs import Program
 
-SETTINGS = ("model.dtype=float32", "scheduler.max_rows=64", "kv.blocks=256", "model.max_len=2048")
-SETTINGS += ("scheduler.max_worker_deaths=1000000",)
+SETTINGS = ("model.dtype=float32", "scheduler.max_rows=64", "kv.blocks=256", "model.max_len=2048", NO_QUARANTINE)
 # What a client does, and how often.
 LOAD = {"stream": 50, "whole": 8, "slow": 8, "leave": 14, "bad input": 12, "no HTTP": 3, "aborted upload": 5}
 RUDE = {"bad input": rude.bad_input, "no HTTP": rude.no_http, "aborted upload": rude.aborted_upload}
