@@ -10,7 +10,7 @@ from benchmarks.chaos.kills import SETTINGS, Run
 from benchmarks.chaos.site import Site, Topology
 from benchmarks.system import System
 
-STREAMS = 6
+STREAMS = 4
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def learnt() -> Iterator[Run]:
     """A run that knows the answers, on a system of this test file's own."""
     topology = Topology()
     with System(*SETTINGS, *topology.settings()) as system, Site(system, topology) as site:
-        run = Run(site, asks(STREAMS, longest=48), STREAMS, seed=3)
+        run = Run(site, asks(STREAMS, longest=24), STREAMS, seed=3)
         asyncio.run(run.learn())
         yield run
 
