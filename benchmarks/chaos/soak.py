@@ -26,6 +26,7 @@ SETTINGS = ("model.dtype=float32", "scheduler.max_rows=64", "kv.blocks=256", "mo
 LOAD = {"stream": 50, "whole": 8, "slow": 8, "leave": 14, "bad input": 12, "no HTTP": 3, "aborted upload": 5}
 RUDE = {"bad input": rude.bad_input, "no HTTP": rude.no_http, "aborted upload": rude.aborted_upload}
 SLOW_READ_S = 0.15  # between two reads of a slow client
+FILES_AT_REST = 96  # descriptors of a process that has no client: libraries, links to its peers, sockets
 MIB = 2**20
 
 
@@ -67,7 +68,11 @@ class Soak(Run):
             await asyncio.gather(*lanes)
             sampler.cancel()
         await self.settle()
+        rest_s = time.monotonic() - self.started_s
         self._look()
+        for sample in [sample for sample in self.samples if sample.at_s >= rest_s]:
+            if sample.files > FILES_AT_REST:
+                self.faults.append(f"{sample.program.name} has {sample.files} files open, and nothing to do")
 
     async def _strike_until(self, end_s: float, length_s: float, kill_every_s: float) -> None:
         chance = random.Random(self.seed)
