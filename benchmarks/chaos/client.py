@@ -15,7 +15,8 @@ import msgspec
 
 from benchmarks.chaos.asks import Ask
 
-SILENCE_S = 120.0  # without a byte, until a stream counts as hung
+SILENCE_S = 120.0  # without a byte, until a stream counts as hung: a comment comes every 15 s
+WHOLE_S = 1200.0  # the same for an answer that is not streamed: no byte comes before all of it
 Owner = Callable[[int], int]  # local port of a connection -> pid of the API process that has accepted it, 0: none (yet)
 
 
@@ -60,7 +61,7 @@ async def run(
         head = f"POST {ask.path} HTTP/1.1\r\nHost: valence\r\nConnection: close\r\nContent-Type: application/json\r\n"
         writer.write(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
         async with asyncio.timeout(None) as patience:
-            await _read(reader, outcome, patience, between)
+            await _read(reader, outcome, patience, bool(ask.body.get("stream")), between)
     except TimeoutError:
         outcome.end = "hung"
     except (Broken, OSError, asyncio.IncompleteReadError) as error:
@@ -90,9 +91,11 @@ async def _read(
     reader: asyncio.StreamReader,
     outcome: Outcome,
     patience: asyncio.Timeout,
+    streamed: bool,
     between: Callable[[Outcome], Awaitable[None]] | None,
 ) -> None:
-    patience.reschedule(asyncio.get_running_loop().time() + SILENCE_S)
+    patience_s = SILENCE_S if streamed else WHOLE_S
+    patience.reschedule(asyncio.get_running_loop().time() + patience_s)
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     outcome.status = int(head.split(" ", 2)[1])
     if outcome.status != 200:
@@ -109,7 +112,7 @@ async def _read(
         for event in events:
             if event.startswith(b"data: "):
                 take(outcome, event[6:], now_s)
-        patience.reschedule(asyncio.get_running_loop().time() + SILENCE_S)
+        patience.reschedule(asyncio.get_running_loop().time() + patience_s)
         if between is not None:
             await between(outcome)
     if outcome.end != "ended" and outcome.end != "error":

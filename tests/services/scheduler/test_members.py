@@ -78,3 +78,15 @@ def test_silent_members_are_found_and_removed(registry: Registry) -> None:
 def test_the_scheduler_itself_cannot_be_removed(registry: Registry) -> None:
     assert registry.remove(1) is None
     assert registry.service_of(1) == "scheduler"
+
+
+def test_the_schedulers_own_sleep_is_nobodys_silence(registry: Registry) -> None:
+    """Suspended together, they go on one after the other: all have `dead_after_s` anew."""
+    hello(registry, peer("worker", 0, 11), now_s=0.0)
+    hello(registry, peer("api", 0, 12), now_s=0.0)
+    assert registry.silent(0.5) == []
+    assert registry.silent(60.0) == []
+    registry.heartbeat(12, Heartbeat("ready", 1), 61.0)
+    for now_s in (60.5, 62.0, 64.0, 65.0):
+        assert registry.silent(now_s) == []
+    assert [p.incarnation for p in registry.silent(65.1)] == [11]
