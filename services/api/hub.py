@@ -267,6 +267,11 @@ class Hub:
             elif not tokenizers or not self._move(choice, self.routes.pick(tokenizers)):
                 self._waiting.append(choice)
 
+    def excuse(self, now_s: float) -> None:
+        """Nobody could take the choices that wait: their time begins anew."""
+        for choice in self._waiting:
+            choice.lost_s = now_s
+
     def flush(self) -> None:
         """Tells every consumer with news, once."""
         changed, self._changed = self._changed, []
