@@ -110,7 +110,7 @@ def test_time_without_a_worker_does_not_count() -> None:
         core.core.handle([Tick()], core.now_s)
     assert not core.core.idle
     core.ready()
-    core.core.handle([Tick()], core.now_s + 30.0)
+    core.core.handle([Tick()], core.now_s + 29.0)
     assert not core.core.idle
     core.send(admit(NEW, OLD))
     core.run()
