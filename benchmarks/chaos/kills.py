@@ -69,7 +69,8 @@ class Run:
         self.stage = "learning the answers"
         self.tell: Callable[[], None] = lambda: None
         self._striking = True
-        self._talked: set[int] = set()  # streams (by id of their outcome) with text since all was ready
+        self._talked: set[int] = set()  # streams (by id of their outcome) with text since then
+        self._since_s = 0.0
         self._thread = ThreadPoolExecutor(1)  # the only one that asks the scheduler
 
     async def learn(self) -> None:
@@ -157,7 +158,8 @@ class Run:
             self.open -= 1
 
     async def _note(self, outcome: Outcome) -> None:
-        self._talked.add(id(outcome))
+        if outcome.arrivals and outcome.arrivals[-1] >= self._since_s:  # a comment is no text
+            self._talked.add(id(outcome))
 
     async def _strike(self, blow: Blow, overlapped: bool) -> None:
         chance = random.Random(f"{self.seed} {len(self.blows)}")
@@ -191,6 +193,7 @@ class Run:
     async def _until_streaming(self) -> None:
         """Most streams have text again: a blow is to meet them in the middle. Raises TimeoutError."""
         self._talked.clear()
+        self._since_s = time.monotonic()
         async with asyncio.timeout(READY_WITHIN_S):
             while len(self._talked) < self.streams * 3 // 4:
                 await asyncio.sleep(LOOK_S)
