@@ -1,4 +1,4 @@
-"""The machine around the system fails: no descriptors left, no space left. Streams end as if nothing had been, new
+"""The machine around the system fails: no descriptors, no space, no time (it is suspended). Streams end as if nothing had been, new
 clients are refused or wait, and when there is room again all goes on with the same processes.
 """
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,8 @@ from benchmarks.chaos.kills import READY_WITHIN_S, Run
 from valence.programs import Program
 
 SPARE = 3  # descriptors that a process has left
+ASLEEP_S = 7.0  # more than links.dead_after_s
+LAG_S = 1.2  # two heartbeats: the scheduler goes on before the others
 LOOK_S = 0.05
 
 
@@ -137,3 +140,26 @@ def test_a_full_disk_costs_log_lines_and_nothing_else(run: Run) -> None:
 
     asyncio.run(run.during(fill))
     check(run, before, replaced)
+
+
+def test_a_suspended_machine_goes_on_where_it_was(run: Run) -> None:
+    """All processes stop and go on, the scheduler first: it must not take its own sleep for the silence of others."""
+    before = pids(run)
+    serve = psutil.Process(run.site.system.process.pid)
+    processes = [*run.site.processes().values(), *serve.children(), serve]
+    first = run.site.processes()[Program("scheduler", 0)]
+
+    async def suspend() -> None:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(ASLEEP_S)
+        first.send_signal(signal.SIGCONT)
+        await asyncio.sleep(LAG_S)
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+        ended = len(run.outcomes)
+        await until(lambda: len(run.outcomes) > ended + run.streams)
+
+    asyncio.run(run.during(suspend))
+    assert judge(run.outcomes, run.answers, run.blows).unreachable == 0
+    check(run, before)
