@@ -1,5 +1,5 @@
-"""The machine around the system fails: no descriptors, no space, no time (it is suspended). Streams end as if nothing had been, new
-clients are refused or wait, and when there is room again all goes on with the same processes.
+"""The machine around the system fails: no descriptors, no space, no time (it is suspended). Streams end as if nothing
+had been, new clients are refused or wait, and when all is well again the same processes go on.
 """
 
 import asyncio
