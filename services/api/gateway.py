@@ -155,10 +155,7 @@ class Gateway:
 
     def _recover(self, now_s: float) -> None:
         """A tokenizer that has not heard of the model could take nothing; a worker may take long to load it."""
-        if self.node.view.model is None:
-            self.hub.excuse(now_s)
-        else:
-            self.hub.recover(self.tokenizers(), now_s)
+        self.hub.recover(self.tokenizers() if self.node.view.model else None, now_s)
 
     def _send(self, receiver: int, message: msgspec.Struct) -> bool:
         return self.node.send(receiver, message) if receiver else self.node.to_scheduler.send(message)

@@ -360,7 +360,7 @@ def test_time_without_a_worker_does_not_count() -> None:
     request = rig.open()
     rig.hub.lose(A.incarnation, 5.0)
     for now_s in range(10, 1000, 10):
-        rig.hub.excuse(float(now_s))
+        rig.hub.recover(None, float(now_s))
     rig.hub.recover([], 1000.0)
     assert request.failure is None
     rig.hub.recover([B], 1001.0)
