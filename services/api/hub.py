@@ -259,7 +259,7 @@ class Hub:
     def recover(self, tokenizers: list[Peer] | None, now_s: float) -> None:
         """Hands waiting choices to the tokenizers with the least work; late ones fail. None: this time counts not."""
         waiting, self._waiting = self._waiting, []
-        for choice in [choice for choice in waiting if choice.finished is None]:
+        for choice in (choice for choice in waiting if choice.finished is None):  # some may end on the way
             if tokenizers is None:
                 choice.lost_s = now_s
             if now_s - choice.lost_s > self._recover_s:
