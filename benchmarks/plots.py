@@ -21,7 +21,7 @@ class Bars(NamedTuple):
     series: Mapping[str, Sequence[float]]
 
 
-def _pyplot() -> Any:
+def pyplot_or_none() -> Any:
     """None, having said so, without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         Console().print("no picture: matplotlib is not installed")
@@ -33,7 +33,7 @@ def _pyplot() -> Any:
 
 def draw(panels: Sequence[Bars], title: str, path: str) -> None:
     """One panel beside the other, written as PNG to `path`."""
-    pyplot = _pyplot()
+    pyplot = pyplot_or_none()
     if pyplot is None:
         return
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)

@@ -7,6 +7,7 @@ ends the process with a non-zero exit status. `Node` keeps an asyncio process a 
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -51,6 +52,7 @@ class Process:
         self.stopping = asyncio.Event()
         self.recorder = Recorder()  # `start` gives it a file
         self._usage = psutil.Process()
+        self._used: dict[str, float] = {}
 
     def inbox_endpoint(self) -> str:
         """Where this process binds. Unique per process start, so that no stale peer ever talks to a new process."""
@@ -77,10 +79,12 @@ class Process:
         self.recorder.beat(state, refused, unread, self.config.links.heartbeat_s)
 
     def usage(self) -> dict[str, float]:
-        """Metrics that every process has."""
-        cpu = self._usage.cpu_times()
-        process = {"resident_bytes": float(self._usage.memory_info().rss), "cpu_seconds": cpu.user + cpu.system}
-        return link_metrics(self.counters) | process
+        """Metrics that every process has. Without a descriptor to read them they are those of the last time."""
+        with contextlib.suppress(OSError):
+            cpu = self._usage.cpu_times()
+            resident = float(self._usage.memory_info().rss)
+            self._used = {"resident_bytes": resident, "cpu_seconds": cpu.user + cpu.system}
+        return link_metrics(self.counters) | self._used
 
 
 def scheduler_endpoint(config: Config, instance: int = 0) -> str:

@@ -17,10 +17,19 @@ STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "s
 
 
 class LastingConsole(Console):
-    """Falls silent when nobody reads any more; what it reports on must go on or end in order."""
+    """Falls silent when nobody reads any more; what it reports on must go on or end in order.
+
+    Lines that cannot be written, to a file on a full disk, are lost; later ones may be written again.
+    """
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self._buffer.clear()  # else they would be written again, with every later line
 
 
 class Stage(NamedTuple):

@@ -4,7 +4,9 @@ The supervisor and the services are started this way, so that nothing outlives a
 the kernel sends SIGNAL to the process when its parent dies (Linux only). PARENT is the parent's pid, 0 if unknown.
 """
 
+import contextlib
 import ctypes
+import io
 import os
 import resource
 import runpy
@@ -35,10 +37,29 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class LastResort(io.TextIOBase):
+    """Standard error that never fails: what cannot be written is lost.
+
+    Whoever cannot write a log says so here, often on the same full disk. The supervisor ended of it, and all with it.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+
 def main() -> None:
     _, signal_name, parent, module, *arguments = sys.argv
     end_with_parent(signal.Signals[signal_name], int(parent))
     raise_file_limit()
+    sys.stderr = LastResort()
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

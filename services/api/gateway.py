@@ -215,8 +215,8 @@ class Gateway:
         self.hub.flush()
 
     def _recover(self, now_s: float) -> None:
-        """A tokenizer that has not heard of the model could take nothing."""
-        self.hub.recover(self.tokenizers() if self.node.view.model else [], now_s)
+        """A tokenizer that has not heard of the model could take nothing; a worker may take long to load it."""
+        self.hub.recover(self.tokenizers() if self.node.view.model else None, now_s)
 
     def _send(self, receiver: int, message: msgspec.Struct) -> bool:
         return self.node.send(receiver, message) if receiver else self.node.tell_all(message)

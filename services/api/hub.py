@@ -288,12 +288,12 @@ class Hub:
                 self.send(NOBODY.incarnation, Abort(origin))
         self.routes.forget(tokenizer)
 
-    def recover(self, tokenizers: list[Peer], now_s: float) -> None:
-        """Hands the choices that wait to the tokenizers with the least work; those that waited too long fail."""
+    def recover(self, tokenizers: list[Peer] | None, now_s: float) -> None:
+        """Hands waiting choices to the tokenizers with the least work; late ones fail. None: this time counts not."""
         waiting, self._waiting = self._waiting, []
-        for choice in waiting:
-            if choice.finished is not None:
-                continue
+        for choice in (choice for choice in waiting if choice.finished is None):  # some may end on the way
+            if tokenizers is None:
+                choice.lost_s = now_s
             if now_s - choice.lost_s > self._recover_s:
                 self.fail(choice.request, Reject(RejectReason.UNAVAILABLE, "no tokenizer came in time"))
             elif not tokenizers or not self._move(choice, self.routes.pick(tokenizers)):

@@ -22,6 +22,7 @@ class Registry:
         self._own = own.incarnation
         self._roots = roots
         self._dead_after_s = dead_after_s
+        self._looked_s = float("inf")  # when `silent` was last asked; at first nothing was missed
         self._members: dict[int, Member] = {own.incarnation: Member(own, "ready")}
         self._heard_s: dict[int, float] = {}
         self._departed: deque[int] = deque(maxlen=KEEP_DEPARTED)
@@ -112,7 +113,14 @@ class Registry:
         return member.peer
 
     def silent(self, now_s: float) -> list[Peer]:
-        """Members not heard for `dead_after_s`; the caller removes them."""
+        """Members not heard for `dead_after_s`; the caller removes them.
+
+        Asked again only after long, the scheduler was stopped itself: what came meanwhile is unread, and whoever was
+        stopped with it goes on now. All get their time anew.
+        """
+        if now_s - self._looked_s > self._dead_after_s / 2:
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        self._looked_s = now_s
         late = [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._dead_after_s]
         return [self._members[key].peer for key in late if key in self._members]
 

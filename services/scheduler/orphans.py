@@ -22,9 +22,11 @@ def orphan(state: State, tokenizer: int) -> None:
 
 
 def give_up(state: State, recover_s: float) -> None:
-    """Ends those that nobody has taken over for `recover_s`."""
+    """Ends those that nobody has taken over for `recover_s`. Without a worker nobody can: that time does not count."""
     for sequence in list(state.sequences.values()):
-        if state.now_s - sequence.orphaned_s > recover_s:
+        if not state.ready and sequence.orphaned_s < state.now_s:
+            sequence.orphaned_s = state.now_s
+        elif state.now_s - sequence.orphaned_s > recover_s:
             state.finish(sequence, FinishReason.ABORT, message="no tokenizer took it over")
 
 

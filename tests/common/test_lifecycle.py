@@ -1,6 +1,9 @@
 """Exit statuses of real processes, and a Node against a scheduler played by the test over real sockets."""
 
 import asyncio
+import contextlib
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -51,6 +54,23 @@ def test_how_a_service_ends_is_its_exit_status(tmp_path: Path, body: str, status
     _, errors = process.communicate(timeout=30)
     assert process.returncode == status
     assert words in errors
+
+
+def test_a_process_without_descriptors_beats_on_with_its_last_figures(tmp_path: Path) -> None:
+    """The figures are read from files; a heartbeat that failed for want of one would end every service."""
+    process = Process("api", 0, load(None, [f"links.run_dir={tmp_path}"]))
+    before = process.usage()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as held:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.enter_context(open(os.devnull))
+            assert process.usage() == before
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.usage()["cpu_seconds"] >= before["cpu_seconds"] > 0
 
 
 def test_one_signal_asks_and_a_second_ends(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 import asyncio
 import errno
+import contextlib
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +136,26 @@ def test_a_link_waits_for_a_socket(inbox: Inbox, monkeypatch: pytest.MonkeyPatch
     assert push.send(Abort(2)) and counters.refused == 1
     assert take(inbox, 1) == [(77, Abort(2))]
     push.close()
+
+
+def test_a_link_without_descriptors_refuses_until_there_are_some(inbox: Inbox) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    counters = LinkCounters()
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    with contextlib.ExitStack() as held:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.enter_context(open(os.devnull))
+            link = Push(inbox.endpoint, 7, 10, counters)
+            assert not link.send(Abort(1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert counters.refused == 1
+    assert link.send(Abort(2))
+    assert take(inbox, 1) == [(7, Abort(2))]
+    link.close()
 
 
 def test_the_socket_file_goes_with_the_inbox(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import shlex
@@ -114,3 +115,21 @@ def test_tail_reads_only_the_end(tmp_path: Path) -> None:
     file.write_text("".join(f"line {i}\n" for i in range(100_000)))
     assert display.tail(file, 2) == ["line 99998", "line 99999"]
     assert display.tail(tmp_path / "none", 2) == []
+
+
+def test_lines_that_cannot_be_written_are_lost_and_later_ones_are_not() -> None:
+    class Disk(io.StringIO):
+        full = True
+
+        def flush(self) -> None:
+            if self.full:
+                self.seek(0)
+                self.truncate()
+                raise OSError(errno.ENOSPC, "no space left on device")
+
+    disk = Disk()
+    console = display.LastingConsole(file=disk)
+    console.print("one")
+    disk.full = False
+    console.print("two")
+    assert disk.getvalue() == "two\n"

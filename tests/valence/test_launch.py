@@ -23,6 +23,21 @@ def test_the_exit_status_is_the_modules() -> None:
     assert subprocess.run(command, check=False).returncode == 78
 
 
+def test_a_full_disk_under_standard_error_ends_nobody() -> None:
+    script = "import sys; print('x' * 9000, file=sys.stderr); sys.stderr.flush(); print('lives')"
+    command = [*LAUNCH, "SIGKILL", "0", "tests.valence.script", script]
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=True)
+    assert answer.stdout == "lives\n"
+
+
+def test_standard_error_still_tells() -> None:
+    command = [*LAUNCH, "SIGKILL", "0", "tests.valence.script", "raise ValueError('broken \u00e4')"]
+    answer = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert answer.returncode == 1
+    assert "Traceback" in answer.stderr and answer.stderr.rstrip().endswith("ValueError: broken \u00e4")
+
+
 def test_a_parent_that_is_gone_already_is_noticed() -> None:
     command = [*LAUNCH, "SIGKILL", "999999999", "tests.valence.script", "print('ran')"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -392,6 +392,29 @@ def test_a_choice_that_is_moved_too_early_waits_on() -> None:
     assert request.failure is not None and not rig.hub.choices and not rig.aborted
 
 
+def test_a_late_choice_takes_its_sibling_with_it() -> None:
+    rig = Rig()
+    request = rig.open(n=2)
+    first, second = request.choices
+    rig.hub.lose(A.incarnation, 5.0)
+    first.lost_s, second.lost_s = 5.0, 1000.0
+    rig.hub.recover([B], 1000.0)
+    assert request.failure is not None and not rig.hub.choices
+
+
+def test_time_without_a_worker_does_not_count() -> None:
+    """Tokenizer and worker lost together: loading the model may take longer than a tokenizer is waited for."""
+    rig = Rig()
+    request = rig.open()
+    rig.hub.lose(A.incarnation, 5.0)
+    for now_s in range(10, 1000, 10):
+        rig.hub.recover(None, float(now_s))
+    rig.hub.recover([], 1000.0)
+    assert request.failure is None
+    rig.hub.recover([B], 1001.0)
+    assert request.failure is None and request.choices[0].tokenizer == B.incarnation
+
+
 def test_a_full_link_leaves_it_waiting() -> None:
     rig = Rig()
     request = rig.open()

@@ -109,3 +109,15 @@ def test_a_groups_figures_are_shown_with_its_worker(registry: Registry) -> None:
     registry.remove(11)
     hello(registry, peer("worker", 0, 13))
     assert registry.members()[1].counters == {}
+
+
+def test_the_schedulers_own_sleep_is_nobodys_silence(registry: Registry) -> None:
+    """Suspended together, they go on one after the other: all have `dead_after_s` anew."""
+    hello(registry, peer("worker", 0, 11), now_s=0.0)
+    hello(registry, peer("api", 0, 12), now_s=0.0)
+    assert registry.silent(0.5) == []
+    assert registry.silent(60.0) == []
+    registry.heartbeat(12, Heartbeat("ready", 1), 61.0)
+    for now_s in (60.5, 62.0, 64.0, 65.0):
+        assert registry.silent(now_s) == []
+    assert [p.incarnation for p in registry.silent(65.1)] == [11]

@@ -101,6 +101,22 @@ def test_what_nobody_takes_over_is_freed() -> None:
     assert len(core.tokens[NEW]) == 12, "a late successor starts from the prompt"
 
 
+def test_time_without_a_worker_does_not_count() -> None:
+    """The worker died with the tokenizer, and loads its model for longer than a tokenizer is waited for."""
+    core = started()
+    core.send(WorkerLost(), TokenizerLost(0))
+    for _ in range(100):
+        core.now_s += 10.0
+        core.core.handle([Tick()], core.now_s)
+    assert not core.core.idle
+    core.ready()
+    core.core.handle([Tick()], core.now_s + 29.0)
+    assert not core.core.idle
+    core.send(admit(NEW, OLD))
+    core.run()
+    assert len(core.tokens[NEW]) == 12
+
+
 def test_what_was_taken_over_is_not_freed() -> None:
     core = started()
     core.send(TokenizerLost(0))

@@ -1,0 +1,69 @@
+"""Nothing is decided by the wall clock: it jumps, and every deadline with it.
+
+Who shows a time of day to people or clients is named here; all else reads a monotonic clock.
+"""
+
+import ast
+
+import pytest
+
+from tests.arch.rules import sources
+
+WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "gmtime"), ("time", "ctime")}
+WALL |= {("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("date", "today")}
+SHOWN = {
+    ("common/lifecycle.py", "Process.__init__"): "since when a process runs, for the status",
+    ("services/api/generate.py", "generate"): "`created` of an answer",
+    ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",
+}
+
+
+def wall_clocks(name: str, tree: ast.Module) -> list[tuple[str, str]]:
+    """(file, qualified function) of every use of a wall clock, also one that is only imported."""
+    found: list[tuple[str, str]] = []
+
+    def visit(node: ast.AST, where: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            where = (*where, node.name)
+        if isinstance(node, ast.Attribute) and (_last(node.value), node.attr) in WALL:
+            found.append((name, ".".join(where)))
+        if isinstance(node, ast.ImportFrom):
+            found.extend((name, ".".join(where)) for alias in node.names if (node.module, alias.name) in WALL)
+        for child in ast.iter_child_nodes(node):
+            visit(child, where)
+
+    visit(tree, ())
+    return found
+
+
+def _last(node: ast.expr) -> str:
+    """`datetime` of `datetime` and of `datetime.datetime`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def test_services_decide_by_monotonic_clocks() -> None:
+    found = {
+        use for name, path in sources("common", "services") for use in wall_clocks(name, ast.parse(path.read_text()))
+    }
+    assert found == set(SHOWN)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\ndeadline_s = time.time() + 5",
+        "import time\nclock = time.time",
+        "from time import time",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime\ndatetime.utcnow()",
+        "from datetime import date\ndate.today()",
+        "import time\ntime.time_ns()",
+    ],
+)
+def test_a_wall_clock_is_found(code: str) -> None:
+    assert wall_clocks("services/x.py", ast.parse(code))
+
+
+def test_a_monotonic_clock_is_none() -> None:
+    code = "import time\ntime.monotonic(), time.perf_counter(), time.sleep(1)"
+    assert wall_clocks("services/x.py", ast.parse(code)) == []

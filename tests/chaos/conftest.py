@@ -1,0 +1,31 @@
+"""One running system for the tests of its environment: two API and two tokenizer replicas, the model in exact mode."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.chaos.asks import asks
+from benchmarks.chaos.kills import SETTINGS, Run
+from benchmarks.chaos.site import Site, Topology
+from benchmarks.system import System
+
+STREAMS = 4
+
+
+@pytest.fixture(scope="module")
+def learnt() -> Iterator[Run]:
+    """A run that knows the answers, on a system of this test file's own."""
+    topology = Topology()
+    with System(*SETTINGS, *topology.settings()) as system, Site(system, topology) as site:
+        run = Run(site, asks(STREAMS, longest=24), STREAMS, seed=3)
+        asyncio.run(run.learn())
+        yield run
+
+
+@pytest.fixture
+def run(learnt: Run) -> Run:
+    """The same with nothing in its books."""
+    learnt.outcomes.clear()
+    learnt.blows.clear()
+    return learnt

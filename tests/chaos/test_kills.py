@@ -1,0 +1,19 @@
+"""A short run of tests/chaos/kills.py: each service once, two at once, and one while another is being replaced."""
+
+from rich.console import Console
+
+from benchmarks.recovery import Plan, measure, table
+
+
+def test_kills_lose_and_repeat_nothing() -> None:
+    console = Console()
+    found = measure(Plan(kills=8, streams=8, asks=8, longest=40), console)
+    console.print(table(found))
+    verdict = found.verdict
+    assert verdict.faults == []
+    assert (verdict.lost, verdict.duplicated) == (0, 0)
+    assert verdict.equal >= 8
+    assert sum(len(blow.pids) for blow in found.blows) == 8
+    assert {blow.kind for blow in found.blows} >= {"none", "api", "tokenizer", "scheduler", "worker", "two at once"}
+    hit = [kind for kind in found.pauses if kind.kind in ("scheduler", "worker")]
+    assert all(kind.streams for kind in hit), "nobody was there to be disturbed"
