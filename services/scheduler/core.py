@@ -72,6 +72,7 @@ class SchedulerCore:
     ) -> None:
         self._book = book or Book()
         self._state = State(limits, kv, seed, self._book)
+        self.state = self._state  # for the fleet, which moves sequences between groups
         self._recover_s = recover_s
         self._effects = self._book.effects
         self.left_over = 0  # sequences that still waited after the last plan
@@ -109,20 +110,15 @@ class SchedulerCore:
         state = self._state
         self.changed = False
         plans: list[StepPlan] = []
-        if state.ready:
-            most = state.limits.plans_in_flight
+        most = state.limits.plans_in_flight
+        if state.ready and len(state.in_flight) < most:
             while len(state.in_flight) < most:
                 plan = make_plan(state)
-                self.left_over = len(state.waiting)
                 if plan is None:
                     break
                 plans.append(plan)
+            self.left_over = len(state.waiting)
         return plans
-
-    @property
-    def state(self) -> State:
-        """For the fleet, which moves sequences between groups."""
-        return self._state
 
     @property
     def idle(self) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from common.config import Kv, Scheduler
-from common.protocol import Admit, Load, ModelFacts, WorkerReady
+from common.protocol import Abort, Admit, Load, ModelFacts, Stop, WorkerReady
 from services.scheduler import moves, places, router
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.book import Book
@@ -65,6 +65,8 @@ class Fleet:
         self._handlers: dict[type, Callable[[Any], None]] = {
             GroupResult: self._on_result,
             Admit: self._on_admit,
+            Abort: self._on_named,
+            Stop: self._on_named,
             GroupReady: self._on_ready,
             GroupLost: self._on_lost,
             TokenizerLost: self._on_peer_lost,
@@ -78,7 +80,7 @@ class Fleet:
         self._now_s = now_s
         handlers = self._handlers
         for event in events:
-            handlers.get(type(event), self._on_named)(event)
+            handlers[type(event)](event)
         plans: list[Effect] = []
         for group, core in self._groups.items():
             if core.changed:
@@ -107,8 +109,7 @@ class Fleet:
 
     def load(self) -> Load:
         """Of all groups together."""
-        total = Load(*map(sum, zip(*(places.columns(core.load()) for core in self._cores()), strict=True)))
-        return places.with_steps(total, total.steps + self._past_steps)
+        return places.total([core.load() for core in self._cores()], self._past_steps)
 
     def loads(self) -> dict[int, Load]:
         """By group."""
@@ -142,7 +143,7 @@ class Fleet:
 
     # Requests
 
-    def _on_named(self, event: Any) -> None:
+    def _on_named(self, event: Abort | Stop) -> None:
         """About one sequence. If nobody has it, any core will count that."""
         if self._early is not None:
             self._early.add(event)
@@ -219,7 +220,7 @@ class Fleet:
         self._book.effects.append(GroupJoined(group, ready.model))
         early, self._early = self._early, None
         for waiting in early.events if early else ():
-            self._handlers.get(type(waiting), self._on_named)(waiting)
+            self._handlers[type(waiting)](waiting)
         moves.balance(list(self._groups.values()), self._now_s)
 
     def _objection(self, ready: WorkerReady) -> str:

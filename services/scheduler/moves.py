@@ -62,7 +62,7 @@ def move(source: SchedulerCore, target: SchedulerCore, sequence: Sequence, now_s
 def _part(state: State, sequence: Sequence) -> None:
     assert sequence.row is None, "a sequence that moves has no row"
     if sequence.stage is Stage.WAITING:
-        state.unwait(sequence)
+        state.waiting.remove(sequence)
     del state.sequences[sequence.seq_id]
     if state.worker is not None:
         state.worker.stops.remove(sequence.sampling)
@@ -76,7 +76,7 @@ def _adopt(state: State, sequence: Sequence) -> None:
     state.sequences[sequence.seq_id] = sequence
     worker.stops.add(sequence.sampling)
     if sequence.stage is Stage.WAITING:
-        state.wait(sequence)
+        state.waiting.add(sequence)
     sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, worker.longest)
     if sequence.known >= sequence.limit:
         message = f"its {sequence.known} tokens fit no worker group any more; the largest takes {worker.longest}"

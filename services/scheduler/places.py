@@ -29,7 +29,7 @@ def of_tokens(state: State, tokens: bytes | bytearray, wanted: int, root: bytes,
     missing = -(-known // pool.block_tokens) - len(found) - pool.free_after_share(found)
     return Place(
         uncached=known - len(found) * pool.block_tokens,
-        pending=state.waiting_tokens + filling_tokens(state),
+        pending=state.waiting.tokens + filling_tokens(state),
         open=len(state.sequences),
         missing=max(missing, 0) * pool.block_tokens,
         short=max(min(wanted, worker.facts.max_model_len) - worker.longest, 0),
@@ -72,9 +72,7 @@ def end_begun(state: State, message: str) -> None:
             state.finish(sequence, FinishReason.ERROR, message=message)
 
 
-def columns(load: Load) -> tuple[int, ...]:
-    return msgspec.structs.astuple(load)
-
-
-def with_steps(load: Load, steps: int) -> Load:
-    return msgspec.structs.replace(load, steps=steps)
+def total(loads: list[Load], past_steps: int) -> Load:
+    """Of all groups together; `past_steps` are those of groups that have gone."""
+    sums = Load(*map(sum, zip(*(msgspec.structs.astuple(load) for load in loads), strict=True)))
+    return msgspec.structs.replace(sums, steps=sums.steps + past_steps)

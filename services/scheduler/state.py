@@ -5,7 +5,7 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 """
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -18,8 +18,6 @@ from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
 from services.scheduler.ends import StopTokens
-from services.scheduler.outbox import Outbox
-from services.scheduler.past import Past
 from services.scheduler.policy import Key, length_limit, longest_sequence, rows_allowed
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.rows import Roster, RowTable, readdressed
@@ -75,20 +73,10 @@ class State:
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
-        self.waiting_tokens = 0  # known tokens of the sequences in the queue
-        self._book = book or Book()
-
-    @property
-    def past(self) -> Past:
-        return self._book.past
-
-    @property
-    def outbox(self) -> Outbox:
-        return self._book.outbox
-
-    @property
-    def counters(self) -> Counter[str]:
-        return self._book.counters
+        book = book or Book()
+        self.past = book.past
+        self.outbox = book.outbox
+        self.counters = book.counters
 
     def enqueue(self, sequence: Sequence) -> None:
         """A new sequence begins to wait."""
@@ -97,23 +85,12 @@ class State:
             self.past.names[sequence.origin] = sequence.seq_id
         if self.worker is not None:
             self.worker.stops.add(sequence.sampling)
-        self.wait(sequence)
-
-    def wait(self, sequence: Sequence) -> None:
-        """Into the queue."""
         self.waiting.add(sequence)
-        self.waiting_tokens += sequence.known
-
-    def unwait(self, sequence: Sequence) -> None:
-        """Out of it, but not to a row."""
-        self.waiting.remove(sequence)
-        self.waiting_tokens -= sequence.known
 
     def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
         """From the queue (the caller takes it out) to a row; `blocks` are already this sequence's."""
         worker = self.worker
         assert worker is not None
-        self.waiting_tokens -= sequence.known
         sequence.move(Stage.FILLING, self.now_s, why)
         row = Row(sequence, worker.slots.take(), blocks, computed, computed // worker.pool.block_tokens)
         sequence.row = row
@@ -170,7 +147,7 @@ class State:
 
     def _requeue(self, sequence: Sequence, why: str) -> None:
         sequence.move(Stage.WAITING, self.now_s, why)
-        self.wait(sequence)
+        self.waiting.add(sequence)
 
     def _release(self, row: Row) -> None:
         worker = self.worker
@@ -190,7 +167,7 @@ class State:
             self.settle(sequence.row)
             self._release(sequence.row)
         elif sequence.stage is Stage.WAITING:
-            self.unwait(sequence)
+            self.waiting.remove(sequence)
         sequence.move(Stage.FINISHED, self.now_s, f"{reason.name} {message}" if message else reason.name)
         if self.worker is not None:
             self.worker.stops.remove(sequence.sampling)

@@ -14,6 +14,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self.arrivals = 0  # sequences that have come, which gives the next one its place
+        self.tokens = 0  # known tokens of those that wait
         self._keys: list[Key] = []
         self._by_key: dict[Key, Sequence] = {}
 
@@ -23,19 +24,24 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         insort(self._keys, sequence.key)
         self._by_key[sequence.key] = sequence
+        self.tokens += sequence.known
 
     def at(self, idx: int) -> Sequence:
         return self._by_key[self._keys[idx]]
 
     def pop(self, idx: int) -> Sequence:
-        return self._by_key.pop(self._keys.pop(idx))
+        sequence = self._by_key.pop(self._keys.pop(idx))
+        self.tokens -= sequence.known
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         """Raises KeyError if it is not in the queue."""
         del self._by_key[sequence.key]
         del self._keys[bisect_left(self._keys, sequence.key)]
+        self.tokens -= sequence.known
 
     def check(self, expected: set[int]) -> None:
         """Asserts order, and that exactly the sequences with these ids wait."""
         assert self._keys == sorted(self._by_key), "the queue's keys are out of order"
+        assert self.tokens == sum(sequence.known for sequence in self._by_key.values()), "the queue's tokens are wrong"
         assert {sequence.seq_id for sequence in self._by_key.values()} == expected, "the queue differs from WAITING"

@@ -37,7 +37,7 @@ def test_a_move_takes_everything_along() -> None:
     moves.move(first, second, sequence, 3.0)
     pair.check()
     assert list(first.state.sequences) == [1] and list(second.state.sequences) == [2]
-    assert second.changed and (first.state.waiting_tokens, second.state.waiting_tokens) == (0, 6)
+    assert second.changed and (first.state.waiting.tokens, second.state.waiting.tokens) == (0, 6)
     assert sequence.story()[-1].endswith("moved to another worker group")
     (plan,) = second.plans()[:1]
     assert plan.added[0].seq_id == 2

@@ -30,7 +30,7 @@ def test_cached_blocks_pending_tokens_and_space() -> None:
     place = places.of_tokens(core.state, prompt, 12, first, chain)
     assert place.uncached == 10 - 8 and len(chain) == 2
     assert place.open == 3 and place.short == 0
-    assert place.pending == core.state.waiting_tokens + places.filling_tokens(core.state) > 5
+    assert place.pending == core.state.waiting.tokens + places.filling_tokens(core.state) > 5
     again = places.of_tokens(core.state, prompt, 12, first, chain)
     assert again == place and len(chain) == 2
     assert places.of_tokens(core.state, pack_i32(ids(60, 50)), 60, first, []).missing == (15 - 13) * 4
@@ -75,10 +75,9 @@ def test_what_has_begun_is_ended() -> None:
     assert list(core.state.sequences) == [1]
 
 
-def test_columns_and_steps() -> None:
-    load = Load(running=1, steps=4)
-    assert places.with_steps(load, 9) == Load(running=1, steps=9)
-    assert Load(*places.columns(load)) == load
+def test_loads_are_added_up() -> None:
+    loads = [Load(running=1, steps=4, blocks_total=10), Load(running=2, waiting=3, steps=5, blocks_total=20)]
+    assert places.total(loads, 100) == Load(running=3, waiting=3, steps=109, blocks_total=30)
 
 
 def test_left_over_are_those_that_a_plan_passed_over() -> None:
