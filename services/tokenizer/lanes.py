@@ -161,16 +161,17 @@ class Lanes:
         for seq_id in [key for key, since_s in lane.leaving.items() if now_s - since_s > expire_s]:
             del lane.leaving[seq_id]
 
-    def leave(self, instance: int, starved: bool = False) -> None:
+    def leave(self, instance: int, starved: bool = False, answers: bool = False) -> None:
         """Others go on with what this scheduler has, as far as there are others. Harmless to repeat.
 
         `starved`: it has lost its workers. Only once for a sequence: it may be what kills them.
+        `answers`: it will still say whether it has what it was asked for.
         """
         lane = self.lane(instance)
         if not lane.sequences and not lane.asked:
             return
         better = [self.lane(each) for each in self._takers() if each != instance]
-        for seq_id in list(lane.asked) if better else ():
+        for seq_id in list(lane.asked) if better and not answers else ():
             self.denied(seq_id, lane)
         for seq_id, sequence in list(lane.sequences.items()):
             if (starved and sequence.starved) or all(other.barred(seq_id) for other in better):

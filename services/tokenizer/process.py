@@ -249,7 +249,7 @@ class TokenizerProcess:
         for instance in list(lanes.all):
             draining = not view.lost(instance, now_s) and view.views[instance].state == "draining"
             if draining or instance in view.foreign or view.lost(instance, now_s):
-                lanes.leave(instance)
+                lanes.leave(instance, answers=draining)
             elif view.starved(instance, now_s):
                 lanes.leave(instance, starved=True)
         lanes.heard(change.scheduler, now_s, self._config.links.dead_after_s)

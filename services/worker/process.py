@@ -93,6 +93,8 @@ class WorkerProcess:
         self._flush(keep=len(self._in_flight))
 
     def _on_members(self, engine: Engine, sender: int, message: Members) -> None:
+        if any(m.peer.incarnation == sender and m.peer.instance != self.scheduler for m in message.members):
+            return  # late word of a scheduler that this worker has left
         change = self.view.update(sender, message, time.monotonic())
         self.inbox.departed = self.view.departed
         self.process.record_beat(self.beacon.state)

@@ -133,7 +133,7 @@ class Node:
         for each in list(self.lanes.all):
             _, at_s, last = self.known.get(each, (0, float("-inf"), says))
             if last.draining or now_s - at_s > DEAD_AFTER_S:
-                self.lanes.leave(each)
+                self.lanes.leave(each, answers=now_s - at_s <= DEAD_AFTER_S)
         self.lanes.heard(instance, now_s, DEAD_AFTER_S)
 
     def flush(self) -> None:
@@ -205,10 +205,10 @@ class World:
         old = self.random.choice(self.nodes)
         for side in self.sides:
             side.inbox.append(TokenizerLost(old.instance))
-        self.nodes[old.instance] = Node(old.instance, self)
-        self.nodes[old.instance].known = dict(self.nodes[1 - old.instance].known)
-        for instance in self.nodes[old.instance].known:
-            self.nodes[old.instance].lanes.lane(instance)
+        new = self.nodes[old.instance] = Node(old.instance, self)
+        for side in self.sides:
+            if not side.hangs:  # it answers a Hello before it reads anything else
+                new._hear(side.instance, side.incarnation, Says(side.draining, side.fleet.load()))
         for choice in [each for each in self.choices.values() if each.tokenizer == old.instance]:
             node = self.random.choice(self.nodes)
             del self.choices[choice.seq_id]

@@ -286,6 +286,18 @@ def test_a_scheduler_that_has_gone_does_not_have_it(pair: Pair, how: str) -> Non
     assert pair.taken(1) == [again("", origin=OLD)]
 
 
+def test_a_scheduler_that_drains_still_answers(pair: Pair) -> None:
+    pair.admit(origin=OLD)
+    pair.taken(1)
+    pair.streams.refused(Refused(X, "not_found", ""), 1)
+    pair.only(1)
+    pair.lanes.leave(0, answers=True)
+    assert not pair.taken(1)
+    pair.tokens(0, "ab")
+    pair.lanes.leave(0, answers=True)
+    assert pair.taken(1) == [Abort(OLD), again("ab", origin=OLD)]
+
+
 def test_an_answer_to_a_question_that_has_become_idle_is_no_refusal(pair: Pair) -> None:
     pair.admit(origin=OLD)
     pair.streams.refused(Refused(X, "not_found", ""), 1)
