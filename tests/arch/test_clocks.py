@@ -12,6 +12,9 @@ from tests.arch.rules import sources
 WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "gmtime"), ("time", "ctime")}
 WALL |= {("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("date", "today")}
 SHOWN = {
+    ("common/crash.py", "Reporter.write"): "when a process died, for people",
+    ("common/recorder.py", "Recorder.beat"): "times of events, for people",
+    ("common/recorder.py", "Ring.add"): "the same",
     ("common/lifecycle.py", "Process.__init__"): "since when a process runs, for the status",
     ("services/api/generate.py", "generate"): "`created` of an answer",
     ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",

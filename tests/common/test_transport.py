@@ -1,6 +1,6 @@
 import asyncio
-import errno
 import contextlib
+import errno
 import os
 import resource
 from collections.abc import Iterator
