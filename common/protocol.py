@@ -213,10 +213,7 @@ class Submit(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """The client has gone. Travels API -> tokenizer -> scheduler on the pipe of its Submit, so never overtakes it.
-
-    Covers one sequence (one choice).
-    """
+    """This sequence's client has gone. Takes its Submit's way API -> tokenizer -> scheduler, so never overtakes it."""
 
     seq_id: int
 

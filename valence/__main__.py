@@ -11,7 +11,8 @@ import typer
 from common import env
 from common.errors import ConfigError
 from valence.errors import CommandError
-from valence.link_commands import links
+from valence.key_commands import keys
+from valence.options import AsJson, ConfigFile, Settings, load_config, print_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,33 +33,15 @@ app = typer.Typer(
 RunDir = Annotated[str, typer.Option("--run-dir", help="Run directory of the server, if there are several.")]
 Port = Annotated[int | None, typer.Option("--port", help="Port of the server, if there are several.")]
 ServePort = Annotated[int | None, typer.Option("--port", help="Port of the API; 0: any free one.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="a.b=c", help="One setting; may be repeated.")]
-ConfigFile = Annotated[str, typer.Option("--config", help="TOML file of settings.")]
 Model = Annotated[str, typer.Option("--model", help="Folder, .gguf file, hub id, or bundled.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (also for ROCm).")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 ApiKey = Annotated[str, typer.Option("--api-key", help="Key for the server; empty: VALENCE_API_KEY.")]
-KeyName = Annotated[str, typer.Argument(help="Letters, digits, dots, hyphens, underscores.")]
-Requests = Annotated[int | None, typer.Option("--requests", min=0, help="Most requests open at once; 0: any.")]
-PerMinute = Annotated[int | None, typer.Option("--per-minute", min=0, help="Most requests a minute; 0: any.")]
-TokensPerMinute = Annotated[
-    int | None, typer.Option("--tokens-per-minute", min=0, help="Most tokens of prompts and answers a minute; 0: any.")
-]
-Weight = Annotated[
-    int | None, typer.Option("--weight", min=1, help="Share of the server, against those of other keys.")
-]
-Priority = Annotated[int | None, typer.Option("--priority", help="Of requests that name none; smaller is sooner.")]
-Soonest = Annotated[int | None, typer.Option("--soonest", help="The smallest priority that a request can have.")]
-KeysFile = Annotated[str, typer.Option("--file", help="File of keys; empty: api.keys_file of the settings.")]
 
 
 def _load(config: str, model: str, port: int | None, device: str, settings: list[str] | None) -> "Config":
-    from common import config as configuration
-
-    env.check()
     named = {"model.source": model, "api.port": "" if port is None else str(port), "worker.device": device}
     own = [f"{key}={value if key == 'api.port' else json.dumps(value)}" for key, value in named.items() if value]
-    return configuration.load(config or env.config_path(), env.settings() + own + (settings or []))
+    return load_config(config, [*own, *(settings or [])])
 
 
 @app.command()
@@ -259,79 +242,7 @@ def chat(
         converse(Console(), Conversation(client, name, options, system), name)
 
 
-keys = typer.Typer(no_args_is_help=True, help="Look after the keys of the API, and of links between hosts.")
 app.add_typer(keys, name="keys")
-keys.add_typer(links, name="links")
-
-
-@keys.command("add")
-def add_key(
-    name: KeyName,
-    requests: Requests = None,
-    per_minute: PerMinute = None,
-    tokens_per_minute: TokensPerMinute = None,
-    weight: Weight = None,
-    priority: Priority = None,
-    soonest: Soonest = None,
-    admin: Annotated[bool, typer.Option("--admin", help="May use administrative routes, too, like /metrics.")] = False,
-    file: KeysFile = "",
-    config: ConfigFile = "",
-    settings: Settings = None,
-) -> None:
-    """Make a key and print it, once. A running server takes it at its next request."""
-    from valence.keys import add
-
-    limits = _limits(requests, per_minute, tokens_per_minute, weight, priority, soonest)
-    print(add(_keys_file(file, config, settings), name, admin=admin, **limits))
-
-
-@keys.command("set")
-def set_key(
-    name: KeyName,
-    requests: Requests = None,
-    per_minute: PerMinute = None,
-    tokens_per_minute: TokensPerMinute = None,
-    weight: Weight = None,
-    priority: Priority = None,
-    soonest: Soonest = None,
-    file: KeysFile = "",
-    config: ConfigFile = "",
-    settings: Settings = None,
-) -> None:
-    """Change limits of a key; what is not named stays. A running server follows, and forgets nothing it has counted."""
-    from valence.keys import change
-
-    limits = _limits(requests, per_minute, tokens_per_minute, weight, priority, soonest)
-    change(_keys_file(file, config, settings), name, **limits)
-
-
-def _limits(*values: int | None) -> dict[str, int]:
-    """Those that were given, by their names as fields of a key."""
-    names = ("requests", "per_minute", "tokens_per_minute", "weight", "priority", "soonest")
-    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-
-
-@keys.command("list")
-def list_keys(as_json: AsJson = False, file: KeysFile = "", config: ConfigFile = "", settings: Settings = None) -> None:
-    """Names and limits of the keys; 0 is no limit of requests or tokens."""
-    from valence.keys import listed
-
-    _print_listing(listed(_keys_file(file, config, settings)), as_json)
-
-
-@keys.command("remove")
-def remove_key(name: KeyName, file: KeysFile = "", config: ConfigFile = "", settings: Settings = None) -> None:
-    """Take a key back. A running server refuses it from its next request on."""
-    from valence.keys import remove
-
-    remove(_keys_file(file, config, settings), name)
-
-
-def _keys_file(file: str, config: str, settings: list[str] | None) -> Path:
-    path = file or _load(config, "", None, "", settings).api.keys_file
-    if not path:
-        _fail("no file of keys is named; use --file, or set api.keys_file")
-    return Path(path)
 
 
 @app.command()
@@ -339,7 +250,7 @@ def models(as_json: AsJson = False) -> None:
     """List the architectures that can be served."""
     from valence.listings import models as listed
 
-    _print_listing(listed(), as_json)
+    print_listing(listed(), as_json)
 
 
 @app.command()
@@ -347,18 +258,7 @@ def ops(as_json: AsJson = False, device: Device = "", config: ConfigFile = "", s
     """List the operations, which provider runs each on this host, and why."""
     from valence.listings import ops as listed
 
-    _print_listing(listed(_load(config, "", None, device, settings).worker), as_json)
-
-
-def _print_listing(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(rows, indent=1))
-        return
-    from rich.console import Console
-
-    from valence.display import listing_table
-
-    Console().print(listing_table(rows))
+    print_listing(listed(_load(config, "", None, device, settings).worker), as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

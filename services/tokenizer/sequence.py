@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.protocol import Admit, Submit
+from common.protocol import Admit, Sampling, Submit
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.stop import StopMatcher
@@ -92,6 +92,20 @@ class Sequence:
         if end >= self.skip_tokens and not self.skip_chars:
             self.skip_tokens = 0
         return begin, max(end - begin, 0), text[skipped:]
+
+
+def first_admission(submit: Submit, prompt: bytes, sampling: Sampling) -> Admit:
+    """All choices of a request that no scheduler has seen."""
+    return Admit(
+        submit.seq_id,
+        prompt,
+        sampling,
+        submit.n,
+        submit.priority,
+        submit.cache_salt,
+        tenant=submit.tenant,
+        weight=submit.weight,
+    )
 
 
 def admission(sequence: Sequence, again: bool = True) -> Admit:

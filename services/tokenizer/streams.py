@@ -15,7 +15,6 @@ from common.columns import unpack_i32, unpack_u64
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
-    Admit,
     Finished,
     FinishReason,
     ModelFacts,
@@ -28,7 +27,7 @@ from common.protocol import (
 from services.tokenizer.encode import fit, param_of
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
-from services.tokenizer.sequence import Request, Sequence
+from services.tokenizer.sequence import Request, Sequence, first_admission
 from services.tokenizer.vocabulary import Vocabulary
 
 ID_RANGE = 1 << 64
@@ -95,16 +94,7 @@ class Streams:
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        admit = Admit(
-            submit.seq_id,
-            tokens.tobytes(),
-            sampling,
-            submit.n,
-            submit.priority,
-            submit.cache_salt,
-            tenant=submit.tenant,
-            weight=submit.weight,
-        )
+        admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
@@ -251,9 +241,9 @@ class Streams:
         sequence.add_row(index, count, text)
         if stop is None:
             return False
-        known = (
-            NOT_FINISHED if finished is NOT_FINISHED else msgspec.structs.replace(finished, stop_token=-1, message="")
-        )
+        known = finished
+        if finished is not NOT_FINISHED:
+            known = msgspec.structs.replace(finished, stop_token=-1, message="")
         self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=known)
         return True
 
