@@ -121,8 +121,7 @@ class Streams:
         self.counts.refused += 1
         live = [sequence for seq_id in request.choices() if (sequence := self._sequences.get(seq_id)) is not None]
         if len(live) == request.submit.n and not any(sequence.output for sequence in live):
-            reply = Refused(request.submit.seq_id, reject.reason, reject.message, reject.param)
-            request.box.replies.append(reply)
+            request.box.replies.append(Refused(request.submit.seq_id, reject.reason, reject.message, reject.param))
             for sequence in live:
                 self._forget(sequence)
         else:
@@ -137,8 +136,7 @@ class Streams:
         elif (sequence := lane.sequences.get(message.seq_id)) is None:
             self.counts.unknown_results += 1
         elif message.seq_id == sequence.request.submit.seq_id and not sequence.request.readmitted:
-            reject = Reject(RejectReason(message.reason), message.message, message.param)
-            self.refuse(sequence.request, reject)
+            self.refuse(sequence.request, Reject(RejectReason(message.reason), message.message, message.param))
         else:
             self._finish(sequence, FinishReason.ERROR, message=message.message)
 
@@ -241,10 +239,9 @@ class Streams:
         sequence.add_row(index, count, text)
         if stop is None:
             return False
-        known = finished
         if finished is not NOT_FINISHED:
-            known = msgspec.structs.replace(finished, stop_token=-1, message="")
-        self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=known)
+            finished = msgspec.structs.replace(finished, stop_token=-1, message="")
+        self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=finished)
         return True
 
     def _end(self, finished: Finished, lane: Lane) -> None:

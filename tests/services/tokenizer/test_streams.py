@@ -460,7 +460,7 @@ def test_the_tenant_goes_along_and_acceptance_comes_back(bench: Bench) -> None:
 
 def test_a_refusal_of_a_kind_that_is_not_known(bench: Bench) -> None:
     bench.admit()
-    bench.streams.refused(Refused(FIRST, "of a newer version", "no"))
+    bench.streams.refused(Refused(FIRST, "of a newer version", "no"), 0)
     bench.flush()
     assert bench.streams.open_requests == 0
 
