@@ -12,7 +12,7 @@ def test_settings_come_after_the_file(tmp_path: Path) -> None:
     file.write_text('[api]\nport = 7\nhost = "::1"\n')
     config = load_config(str(file), ["api.port=9"])
     assert (config.api.port, config.api.host) == (9, "::1")
-    with pytest.raises(ConfigError, match="unknown key api.prt"):
+    with pytest.raises(ConfigError, match=r"unknown key api\.prt"):
         load_config(str(file), ["api.prt=9"])
 
 
