@@ -112,6 +112,8 @@ class EventStream:
         self._patience.stop()
         if body := self._drain():
             self._wire.write_chunk(body)
+            if not self._wire.writable:
+                self._patience.start()  # nothing more may come that would look at the socket again
         slow.go_on(request, self._hub.send)
         if not request.open and not self._ended.done():
             self._ended.set_result(None)
