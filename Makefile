@@ -4,6 +4,7 @@
 PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
+WORKERS ?= 2
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
@@ -33,8 +34,8 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## all tests that need no GPU [ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## all tests that need no GPU, so many files at a time [WORKERS= ARGS=]
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## lint, format, types
 	$(BIN)/ruff check .
