@@ -161,14 +161,17 @@ class Node(Generic[T]):
         """One heartbeat to every scheduler, with a Hello before it for those who do not list us."""
         now_s = time.monotonic()
         self.process.record_beat(self.state)
-        values = checked(self._metrics() | self.process.usage() | self.pulses.figures(now_s))
-        beat = Heartbeat(self.state, self.progress, self.stage, values)
+        beat = self._heartbeat(now_s)
         for instance, link in self._schedulers.items():
             known = self._knows_us(instance, now_s)
             if not known:
                 link.send(self._hello)
             if known or self._expected(instance, now_s):  # what is down for long shall not find a pile of old beats
                 link.send(beat)
+
+    def _heartbeat(self, now_s: float) -> Heartbeat:
+        values = checked(self._metrics() | self.process.usage() | self.pulses.figures(now_s))
+        return Heartbeat(self.state, self.progress, self.stage, values)
 
     def _expected(self, instance: int, now_s: float) -> bool:
         """Whether a scheduler that does not know us may be there any moment."""
@@ -237,7 +240,7 @@ class Node(Generic[T]):
         """A scheduler that speaks for the first time hears at once who we are, and how we are."""
         if not self.view.lists_us(instance):
             self.tell(instance, self._hello)
-        self.tell(instance, Heartbeat(self.state, self.progress, self.stage, checked(self._metrics())))
+        self.tell(instance, self._heartbeat(time.monotonic()))
 
     def _follow(self, count: int) -> None:
         """Links to as many schedulers as there should be (0: no change), and to those beyond that still speak."""
