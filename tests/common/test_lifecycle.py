@@ -163,7 +163,7 @@ def test_a_node_says_hello_until_it_is_listed_then_beats(tmp_path: Path) -> None
         await system.until(lambda: any(isinstance(m, Hello) for m in system.heard))
         successor.close()
 
-    run(tmp_path, scenario)
+    run(tmp_path, scenario, "links.heartbeat_s=0.2")  # it must not be late by 2.5 of them
 
 
 def test_links_to_peers_follow_the_members(tmp_path: Path) -> None:
