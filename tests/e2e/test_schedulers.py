@@ -1,6 +1,7 @@
 """Two schedulers, each with its worker, under streams: one dies, drains, hangs; the number of them changes."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -142,16 +143,15 @@ def test_streams_of_a_scheduler_that_is_stopped_move_to_the_other(pair: System, 
     until(lambda: len(serving(pair)) == 2, "the scheduler did not come back")
 
 
-def test_streams_of_a_scheduler_that_hangs_move_and_end_there_when_it_comes_back(
-    pair: System, calm: list[Stream]
-) -> None:
+def test_streams_of_a_scheduler_that_hangs_move_to_the_other(pair: System, calm: list[Stream]) -> None:
+    """It goes on late, or `valence serve` has replaced it by then."""
     pid = pids(pair)["scheduler-1"]
     streams, _ = disturbed(pair, lambda: psutil.Process(pid).suspend())
-    psutil.Process(pid).resume()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).resume()
     same(streams, calm)
     idle(pair)
     until(lambda: len(serving(pair)) == 2, "the scheduler did not come back")
-    assert pids(pair)["scheduler-1"] == pid
     same(asyncio.run(run(pair, asked(), [])), calm)
 
 
