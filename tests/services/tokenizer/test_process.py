@@ -596,16 +596,14 @@ def test_a_text_that_does_not_end_is_told_though_others_go_on(run_dir: Path, mon
         def stalled_s() -> float:
             return max((beat.counters["stalled_seconds"] for beat in system.scheduler.of(Heartbeat)), default=0.0)
 
-        for number in itertools.count(1):
-            api.send(text(seq(api, number)))
-            try:
+        try:
+            for number in itertools.count(1):
+                api.send(text(seq(api, number)))
                 await system.scheduler.until(lambda sent=number: len(system.scheduler.of(Admit)) == sent)
-            except BaseException:
-                release.set()  # else the process could not end
-                raise
-            if stalled_s() > 0.5:
-                break
-        release.set()
+                if stalled_s() > 0.5:
+                    break
+        finally:
+            release.set()  # else the process could not end
         await api.until(lambda: api.of(Refused))
         system.scheduler.seen.clear()
         await system.scheduler.until(lambda: [b for b in system.scheduler.of(Heartbeat) if not b.counters["work_owed"]])
