@@ -110,10 +110,8 @@ class EventStream:
             self._patience.start()
             return
         self._patience.stop()
-        if body := self._drain():
-            self._wire.write_chunk(body)
-            if not self._wire.writable:
-                self._patience.start()  # nothing more may come that would look at the socket again
+        if (body := self._drain()) and not self._wire.write_chunk(body):
+            self._patience.start()  # nothing more may come that would look at the socket again
         slow.go_on(request, self._hub.send)
         if not request.open and not self._ended.done():
             self._ended.set_result(None)

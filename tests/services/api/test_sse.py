@@ -26,9 +26,10 @@ class FakeWire:
         self.on_writable: Any = None
         self.on_lost: Any = None
 
-    def write_chunk(self, body: bytes) -> None:
+    def write_chunk(self, body: bytes) -> bool:
         assert self.writable and body
         self.written.append(body)
+        return self.writable
 
     def watch(self, on_lost: Any) -> None:
         self.on_lost = on_lost
