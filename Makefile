@@ -5,13 +5,14 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
+LONG := tests/chaos $(addprefix tests/e2e/,test_hang.py test_schedulers.py test_workers.py test_fairness.py)
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test check fmt sim fuzz bench lock clean
+.PHONY: help setup serve chat test test-long check fmt sim fuzz bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,8 +35,11 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## all tests that need no GPU, so many files at a time [WORKERS= ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(STAMP) ## tests that need no GPU, so many files at a time [WORKERS= ARGS=]
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(LONG)) $(ARGS)
+
+test-long: $(STAMP) ## what kills, stops and fills real systems, for half an hour [ARGS=]
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
 
 check: $(STAMP) ## lint, format, types
 	$(BIN)/ruff check .

@@ -88,6 +88,7 @@ def test_the_table_says_why_a_process_is_not_well() -> None:
         "model": None,
         "ready": False,
         "processes": [{**row, "reason": "nothing done for 70 s, 2 waiting"}],
+        "schedulers": [],
         "requests": {"running": 0, "waiting": 0},
         "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},
     }

@@ -11,7 +11,7 @@ from tests.valence.test___main__ import valence
 from valence.errors import CommandError
 from valence.keys import add, change, listed, remove
 
-UNSET = {"tokens_per_minute": 0, "weight": 1, "priority": 0, "soonest": -100}
+UNSET = {"admin": False, "tokens_per_minute": 0, "weight": 1, "priority": 0, "soonest": -100}
 
 
 def test_a_key_is_made_used_and_taken_back(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_limits_change_and_the_key_stays(tmp_path: Path) -> None:
     change(file, "ann", weight=5, tokens_per_minute=1000, priority=-3, soonest=-5)
     assert listed(file) == [
         {"name": "ann", "requests": 4, "per_minute": 0, "tokens_per_minute": 1000, "weight": 5}
-        | {"priority": -3, "soonest": -5}
+        | {"priority": -3, "soonest": -5, "admin": False}
     ]
     assert keyring.find(secret.encode()) is account and (account.key.weight, account.open) == (5, 1)
     with pytest.raises(CommandError, match="no key 'bob'"):
