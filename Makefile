@@ -35,8 +35,9 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## tests that need no GPU, so many files at a time [WORKERS= ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(LONG)) $(ARGS)
+test: $(STAMP) ## tests that need no GPU, so many files at a time, then with real systems [WORKERS= ARGS=]
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/chaos $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/e2e $(addprefix --ignore=,$(LONG)) $(ARGS)
 
 test-long: $(STAMP) ## what kills, stops and fills real systems, for half an hour [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
