@@ -1,7 +1,8 @@
-"""For all tests: Triton without a GPU."""
+"""For all tests: Triton without a GPU, and folders whose paths leave room for the name of a socket."""
 
 import importlib
 import importlib.util
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,3 +44,10 @@ def pytest_collection() -> Generator[None, object, object]:
     """Whether a kernel is interpreted is decided when its module is imported, and tests are importing them now."""
     with interpreted():
         return (yield)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """pytest's own is named after user, run, process and test: too long for a socket (108 bytes, unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="vt-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -82,6 +82,10 @@ class Actor:
     def next(self, kind: type) -> Any:
         return self.until(lambda m: isinstance(m, kind))
 
+    def batch(self) -> TokenBatch:
+        """The next tokens or ends. A batch may also only say that a request is accepted."""
+        return self.until(lambda m: isinstance(m, TokenBatch) and (m.tokens or m.finished))
+
     def close(self) -> None:
         self.push.close()
         self.inbox.close()
@@ -152,7 +156,7 @@ def test_a_request_goes_through(scheduler: subprocess.Popen, stage: Stage) -> No
     answer(worker, 43)
     tokens, finished = [], []
     while not finished:
-        batch = tokenizer.next(TokenBatch)
+        batch = tokenizer.batch()
         assert set(unpack_u64(batch.seq_ids)) <= {SEQ}
         tokens += unpack_i32(batch.tokens).tolist()
         finished += batch.finished
@@ -174,14 +178,14 @@ def test_a_lost_worker_is_replaced_and_its_rows_run_again(scheduler: subprocess.
     tokenizer, worker = stage.tokenizer(), stage.worker()
     tokenizer.push.send(admit())
     answer(worker, 41)
-    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [41]
+    assert unpack_i32(tokenizer.batch().tokens).tolist() == [41]
     successor = stage.worker(incarnation=32)  # same instance: replaces the first
     plan = answer(successor, 42)
     assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9, 41]
-    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [42]
+    assert unpack_i32(tokenizer.batch().tokens).tolist() == [42]
     worker.push.send(StepResult(2, pack_i32([99])))
     answer(successor, 43)
-    batch = tokenizer.next(TokenBatch)
+    batch = tokenizer.batch()
     assert (unpack_i32(batch.tokens).tolist(), len(batch.finished)) == ([43], 1)
 
 
@@ -201,7 +205,7 @@ def test_a_dead_workers_rows_go_on_at_another_one(scheduler: subprocess.Popen, s
     answer(workers[1], 43)
     tokens, finished = [], []
     while not finished:
-        batch = tokenizer.next(TokenBatch)
+        batch = tokenizer.batch()
         tokens += unpack_i32(batch.tokens).tolist()
         finished += batch.finished
     assert tokens == [41, 42, 43]
@@ -291,7 +295,7 @@ def test_sequences_of_a_tokenizer_that_left_are_taken_over_or_given_up_by_their_
     other = stage.actor("tokenizer", 22, ToTokenizer)
     other.join()
     other.push.send(msgspec.structs.replace(admit(max_tokens=50), seq_id=SEQ + 1, origin=SEQ))
-    assert other.next(TokenBatch).seq_ids == pack_u64([SEQ + 1])
+    assert other.batch().seq_ids == pack_u64([SEQ + 1])
     api.push.send(Abort(SEQ))
     members = worker.until(lambda m: isinstance(m, Members) and 21 in m.departed and m.load.running == 0)
     assert members.load.blocks_free + members.load.blocks_cached == members.load.blocks_total
@@ -397,7 +401,7 @@ def test_a_worker_that_beats_but_does_not_answer_is_given_up_and_told(strict: su
     worker.push.send(StepResult(2, pack_i32([99])))
     plan = answer(successor, 42)
     assert unpack_i32(plan.added[0].tokens).tolist() == [7, 8, 9]
-    assert unpack_i32(tokenizer.next(TokenBatch).tokens).tolist() == [42]
+    assert unpack_i32(tokenizer.batch().tokens).tolist() == [42]
     status = stage.actor("admin", 55, ToAdmin)
     status.push.send(StatusQuery(status.inbox.endpoint))
     own = next(m for m in status.next(Status).members if m.peer.service == "scheduler")

@@ -54,16 +54,17 @@ def test_it_beats_while_the_main_thread_is_busy(tmp_path: Path) -> None:
 HUNG = """
 import signal, sys, time
 from common.config import load
-from common.lifecycle import Process
+from common.lifecycle import Process, scheduler_endpoint
 from common.protocol import Hello, Load, Members, ToWorker
 from common.transport import Inbox, LinkCounters, Push
-from services.worker.beacon import Beacon
+from services.worker.beacon import Beacon, Place
 from services.worker.mailbox import Mailbox
 
 config = load(None, [f"links.run_dir={sys.argv[1]}", "links.heartbeat_s=0.05", "links.drain_s=0.1"])
 process = Process("worker", 0, config)
 inbox = Inbox(process.inbox_endpoint(), ToWorker, 100, LinkCounters())
-beacon = Beacon(process, Hello(process.peer(inbox.endpoint), "hash"), dict, Mailbox(inbox))
+place = Place(scheduler_endpoint(config), Hello(process.peer(inbox.endpoint), "hash"))
+beacon = Beacon(process, place, dict, Mailbox(inbox))
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.set_wakeup_fd(beacon.signals)
 beacon.start()
