@@ -45,8 +45,8 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
         _validate_for(admit, state.worker)
         limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
     # What comes with output or from another tokenizer was accepted before.
-    if not (admit.again or admit.output or admit.origin >= 0):
-        _check_room(state, admit.n, num_prompt)
+    if not (admit.again or admit.output or admit.origin >= 0) and (lack := lack_of_room(state, admit.n, num_prompt)):
+        raise Reject(RejectReason.OVERLOADED, lack)
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
     ageing_s = state.limits.priority_ageing_s
     for choice in range(admit.n):
@@ -67,14 +67,18 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
     return list(request.choices)
 
 
-def _check_room(state: State, n: int, num_prompt: int) -> None:
-    """The queue is bounded by sequences and by tokens; a prompt that exceeds the bound alone may wait alone."""
+def lack_of_room(state: State, n: int, num_prompt: int) -> str:
+    """Why the queue takes no such request now; empty if it does.
+
+    It is bounded by sequences and by tokens; a prompt that exceeds the bound alone may wait alone.
+    """
     limits, waiting, tokens = state.limits, len(state.waiting), state.waiting.tokens
     if waiting + n > limits.max_waiting:
-        raise Reject(RejectReason.OVERLOADED, f"{waiting} of {limits.max_waiting} places in the queue are taken")
+        return f"{waiting} of {limits.max_waiting} places in the queue are taken"
     most = policy.waiting_tokens(limits.max_waiting_tokens, limits.step_tokens)
     if tokens and tokens + num_prompt + n - 1 > most:
-        raise Reject(RejectReason.OVERLOADED, f"{tokens} prompt tokens wait already; the queue takes {most}")
+        return f"{tokens} prompt tokens wait already; the queue takes {most}"
+    return ""
 
 
 def _sampling_of(sampling: Sampling, choice: int) -> Sampling:

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.config import Kv, Scheduler
 from common.protocol import Abort, Admit, Load, ModelFacts, Pause, Stop, WorkerReady
-from services.scheduler import moves, places, router
+from services.scheduler import admission, moves, places, router
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.book import Book
 from services.scheduler.core import COUNTERS, SchedulerCore
@@ -197,7 +197,8 @@ class Fleet:
         output = router.expected_output(admit.sampling.max_tokens, len(admit.output) // TOKEN_BYTES)
         wanted = len(tokens) // TOKEN_BYTES + output
         seen = [places.of_tokens(core.state, tokens, wanted, root, chain) for core in cores]
-        full = [len(core.state.waiting) + admit.n > self._max_waiting for core in cores]
+        num_prompt = len(admit.tokens) // TOKEN_BYTES
+        full = [bool(admission.lack_of_room(core.state, admit.n, num_prompt)) for core in cores]
         offers = [place._replace(full=is_full) for place, is_full in zip(seen, full, strict=True)]
         return cores[router.choose(offers, output)]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from common.columns import pack_i32, unpack_u64
 from common.config import Kv, Scheduler
-from common.protocol import Abort, StepPlan, StepResult, Stop, WorkerReady
+from common.protocol import Abort, Pause, StepPlan, StepResult, Stop, WorkerReady
 from services.scheduler.core import SchedulerCore
 from services.scheduler.events import (
     ApiLost,
@@ -51,6 +51,7 @@ messages = st.one_of(
     st.builds(WorkerReady, facts(), integers),
     st.builds(Abort, seq_ids),
     st.builds(Stop, seq_ids),
+    st.builds(Pause, seq_ids, st.booleans()),
     st.builds(StepResult, integers, columns, integers, st.one_of(st.just(""), texts), st.one_of(st.just(b""), columns)),
     st.builds(TokenizerLost, st.integers(-1, 300)),
     st.builds(ApiLost, st.integers(-1, 300)),

@@ -255,6 +255,17 @@ def test_a_refusal_means_that_all_groups_are_full() -> None:
     assert len(fleet.finished) + len(fleet.refused) == 9
 
 
+def test_a_queue_full_of_tokens_is_full_to_the_router_too() -> None:
+    fleet = Harness(groups=2, max_rows=1, step_tokens=8, max_waiting_tokens=20)
+    prompt = ids(40)
+    fleet.admit(prompt, max_tokens=1)
+    fleet.run()
+    homes = [fleet.where(fleet.admit(each, max_tokens=1)) for each in (prompt, ids(50, 40), prompt)]
+    assert homes == [0, 1, 0]  # one waits where its prefix is, and fills that queue
+    assert fleet.where(fleet.admit(prompt, max_tokens=1)) == 1  # though it costs more there
+    assert fleet.refused == []
+
+
 def test_admission_is_idempotent_over_all_groups() -> None:
     fleet = Harness(groups=2)
     admit = fleet.message(ids(6), n=2)
