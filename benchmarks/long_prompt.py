@@ -4,7 +4,6 @@ The client processes keep the streams going; this process sends the long prompt 
 tokens before it came with those until its first token. The goal: the 99th percentile rises by at most one chunk.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -26,12 +25,11 @@ class TooShort(ValueError):
 
 
 class LongPrompt(NamedTuple):
-    """`chunk`: tokens that a step of the server may have; `after_s`: when the long prompt comes."""
+    """`after_s`: when the long prompt comes."""
 
     streams: int
     mix: Mix  # of the decoding streams; they must outlast the long prompt
     long_tokens: int
-    chunk: int
     after_s: float
 
 
@@ -41,7 +39,7 @@ class Shock(NamedTuple):
     before_ms: Spread
     during_ms: Spread
     ttft_s: float
-    chunk_ms: float  # mean time of one of its steps
+    chunk_ms: float  # mean time of a step with a chunk of it
 
     def flat(self) -> dict[str, tuple[float, str]]:
         found = {"ttft_s": (self.ttft_s, "s"), "chunk_ms": (self.chunk_ms, "ms"), "rise_p99_ms": (self.rise_ms, "ms")}
@@ -105,12 +103,13 @@ def compare(results: list[StreamResult], long: StreamResult, plan: LongPrompt) -
         raise ValueError(
             f"a stream ended {first_s - ended_s:.1f} s before the long prompt's first token: raise --output"
         )
-    num_chunks = math.ceil(plan.long_tokens / max(plan.chunk - plan.streams, 1))
+    during = gaps_ms(results, long.opened_s, first_s)
+    num_steps = max(len(during) / plan.streams, 1)  # a step gives each stream one token
     return Shock(
         streams=plan.streams,
         prompt_tokens=plan.long_tokens,
         before_ms=spread(gaps_ms(results, decoding_s, long.opened_s)),
-        during_ms=spread(gaps_ms(results, long.opened_s, first_s)),
+        during_ms=spread(during),
         ttft_s=long.first_s,
-        chunk_ms=1000 * long.first_s / num_chunks,
+        chunk_ms=1000 * long.first_s / num_steps,
     )

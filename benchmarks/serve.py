@@ -63,7 +63,6 @@ class Server:
     port: int
     model: str
     vocab: int
-    chunk: int  # tokens that one step may have
     system: System | None = None  # None: not ours
     is_null: bool = False  # it computes nothing, and its tokens depend on more than the prompt
     api_key: str = ""
@@ -101,7 +100,7 @@ def serving(arguments: argparse.Namespace) -> Iterator[Server]:
         if answer.is_error:
             raise GateRed(f"HTTP {answer.status_code}: {answer.text[:300]}")
         name = answer.json()["data"][0]["id"]
-        yield Server(place.hostname or "127.0.0.1", place.port or 80, name, vocab, arguments.chunk, api_key=key)
+        yield Server(place.hostname or "127.0.0.1", place.port or 80, name, vocab, api_key=key)
         return
     source = models.find_model(arguments.model, arguments.max_position)
     rows = OPEN_ROWS if arguments.rate else max(map(int, arguments.concurrency.split(",")))
@@ -114,13 +113,11 @@ def serving(arguments: argparse.Namespace) -> Iterator[Server]:
         settings.append("kv.prefix_cache=false")
     settings += arguments.set
     config = configuration.load(None, settings)
-    limits = config.scheduler
-    chunk = arguments.chunk or min(limits.step_tokens, limits.chunk_tokens or limits.step_tokens)
     with System(*settings, start_s=arguments.start_s) as system:
         console.print(f"ready after {system.ready_s:.1f} s")
         try:
             is_null = config.worker.kind == "null"
-            yield Server("127.0.0.1", system.port, system.status()["model"], vocab, chunk, system, is_null)
+            yield Server("127.0.0.1", system.port, system.status()["model"], vocab, system, is_null)
         except (GateRed, RuntimeError):
             console.print(system.output()[-6000:], markup=False)
             raise
@@ -213,7 +210,7 @@ def run_shock(server: Server, arguments: argparse.Namespace, clients: Clients, s
     run_load(server, clients, warm, Load(arguments.streams), None)
     for lengthen in (1, 3, 9):
         longer = mix._replace(output_tokens=mix.output_tokens * lengthen)
-        plan = LongPrompt(arguments.streams, longer, arguments.long, server.chunk, arguments.after_s)
+        plan = LongPrompt(arguments.streams, longer, arguments.long, arguments.after_s)
         results, long = run_long_prompt(clients, source, plan, server.request)
         for result in (*results, long):
             if result.error:
@@ -271,7 +268,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefix", type=int, default=256, help="shared-prefix: tokens that all prompts begin with")
     parser.add_argument("--streams", type=int, default=64, help="long-prompt: streams that decode")
     parser.add_argument("--long", type=int, default=100_000, help="long-prompt: its tokens")
-    parser.add_argument("--chunk", type=int, default=0, help="long-prompt: tokens of a step, if not as set")
     parser.add_argument("--after-s", type=float, default=1.5, help="long-prompt: when it comes")
     parser.add_argument("--ttft-ms", type=float, default=1000.0, help="bound for goodput")
     parser.add_argument("--tpot-ms", type=float, default=50.0, help="bound for goodput")

@@ -87,6 +87,8 @@ class ModelFacts(Struct, frozen=True):
     dtype: str = ""
     ops_hash: str = ""
     kv_dtype: str = ""
+    # Tokens of context to which attending costs a token as much as its way through the weights; 0: not known.
+    attention_parity: int = 0
 
 
 class Finished(Struct, frozen=True):

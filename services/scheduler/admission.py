@@ -6,11 +6,10 @@ from common.errors import Reject, RejectReason
 from common.protocol import Admit, Sampling
 from services.scheduler import policy
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
-from services.scheduler.policy import length_limit
+from services.scheduler.policy import I32_MAX, length_limit
 from services.scheduler.request import NEVER, Request, Sequence
 from services.scheduler.state import State, Worker
 
-I32_MAX = 2**31 - 1
 # What the samplers can compute with; the API allows less. Field, smallest, largest.
 RANGES = (
     ("temperature", 0.0, 1e6),

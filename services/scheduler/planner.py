@@ -5,6 +5,7 @@ sequences are admitted in order: a head that does not fit is not overtaken, exce
 sibling to compute their common prompt. Invariant: what a plan reads was written by plans issued before it.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from common.columns import pack_i32
@@ -23,7 +24,8 @@ class Fill:
     """What rows that fill add to a plan; their columns follow those of the rows that step."""
 
     step: int
-    budget: int
+    budget: int  # tokens left
+    cost: float  # and what they may cost, as policy.chunk_cost counts
     added: list[RowStart] = field(default_factory=list)
     copy_source: list[int] = field(default_factory=list)
     copy_target: list[int] = field(default_factory=list)
@@ -33,6 +35,10 @@ class Fill:
     samples: bytearray = field(default_factory=bytearray)
     rows: list[Row] = field(default_factory=list)  # in the order of the columns
     rows_added: list[Row] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        return self.budget == 0 or self.cost < 1
 
 
 def make_plan(state: State) -> StepPlan | None:
@@ -149,15 +155,18 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
     admit = admit and worker.slots.free > 0 and len(state.waiting) > 0
     if not state.filling and not admit:
         return None
-    fill = Fill(flight.step, state.limits.step_tokens - flight.num_tokens)
+    limits, cost = state.limits, math.inf
+    if flight.num_stepped:
+        cost = policy.step_cost(limits.step_tokens, limits.chunk_context, worker.facts.attention_parity)
+    fill = Fill(flight.step, limits.step_tokens - flight.num_tokens, cost)
     waiting = state.waiting
     # The list is by key, which says nothing between tenants.
     filling = sorted(state.filling, key=state.rank) if len(waiting.tenants) > 1 else state.filling
     for row in filling:
-        if fill.budget == 0:
+        if fill.full:
             break
         _give_chunk(state, worker, fill, row)
-    while admit and fill.budget and worker.slots.free and (sequence := waiting.first()) is not None:
+    while admit and not fill.full and worker.slots.free and (sequence := waiting.first()) is not None:
         donor, held = _donor(worker, sequence, flight.step)
         if held:
             waiting.hold(sequence)
@@ -176,7 +185,10 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
 def _give_chunk(state: State, worker: Worker, fill: Fill, row: Row) -> None:
     sequence = row.sequence
     known = sequence.known
-    count = policy.chunk(known - row.scheduled, fill.budget, state.limits.chunk_tokens)
+    parity = worker.facts.attention_parity
+    budget = min(fill.budget, policy.affordable(fill.cost, row.scheduled, parity))
+    count = policy.chunk(known - row.scheduled, budget, state.limits.chunk_tokens)
+    fill.cost -= policy.chunk_cost(count, row.scheduled, parity)
     fill.rows.append(row)
     fill.slots.append(row.slot)
     fill.positions.append(row.scheduled)

@@ -4,12 +4,14 @@ The planner calls them; another rule goes here and nowhere else. A key orders th
 and arrival, a rank those of all tenants; smaller is sooner.
 """
 
+import math
 from collections.abc import Iterable
 
 from common.protocol import WorkerReady
 
 Key = tuple[float, int]
 Rank = tuple[float, int, Key]  # what the tenant was served, its number, key
+I32_MAX = 2**31 - 1
 LEVELS = 100  # priorities beyond -100 and 100 count as these, so that whatever waits is next within a known time
 # What a worker may say of itself: far more than any device has, and little enough for the tables that follow from it.
 MOST = {"num_blocks": 1 << 24, "block_tokens": 4096, "vocab_size": 1 << 24, "max_model_len": 1 << 30}
@@ -40,6 +42,28 @@ def chunk(pending: int, budget: int, chunk_tokens: int) -> int:
     """Tokens that a row with `pending` uncomputed tokens gets from what is left of the step's budget."""
     most = min(pending, budget)
     return min(most, chunk_tokens) if chunk_tokens else most
+
+
+def chunk_cost(count: int, context: int, parity: int) -> float:
+    """What `count` tokens after `context` others cost, in tokens without any; `parity` as in ModelFacts, 0: unknown.
+
+    Each passes the weights, and attends to all before it.
+    """
+    return count * (1 + (context + count / 2) / parity) if parity else float(count)
+
+
+def affordable(cost: float, context: int, parity: int) -> int:
+    """The most tokens after `context` others that cost no more: chunk_cost solved for its count. At least 1."""
+    if not parity or cost == math.inf:
+        return max(int(min(cost, I32_MAX)), 1)
+    linear = 1 + context / parity
+    # The root of count^2 / (2 parity) + linear * count = cost, in the form that does not cancel.
+    return max(int(2 * cost / (linear + math.sqrt(linear * linear + 2 * cost / parity))), 1)
+
+
+def step_cost(step_tokens: int, chunk_context: int, parity: int) -> float:
+    """What the chunks of a step with decoding rows may cost together; these wait for them."""
+    return chunk_cost(step_tokens, chunk_context, parity) if chunk_context and parity else math.inf
 
 
 def longest_sequence(max_model_len: int, num_blocks: int, block_tokens: int) -> int:
@@ -77,5 +101,6 @@ def absurd(ready: WorkerReady) -> str:
     """What a worker says of itself that cannot be, or "": its figures size tables here."""
     figures = {name: (getattr(ready.model, name), most) for name, most in MOST.items()}
     figures["max_rows"] = ready.max_rows, MOST["num_blocks"]
+    figures["attention_parity"] = ready.model.attention_parity or 1, MOST["max_model_len"]
     wrong = [f"{name} is {found}" for name, (found, most) in figures.items() if not 1 <= found <= most]
     return ", ".join(wrong)

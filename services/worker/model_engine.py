@@ -157,6 +157,7 @@ class ModelEngine:
             dtype=name_of(model.final_norm.weight.dtype),
             ops_hash=loaded.bindings.digest,
             kv_dtype=name_of(loaded.kv_dtype),
+            attention_parity=model.spec.attention_parity,
         )
         self._recent: deque[Outcome] = deque(maxlen=RING)
         self._figures = Figures(stages.seconds, time.perf_counter() - started_s)

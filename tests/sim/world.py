@@ -84,7 +84,10 @@ class World:
         block_tokens = random.choice((1, 2, 3, 4, 8))
         self.max_len = random.randint(12, 48)
         self.fewest = -(-self.max_len // block_tokens)
-        self.facts = ModelFacts("fake", "fake", VOCAB, self.max_len, EOS, block_tokens, self.fewest)
+        parity = random.choice((0, 1, 5, 1000))
+        self.facts = ModelFacts(
+            "fake", "fake", VOCAB, self.max_len, EOS, block_tokens, self.fewest, attention_parity=parity
+        )
         self.most_groups = random.choice((1, 2, 2, 3, 4))
         self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences
         self.limits = Scheduler(
@@ -97,6 +100,7 @@ class World:
             max_worker_deaths=random.choice((1, 2, 4)),
             max_waiting_tokens=random.choice((0, 0, 30)),
             priority_ageing_s=random.choice((0.0, 0.02, 30.0)),
+            chunk_context=random.choice((0, 1, 4)),
         )
         self.fleet = Fleet(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
         self.workers: dict[int, FakeWorker] = {}  # by group

@@ -103,6 +103,18 @@ class DecoderSpec:
     qk_norm: bool = False
     moe: MoeSpec | None = None
 
+    @property
+    def attention_parity(self) -> int:
+        """Tokens of context to which attending costs a token as many operations as its way through the layers."""
+        attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        weights = 0
+        for layer in range(self.num_layers):
+            moe = self.experts_of(layer)
+            inner = self.intermediate_size if moe is None else moe.top_k * moe.inner
+            weights += attention + 3 * self.hidden_size * inner
+        # Two operations for each weight; for each token of context as many for the score and for the sum of values.
+        return max(weights // (2 * self.num_layers * self.num_heads * self.head_dim), 1)
+
     def experts_of(self, layer: int) -> MoeSpec | None:
         """None: the layer has an ordinary MLP."""
         return None if self.moe is None or layer in self.moe.dense_layers else self.moe

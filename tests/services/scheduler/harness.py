@@ -32,9 +32,11 @@ def ids(count: int, start: int = 10) -> list[int]:
 class Harness:
     """Blocks of 4 tokens, 2 plans in flight, unless said otherwise."""
 
-    def __init__(self, blocks: int = 64, max_len: int = 64, prefix_cache: bool = True, **limits: Any) -> None:
+    def __init__(
+        self, blocks: int = 64, max_len: int = 64, prefix_cache: bool = True, parity: int = 0, **limits: Any
+    ) -> None:
         self.core = SchedulerCore(Scheduler(**limits), Kv(prefix_cache=prefix_cache), seed=5)
-        self.facts = ModelFacts("m", "a", VOCAB, max_len, (EOS,), 4, blocks)
+        self.facts = ModelFacts("m", "a", VOCAB, max_len, (EOS,), 4, blocks, attention_parity=parity)
         self.plans: list[StepPlan] = []  # not answered yet
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finished] = {}

@@ -4,6 +4,7 @@ import pytest
 
 from common.columns import unpack_i32
 from common.protocol import Abort, FinishReason, StepPlan
+from services.scheduler import policy
 from tests.services.scheduler.harness import EOS, PLAIN, Harness, ids
 
 
@@ -38,6 +39,33 @@ def test_rows_that_step_come_first_and_prompts_fill_the_rest() -> None:
     assert columns(core.plans[1]) == [(0, 4, 1, 1), (1, 0, 5, 0)]
     core.answer()
     assert columns(core.plans[1]) == [(0, 5, 1, 1), (1, 5, 5, 0)]
+
+
+def test_chunks_beside_rows_that_step_shrink_so_that_they_cost_the_same() -> None:
+    """Parity 10: a token after 10 others costs twice as much as the first one."""
+    core = Harness.with_worker(step_tokens=17, chunk_context=4, parity=10, plans_in_flight=1)
+    core.admit(ids(3))
+    core.admit(ids(60, 40), max_tokens=2)
+    core.answer()
+    chunks = []
+    while len(unpack_i32(core.plans[0].counts)) == 2 and core.plans[0].counts != b"\1\0\0\0" * 2:
+        chunks.append(columns(core.plans[0])[1][1:3])
+        core.answer()
+    assert [position for position, _ in chunks] == [0, *(position + count for position, count in chunks[:-1])]
+    most = policy.step_cost(17, 4, 10)
+    for position, count in chunks[1:-1]:  # the first one is bounded by its tokens
+        assert policy.chunk_cost(count, position, 10) <= most < policy.chunk_cost(count + 1, position, 10)
+    assert sorted((count for _, count in chunks), reverse=True) == [count for _, count in chunks] and len(chunks) > 4
+
+
+def test_a_prompt_alone_has_the_whole_step_whatever_it_costs() -> None:
+    core = Harness.with_worker(step_tokens=16, chunk_context=1, parity=1, plans_in_flight=1)
+    core.admit(ids(60))
+    counts = []
+    while not core.plans[0].samples[0]:
+        counts += unpack_i32(core.plans[0].counts).tolist()
+        core.answer()
+    assert counts == [16, 16, 16]
 
 
 def test_prefill_first_gives_prompts_a_step_of_their_own() -> None:

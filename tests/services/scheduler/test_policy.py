@@ -1,5 +1,7 @@
 """Policy: plain numbers in, plain numbers out."""
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -32,6 +34,26 @@ def test_a_chunk_is_never_empty_nor_too_long(pending: int, budget: int, chunk_to
     count = policy.chunk(pending, budget, chunk_tokens)
     assert 1 <= count <= min(pending, budget)
     assert chunk_tokens == 0 or count <= chunk_tokens
+
+
+@given(st.floats(1, 1e9), st.integers(0, 10**7), st.integers(1, 10**6))
+def test_the_affordable_chunk_is_the_largest(cost: float, context: int, parity: int) -> None:
+    count = policy.affordable(cost, context, parity)
+    assert count >= 1
+    slack = 1 + 1e-9  # of the root
+    assert count == 1 or policy.chunk_cost(count, context, parity) <= cost * slack
+    assert policy.chunk_cost(count + 1, context, parity) * slack >= cost
+
+
+def test_chunks_cost_what_tokens_and_context_do() -> None:
+    assert policy.chunk_cost(7, 10**6, 0) == 7  # unknown: only tokens count
+    assert policy.chunk_cost(4, 8, 10) == 8
+    assert policy.affordable(8, 8, 10) == 4
+    assert policy.affordable(math.inf, 8, 10) == policy.I32_MAX
+    assert policy.step_cost(2048, 0, 10) == policy.step_cost(2048, 8192, 0) == math.inf
+    # The first chunks, up to the context that is allowed, are never cut.
+    assert policy.affordable(policy.step_cost(2048, 8192, 3840), 8192, 3840) == 2048
+    assert policy.affordable(policy.step_cost(2048, 8192, 3840), 100_000, 3840) == 257
 
 
 def test_the_longest_sequence_is_bounded_by_model_and_blocks() -> None:

@@ -24,6 +24,21 @@ def test_get_reads_by_type() -> None:
             config.get(kind, key)
 
 
+def test_attention_parity_counts_operations() -> None:
+    spec = read_decoder(Config(BASE))  # 4 heads of 3, as many for keys and values
+    weights = 12 * (4 + 4 + 4 + 4) * 3 + 3 * 12 * 16
+    assert spec.attention_parity == weights // (2 * 4 * 3)
+    eight_b = BASE | {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+    }
+    assert read_decoder(Config(eight_b | {"num_key_value_heads": 8})).attention_parity == 26_624
+    moe = read_moe(Config({"num_experts_per_tok": 2}), 8, 10, True)
+    assert read_decoder(Config(BASE), moe=moe).attention_parity == (576 + 3 * 12 * 20) // 24
+
+
 def test_require_names_value_and_what_is_supported() -> None:
     config = Config({"hidden_act": "gelu", "nothing": None})
     config.require("hidden_act", ("gelu",))
