@@ -11,6 +11,7 @@ MODEL = "SmolLM2-135M-Instruct"
 TOPICS = ("ships", "rivers", "clocks", "bridges", "foxes", "trains", "lamps", "kites")
 LENGTHS = (48, 24, 64, 40, 96, 16, 160, 32)  # output tokens, by place in a group of eight
 LONG_PROMPT = 60  # words
+SEEDS = 2000  # 1041 draws within 5e-8 of the border between two tokens: not even float32 says the same twice
 
 
 class Ask(NamedTuple):
@@ -35,7 +36,7 @@ def _ask(number: int, longest: int) -> Ask:
         "stream_options": {"include_usage": True},
     }
     if place % 2:
-        body |= {"temperature": 0.8, "seed": 1000 + number}
+        body |= {"temperature": 0.8, "seed": SEEDS + number}
     else:
         body |= {"temperature": 0}
     if place == 3:

@@ -1,7 +1,10 @@
 import asyncio
+import contextlib
 import json
+import socket
 import time
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -257,100 +260,90 @@ def test_more_than_the_room_is_429_before_a_stream_opens() -> None:
     scenario(main)
 
 
-async def raw_stream(system: System, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", system.listener.port, limit=2**12)
-    content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
-    writer.write(head.encode() + content)
-    return reader, writer
+class SlowClient(NamedTuple):
+    """A stream that nobody reads, with its first token; `tokenizer` answers when told to."""
+
+    system: System
+    client: httpx.AsyncClient  # of others
+    tokenizer: FakeTokenizer
+    socket: socket.socket
+    seq_id: int
+
+    async def flood(self, until: Callable[[], object]) -> int:
+        """Sends large rows; returns how many tokens the stream has then."""
+        index = 1
+        while not until():
+            self.tokenizer.send(rows((self.seq_id, index, 1, LARGE.decode())))
+            index += 1
+            await asyncio.sleep(0)
+        return index
+
+    async def read(self) -> bytes:
+        """All until the end of the connection."""
+        loop, pieces = asyncio.get_running_loop(), [b"?"]
+        while pieces[-1]:
+            pieces.append(await loop.sock_recv(self.socket, 2**20))
+        return b"".join(pieces)
+
+
+LARGE = b"x" * 50_000
+
+
+@contextlib.asynccontextmanager
+async def slow_client(setting: str) -> AsyncIterator[SlowClient]:
+    async with running(setting) as (system, client):
+        (tokenizer,) = system.tokenizers
+        hold(tokenizer)
+        content = json.dumps({**COMPLETION, **STREAM}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", system.listener.port)) as link:
+            link.setblocking(False)
+            link.send(head.encode() + content)
+            await system.until(lambda: bool(tokenizer.submits))
+            yield SlowClient(system, client, tokenizer, link, tokenizer.submits[0].seq_id)
 
 
 def test_a_client_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> None:
     async def main() -> None:
-        async with running("api.max_buffered_events=50") as (system, _):
-            (tokenizer,) = system.tokenizers
-            hold(tokenizer)
-            reader, writer = await raw_stream(system, {**COMPLETION, **STREAM})
-            await system.until(lambda: bool(tokenizer.submits))
-            seq_id, index = tokenizer.submits[0].seq_id, 1
-            while not system.pauses:
-                tokenizer.send(rows((seq_id, index, 1, "x" * 50_000)))
-                index += 1
-                await asyncio.sleep(0)
-            assert set(system.pauses) == {Pause(seq_id, True)}
-            reading = asyncio.create_task(reader.read(-1))
-            await system.until(lambda: system.pauses[-1] == Pause(seq_id, False))
-            tokenizer.finish(seq_id, index)
+        async with slow_client("api.max_buffered_events=400") as slow:  # so many more may come before it is cut
+            system, tokenizer = slow.system, slow.tokenizer
+            index = await slow.flood(lambda: system.pauses)
+            assert set(system.pauses) == {Pause(slow.seq_id, True)}
+            reading = asyncio.create_task(slow.read())
+            await system.until(lambda: system.pauses[-1] == Pause(slow.seq_id, False))
+            tokenizer.finish(slow.seq_id, index)
             await system.until(lambda: not system.gateway.hub.choices)
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            slow.socket.send(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             text = await reading
-            assert text.count(b"x" * 50_000) >= index - 1 and b"[DONE]" in text
+            assert text.count(LARGE) >= index - 1 and b"[DONE]" in text
             figures = system.gateway.figures
             assert figures.pauses >= 1 and figures.slow_clients == 0 and not tokenizer.aborts
-            writer.close()
 
     scenario(main)
 
 
+async def is_given_up_alone(slow: SlowClient) -> None:
+    assert slow.tokenizer.aborts == [slow.seq_id] and slow.system.gateway.figures.slow_clients == 1
+    slow.tokenizer.on_submit = slow.tokenizer.answer
+    assert (await slow.client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
 def test_a_client_that_stops_reading_for_long_is_given_up() -> None:
     async def main() -> None:
-        async with running("api.slow_client_s=0.2") as (system, client):
-            (tokenizer,) = system.tokenizers
-            hold(tokenizer)
-            _, writer = await raw_stream(system, {**COMPLETION, **STREAM})
-            await system.until(lambda: bool(tokenizer.submits))
-            seq_id = tokenizer.submits[0].seq_id
+        async with slow_client("api.slow_client_s=0.2") as slow:
             for index in range(1, 300):  # far less than the buffer's 4096 events
-                tokenizer.send(rows((seq_id, index, 1, "x" * 50_000)))
-            await system.until(lambda: tokenizer.aborts == [seq_id])
-            assert system.gateway.figures.slow_clients == 1
-            tokenizer.on_submit = tokenizer.answer
-            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
-            writer.close()
+                slow.tokenizer.send(rows((slow.seq_id, index, 1, LARGE.decode())))
+            await slow.system.until(lambda: slow.tokenizer.aborts == [slow.seq_id])
+            await is_given_up_alone(slow)
 
     scenario(main)
 
 
 def test_a_client_that_does_not_read_is_cut_and_others_are_not() -> None:
     async def main() -> None:
-        async with running("api.max_buffered_events=50") as (system, client):
-            (tokenizer,) = system.tokenizers
-            hold(tokenizer)
-            _, writer = await raw_stream(system, {**COMPLETION, **STREAM})
-            await system.until(lambda: bool(tokenizer.submits))
-            seq_id, index = tokenizer.submits[0].seq_id, 1
-            while not tokenizer.aborts:
-                tokenizer.send(rows((seq_id, index, 1, "x" * 50_000)))
-                index += 1
-                await asyncio.sleep(0)
-            assert tokenizer.aborts == [seq_id] and index < 1000
-            tokenizer.on_submit = tokenizer.answer
-            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
-            assert system.gateway.figures.slow_clients == 1
-            writer.close()
-
-    scenario(main)
-
-
-@pytest.mark.parametrize("by", ["refusal", "other prompt"])
-def test_no_stream_opens_that_is_then_refused(by: str) -> None:
-    """However long it takes: the scheduler has not said that it accepts."""
-
-    async def main() -> None:
-        async with running("api.retry_after_s=3") as (system, client):
-            (tokenizer,) = system.tokenizers
-            tokenizer.on_submit = lambda submit: None
-            body = {**COMPLETION, **STREAM, "prompt": ["one", "two"] if by == "other prompt" else "one"}
-            asking = asyncio.create_task(client.post("/v1/completions", json=body))
-            await system.until(lambda: len(tokenizer.submits) == (2 if by == "other prompt" else 1))
-            if by == "other prompt":
-                tokenizer.send(rows((tokenizer.submits[0].seq_id, 0, 1, "a")))
-                await system.until(lambda: any(c.received for c in system.gateway.hub.choices.values()))
-            system.gateway.sweep(time.monotonic() + 60)
-            tokenizer.refuse(tokenizer.submits[-1], "overloaded", "the queue is full")
-            answer = await asking
-            assert answer.status_code == 429 and answer.headers["retry-after"] == "3"
-            assert answer.json()["error"]["code"] == "overloaded" and not system.gateway.hub.choices
+        async with slow_client("api.max_buffered_events=50") as slow:
+            assert await slow.flood(lambda: slow.tokenizer.aborts) < 1000
+            await is_given_up_alone(slow)
 
     scenario(main)
 
