@@ -58,8 +58,8 @@ class Choice:
     """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
 
     __slots__ = (
-        *("accepted", "chars", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
-        *("request", "seq_id", "submit", "tokenizer"),
+        *("accepted", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
+        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -69,7 +69,8 @@ class Choice:
         self.first = first  # origin of the first choice of the same prompt
         self.index = len(request.choices)
         self.accepted = False  # the scheduler has said that it will not refuse it
-        self.received = self.chars = 0  # output tokens, and characters of their text
+        self.received = 0  # output tokens
+        self.taken_chars = 0  # of their text, by the consumer
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
         self.last_s = 0.0  # time of the newest row
@@ -91,7 +92,7 @@ class Choice:
             n=1,
             origin=self.origin,
             delivered_tokens=self.received,
-            delivered_chars=self.chars,
+            delivered_chars=self.taken_chars + sum(map(len, self.parts)),
         )
 
     def begin(self, figures: Figures, now_s: float) -> None:
@@ -116,6 +117,7 @@ class Choice:
     def take(self) -> str:
         """The text since the last call."""
         text = "".join(self.parts)
+        self.taken_chars += len(text)
         self.parts.clear()
         return text
 
@@ -328,7 +330,6 @@ class Hub:
 
     def _append(self, choice: Choice, text: str) -> None:
         request, parts = choice.request, choice.parts
-        choice.chars += len(text)
         if not parts:
             request.updated.append(choice)
         parts.append(text)

@@ -207,7 +207,7 @@ class Wire:
     def write_chunk(self, body: bytes) -> bool:
         """One chunk of a response whose start announced chunked encoding. Whether the client takes more."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return self.writable
+        return not self._flow.write_paused
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Calls `on_lost` when the client goes away. Call it after the body was read: a large one pauses reading."""

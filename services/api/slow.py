@@ -49,13 +49,13 @@ class Patience:
     def __init__(self, wait_s: float, lose: Callable[[], None]) -> None:
         self.wait_s = wait_s
         self._lose = lose
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None  # None: it does not wait
 
     def start(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.wait_s, self._lose)
+        if self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(self.wait_s, self._lose)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

@@ -109,10 +109,12 @@ class EventStream:
         if not self._wire.writable:
             self._patience.start()
             return
-        self._patience.stop()
+        if self._patience.timer is not None:
+            self._patience.stop()
         if (body := self._drain()) and not self._wire.write_chunk(body):
             self._patience.start()  # nothing more may come that would look at the socket again
-        slow.go_on(request, self._hub.send)
+        if request.paused:
+            slow.go_on(request, self._hub.send)
         if not request.open and not self._ended.done():
             self._ended.set_result(None)
 

@@ -230,7 +230,7 @@ def test_a_client_that_reads_in_time_is_not() -> None:
         rig.wire.writable = True
         rig.wire.on_writable()
         assert not rig.request.paused and rig.sent[-1] == Pause(rig.ids[0], False)
-        assert rig.stream._patience._timer is None
+        assert rig.stream._patience.timer is None
         rig.end(0)
         await task
         assert events(rig.text)[-1] == "[DONE]"
