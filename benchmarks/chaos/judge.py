@@ -159,23 +159,25 @@ class Pauses(NamedTuple):
 def pauses(outcomes: Sequence[Outcome], blows: Sequence[Blow]) -> list[Pauses]:
     """By kind of blow. A stream's pause is its longest silence that reaches into the time from the blow to all ready.
 
-    Counted are streams that had begun and ended well, or at least went on after it; those of a killed API did not.
+    Counted are streams that had text since all was well before, and ended well, or at least went on after it; those of
+    a killed API did not. Who was silent already waits for an earlier blow's end.
     What was on its way at the blow still arrives after it: hence not simply the silence around the moment of the blow.
     """
     found: dict[str, Pauses] = {}
     for blow in blows:
         kind = found.setdefault(blow.kind, Pauses(blow.kind, 0, [], []))
-        streams = [pause for outcome in outcomes if (pause := _pause(outcome, blow)) is not None]
+        well_s = max((other.ready_s for other in blows if other.victims and other.ready_s < blow.at_s), default=0.0)
+        streams = [pause for outcome in outcomes if (pause := _pause(outcome, blow, well_s)) is not None]
         kind.streams.extend(streams)
         kind.recovery.append(blow.ready_s - blow.at_s)
         found[blow.kind] = kind._replace(blows=kind.blows + 1)
     return list(found.values())
 
 
-def _pause(outcome: Outcome, blow: Blow) -> float | None:
+def _pause(outcome: Outcome, blow: Blow, well_s: float) -> float | None:
     times = outcome.arrivals
     resumed_by = blow.at_s if outcome.end == "ended" else blow.ready_s
-    if not times or not times[0] < blow.at_s or not resumed_by < times[-1]:
+    if not any(well_s < at_s < blow.at_s for at_s in times) or not resumed_by < times[-1]:
         return None
     gaps = [(a, b) for a, b in itertools.pairwise(times) if b > blow.at_s and a < blow.ready_s]
     return max(b - a for a, b in gaps)

@@ -90,6 +90,14 @@ def test_a_pause_is_the_longest_silence_from_the_blow_until_all_is_ready() -> No
     assert found.streams == [pytest.approx(2.8)]
 
 
+def test_who_waits_for_the_blow_before_does_not_count_for_the_next_one() -> None:
+    first, second = (Blow((WORKER,), recovering=False, at_s=at_s, ready_s=at_s + 3.0) for at_s in (5.0, 9.0))
+    waiting = outcome(arrivals=[4.0, 20.0])
+    back = outcome(arrivals=[4.0, 8.5, 11.0])
+    (found,) = pauses([waiting, back], [first, second])
+    assert found.streams == [pytest.approx(16.0), pytest.approx(4.5), pytest.approx(2.5)]
+
+
 def test_the_schedule_hits_every_service_pairs_and_the_recovering() -> None:
     blows = schedule(Topology().programs(), 60, seed=1)
     assert sum(len(blow.victims) for blow in blows) >= 60
