@@ -10,7 +10,9 @@ from services.scheduler.events import ApiLost, FleetEvent, SendRefused, Tokenize
 
 
 class Early:
-    """`limit`: requests, their ends included, beyond which new ones are refused."""
+    """`limit`: events beyond which new requests are refused. What befalls a kept request is always kept: its last pause
+    or its end might never be said again.
+    """
 
     def __init__(self, limit: int) -> None:
         self.events: list[FleetEvent] = []
@@ -21,11 +23,30 @@ class Early:
         if isinstance(event, ApiLost | TokenizerLost):
             if self.events:
                 self.events.append(event)
-        elif len(self.events) < self._limit:
-            self.events.append(event)
         elif isinstance(event, Admit):
-            return self._squeeze(event)
+            if len(self.events) >= self._limit:
+                return self._squeeze(event)
+            self.events.append(event)
+        elif len(self.events) < self._limit or self._keeps(event.seq_id):
+            self._note(event)
         return None
+
+    def _keeps(self, seq_id: int) -> bool:
+        return any(
+            event.seq_id <= seq_id < event.seq_id + event.n or event.origin == seq_id
+            for event in self.events
+            if isinstance(event, Admit)
+        )
+
+    def _note(self, event: Abort | Stop | Pause) -> None:
+        """Once of each kind, so that repeats take no room; of pauses the last one counts."""
+        if isinstance(event, Pause):
+            self.events = [
+                kept for kept in self.events if not (isinstance(kept, Pause) and kept.seq_id == event.seq_id)
+            ]
+        elif event in self.events:
+            return
+        self.events.append(event)
 
     def _squeeze(self, admit: Admit) -> SendRefused | None:
         if admit.output or admit.origin >= 0 or admit.again:

@@ -1,5 +1,5 @@
 from common.columns import pack_i32
-from common.protocol import Abort, Admit, Sampling
+from common.protocol import Abort, Admit, Pause, Sampling, Stop
 from services.scheduler.early import Early
 from services.scheduler.events import ApiLost, TokenizerLost
 
@@ -21,13 +21,25 @@ def test_losses_matter_only_to_what_is_kept() -> None:
     assert early.events == []
 
 
+def test_what_befalls_a_kept_request_is_kept_beyond_the_limit_and_once() -> None:
+    early = Early(2)
+    early.add(Admit(8, pack_i32([5]), Sampling(max_tokens=3), 2))
+    early.add(admit(20, origin=4))
+    for _ in range(3):
+        for event in (Pause(9, True), Pause(4, True), Stop(9), Pause(9, False), Abort(20)):
+            assert early.add(event) is None
+    assert early.events[2:] == [Stop(9), Abort(20), Pause(4, True), Pause(9, False)]
+    assert early.add(Pause(10, True)) is None
+    assert len(early.events) == 6
+
+
 def test_beyond_the_limit_only_new_requests_are_refused() -> None:
     early = Early(1)
     early.add(admit(1))
     refusal = early.add(admit(3 << 48 | 2))
     assert refusal is not None and (refusal.tokenizer, refusal.refused.reason) == (3, "overloaded")
     assert early.add(admit(1)) is None  # a repeat
-    assert early.add(Abort(1)) is None
+    assert early.add(Abort(2)) is None  # of nobody who is here
     assert early.events == [admit(1)]
     moved = Admit(6, pack_i32([5]), Sampling(max_tokens=3), again=True)
     for accepted in (admit(4, output=pack_i32([7])), admit(5, origin=4), moved):
