@@ -55,6 +55,7 @@ MAY_START = {
 MAY_IMPORT_BY_NAME = {
     "services/api/route.py",
     "services/worker/compile.py",
+    "services/worker/kernels/impl/aiter/_host.py",
     "services/worker/kernels/registry.py",
     "services/worker/models/registry.py",
 }

@@ -23,7 +23,9 @@ from services.worker.kernels.traceable import traceable
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROVIDERS = ("aiter", "triton", "numba", "torch")
-ONLY_ON = {"numba": "cpu", "triton": "cuda"}  # dear to import: elsewhere they are not
+ONLY_ON = {"numba": "cpu", "triton": "cuda", "aiter": "cuda"}  # dear to import: elsewhere they are not
+# What the import of a provider's library, or of a part of it, ends with on a host that it does not suit.
+UNUSABLE = (ImportError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, AssertionError)
 
 
 class BindError(Exception):
@@ -153,7 +155,7 @@ def find_impls(provider: str) -> tuple[dict[str, Impl[Any]], str]:
         return {}, f"{provider} is not installed"
     try:
         importlib.import_module(provider)
-    except ImportError as error:
+    except UNUSABLE as error:
         return {}, f"{provider} cannot be imported: {error}"
     package = importlib.import_module(package_name)
     impls: dict[str, Impl[Any]] = {}
