@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.fnuz import native_fp8
-from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.ops.quantize_groups import by_group
 from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.ops.row_scaled_linear import SCALED_TOLERANCES, make_operands
+from services.worker.kernels.packing.fnuz import native_fp8
+from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.registry import Case, op
 
 BLOCK = 128

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.mx import GROUP, decode_mxfp4, encode_mxfp4, tile_scales, untile_scales
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.moe_row_scaled import add_experts
+from services.worker.kernels.packing.mx import GROUP, decode_mxfp4, encode_mxfp4, tile_scales, untile_scales
+from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.registry import Case, Tolerance, op
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.fnuz import native_fp8
-from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
+from services.worker.kernels.packing.fnuz import native_fp8
+from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.registry import Case, Tolerance, op
 
 SCALED_MOE_TOLERANCES = {

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.fnuz import native_fp8
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.moe_row_scaled import SCALED_MOE_TOLERANCES, add_experts
 from services.worker.kernels.ops.quantize_rows import quantized
+from services.worker.kernels.packing.fnuz import native_fp8
+from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.registry import Case, op
 
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.ops.moe_gated import make_moe_case, moe_gated
+from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.registry import Case, op
 
 

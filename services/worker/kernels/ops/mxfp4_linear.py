@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.row_scaled_linear import SCALED_TOLERANCES, make_operands
 from services.worker.kernels.packing.mx import GROUP, decode_mxfp4, encode_mxfp4, tile_scales, untile_scales
 from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
-from services.worker.kernels.ops.row_scaled_linear import SCALED_TOLERANCES, make_operands
 from services.worker.kernels.registry import Case, op
 
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.ops.quantize_rows import QUANTIZE_TOLERANCES, quantized
 from services.worker.kernels.ops.rms_norm import normalized
+from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.registry import Case, op
 
 

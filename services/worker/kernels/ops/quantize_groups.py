@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.ops.quantize_rows import QUANTIZE_TOLERANCES, make_quantize_case, quantized
+from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.registry import Case, op
 
 

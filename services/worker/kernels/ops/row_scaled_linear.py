@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.packing.weight_tiles import plain, tile_weight
-from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.registry import Case, Tolerance, op
 
 # What enters is already rounded, so what differs is the order of fp32 sums and the result's rounding.

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.ops.quantize_groups import by_group
 from services.worker.kernels.ops.quantize_rows import QUANTIZE_TOLERANCES
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
+from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.registry import Case, op
 
 
