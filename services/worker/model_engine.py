@@ -51,6 +51,8 @@ def facts_of(
         "block_tokens": block_tokens,
         "kv_fp8": int(kv_dtype.itemsize == 1),
     }
+    if spec.moe is not None:
+        shapes |= {"num_experts": spec.moe.num_experts, "moe_inner": spec.moe.inner}
     return Facts(device.type, arch_of(device), dtype, shapes)
 
 

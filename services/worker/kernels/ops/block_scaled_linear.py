@@ -55,4 +55,4 @@ def block_scaled_linear(x: Tensor, scales: Tensor, weight: Tensor, weight_scales
     """
     by_token = scales if weight.dim() == 2 else scales.T
     wide = x.float() * by_token.repeat_interleave(BLOCK, -1)
-    return (wide @ block_dequantized(plain(weight, 2), weight_scales).T).to(dtype)
+    return (wide @ block_dequantized(plain(weight), weight_scales).T).to(dtype)

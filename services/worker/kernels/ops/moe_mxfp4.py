@@ -6,7 +6,7 @@ from torch import Tensor
 from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.moe_row_scaled import add_experts
 from services.worker.kernels.packing.mx import GROUP, decode_mxfp4, encode_mxfp4, tile_scales, untile_scales
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
+from services.worker.kernels.packing.weight_tiles import matrix_shape, tile_weight, untile_weight
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
@@ -51,7 +51,7 @@ def moe_mxfp4(
     gate_up, down: uint8, the tiles (packing.weight_tiles) of [E, 2I, N / 2] and [E, N, I / 2]; their scales: uint8, the
     tiles (packing.mx.tile_scales) of [E * 2I, N / 32] and [E * N, I / 32]. N and I are multiples of 256.
     """
-    hidden, inner = x.shape[1], gate_up.shape[1] * gate_up.shape[4] // 2
+    hidden, inner = x.shape[1], matrix_shape(gate_up)[1] // 2
     up_scales = untile_scales(gate_up_scales, len(gate_up) * 2 * inner, hidden // GROUP).view(
         -1, 2 * inner, hidden // GROUP
     )

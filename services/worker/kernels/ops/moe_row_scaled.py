@@ -9,7 +9,7 @@ from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.packing.fnuz import native_fp8
-from services.worker.kernels.packing.weight_tiles import plain, tile_weight
+from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.registry import Case, Tolerance, op
 
 SCALED_MOE_TOLERANCES = {
@@ -91,7 +91,7 @@ def moe_row_scaled(
     """
 
     def pick(expert: int) -> tuple[Tensor, Tensor]:
-        up, out = plain(gate_up[expert], 2).float(), plain(down[expert], 2).float()
+        up, out = untile_weight(gate_up[expert]).float(), untile_weight(down[expert]).float()
         return up * gate_up_scales[expert], out * down_scales[expert]
 
     add_experts(x, weights, experts, pick, rounded_rows(gate_up.dtype), residual)

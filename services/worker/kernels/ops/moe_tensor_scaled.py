@@ -30,7 +30,9 @@ def make_tensor_moe_case(num_tokens: int, num_experts: int, top_k: int, hidden: 
         make_tensor_moe_case(9, 8, 2, 128, 64),
         make_tensor_moe_case(0, 8, 2, 64, 32),
     ],
-    tolerances={dtype: limits._replace(absolute=0.1) for dtype, limits in SCALED_MOE_TOLERANCES.items()},
+    tolerances={  # gated rows may share their scale with more rows or fewer
+        dtype: limits._replace(absolute=0.25) for dtype, limits in SCALED_MOE_TOLERANCES.items()
+    },
     writes=("residual",),
     by_value=True,
 )

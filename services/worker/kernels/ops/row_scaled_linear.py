@@ -64,5 +64,5 @@ def row_scaled_linear(
     x: fp8 or int8 [T, in]; scales: fp32 [T, 1]; weight: x's dtype, [out, in] or its tiles (fp8 only, see
     packing.weight_tiles); weight_scales: fp32 [out, 1]; bias: [out] of `dtype`.
     """
-    product = (x.float() @ plain(weight, 2).float().T) * scales * weight_scales.T
+    product = (x.float() @ plain(weight).float().T) * scales * weight_scales.T
     return (product if bias is None else product + bias.float()).to(dtype)

@@ -4,6 +4,8 @@ Kernels are listed in AITER by heads and tokens per row. Others are refused ther
 word (ROCm/aiter#5679: 16 heads and 8 tokens on gfx942), so heads are padded here and long rows are not asked for.
 """
 
+from collections.abc import Mapping
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +32,7 @@ def paged(cache: Tensor) -> Tensor:
     return cache.view(len(cache), 1, 1, cache.shape[1])
 
 
-def refuses_latent(shapes: dict[str, int]) -> str | None:
+def refuses_latent(shapes: Mapping[str, int]) -> str | None:
     latent, rope = shapes.get("kv_lora_rank", LATENT), shapes.get("qk_rope_head_dim", ROPE)
     if (latent, rope) != (LATENT, ROPE):
         return f"latents of {LATENT} and {ROPE} numbers, not of {latent} and {rope}"

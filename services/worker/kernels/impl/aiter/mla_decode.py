@@ -44,7 +44,7 @@ def refuses(facts: Facts) -> str | None:
         return f"more than {WIDER[-1]} heads"
     if (verified := facts.shapes.get("verify_tokens", 1)) > MAX_VERIFY:
         return f"rows of {verified} tokens: AITER is wrong beyond {MAX_VERIFY} (ROCm/aiter#5679)"
-    return refuses_latent(dict(facts.shapes)) or refusal(facts, DECODE, dtypes=(torch.bfloat16,))
+    return refuses_latent(facts.shapes) or refusal(facts, DECODE, dtypes=(torch.bfloat16,))
 
 
 IMPL = Impl(mla_decode, "aiter", attend, refuses)

@@ -42,7 +42,7 @@ def attend(
 def refuses(facts: Facts) -> str | None:
     if (heads := facts.shapes.get("num_heads", 1)) > HEADS[-1]:
         return f"{heads} heads, more than {HEADS[-1]}"
-    return refuses_latent(dict(facts.shapes)) or refusal(facts, PREFILL, dtypes=(torch.bfloat16,))
+    return refuses_latent(facts.shapes) or refusal(facts, PREFILL, dtypes=(torch.bfloat16,))
 
 
 IMPL = Impl(mla_prefill, "aiter", attend, refuses)
