@@ -71,15 +71,20 @@ def definitions(source: Source, module: str, name: str) -> Iterator[ast.stmt]:
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.col_offset == 0]
     statements += [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.col_offset]
     for node in sorted(statements, key=lambda node: -node.lineno):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            yield node
-        elif isinstance(node, ast.Assign) and any(getattr(target, "id", "") == name for target in node.targets):
+        if name in bound_by(node):
             yield node
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if alias.name == "*" or (alias.asname or alias.name) == name:
                     wanted = name if alias.name == "*" else alias.name
                     yield from definitions(source, origin(source, module, node), wanted)
+
+
+def bound_by(node: ast.stmt) -> list[str]:
+    """The names that a definition or an assignment binds."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [getattr(target, "id", "") for target in node.targets] if isinstance(node, ast.Assign) else []
 
 
 def origin(source: Source, module: str, node: ast.ImportFrom) -> str:

@@ -62,7 +62,7 @@ class Parts(NamedTuple):
     def runner(self, num_blocks: int) -> Runner:
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
-        cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device))
+        cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device), layout=self.bindings.layout)
         return Runner(self.model, rows, cache, self.rope, self.bindings)
 
 

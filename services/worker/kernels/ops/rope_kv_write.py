@@ -60,6 +60,7 @@ def make_rope_kv_case(
         torch.float16: Tolerance(2e-3, 6e-3, "norm and products rounded to 11 bits before the sum, or not"),
     },
     writes=("k_cache", "v_cache"),
+    scratch=("qkv",),
 )
 def rope_kv_write(
     qkv: Tensor,
@@ -73,7 +74,7 @@ def rope_kv_write(
 ) -> Tensor:
     """Splits into heads, `rms_norm`s q and k if asked to, `rope`s both, `kv_write`s k and v; returns q, [T, H, D].
 
-    qkv: [T, (H + 2K) * D], contiguous, left as it is; cos, sin: as `rope` wants them, rows contiguous;
+    qkv: [T, (H + 2K) * D], contiguous, not read afterwards; cos, sin: as `rope` wants them, rows contiguous;
     k_cache, v_cache: [num_blocks, block_tokens, K, D], contiguous, written in place; slots: int64 [T], distinct;
     kv_scale: with 8-bit caches, and only with them.
     """

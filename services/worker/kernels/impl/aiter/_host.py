@@ -34,38 +34,38 @@ class Function:
 
     def __init__(self, *places: str, needs: Sequence[str], takes: Sequence[str] = ()) -> None:
         self.places, self.needs, self.takes = places, tuple(needs), tuple(takes)
-        self._found: tuple[Callable[..., Any], frozenset[str]] | None = None  # and what of `takes` it does not know
 
     def missing(self) -> str | None:
         """Why this host's AITER cannot be called so, or None."""
-        found = find(self.places)
-        if isinstance(found, str):
-            return found
-        place, function = found
-        parameters = parameters_of(place, function)
-        if isinstance(parameters, str):
-            return parameters
-        if unknown := [name for name in self.needs if name not in parameters]:
-            return f"{_dotted(place)} of this host does not take {', '.join(unknown)}"
-        given = {*self.needs, *self.takes}
-        if wanted := [name for name, must in parameters.items() if must and name not in given]:
-            return f"{_dotted(place)} of this host wants {', '.join(wanted)} too"
-        self._found = function, frozenset(self.takes) - parameters.keys()
-        return None
+        found = bound(self)
+        return found if isinstance(found, str) else None
 
     def __call__(self, **arguments: Any) -> Any:
-        """Only after `missing` has said None, or for the first time: then what is missing is an AssertionError."""
-        if self._found is None:
-            reason = self.missing()
-            assert self._found is not None, reason
-        function, unknown = self._found
+        """Only where `missing` says None: what is missing is an AssertionError."""
+        found = bound(self)
+        assert not isinstance(found, str), found
+        function, unknown = found
         if unknown:
             arguments = {name: value for name, value in arguments.items() if name not in unknown}
         return function(**arguments)
 
-    def forget(self) -> None:
-        """Looks again at the next call; for tests, which change the host."""
-        self._found = None
+
+@cache
+def bound(wanted: Function) -> tuple[Callable[..., Any], frozenset[str]] | str:
+    """The host's function and what of `takes` it does not know, or the reason why there is none."""
+    found = find(wanted.places)
+    if isinstance(found, str):
+        return found
+    place, function = found
+    parameters = parameters_of(place, function)
+    if isinstance(parameters, str):
+        return parameters
+    if unknown := [name for name in wanted.needs if name not in parameters]:
+        return f"{_dotted(place)} of this host does not take {', '.join(unknown)}"
+    given = {*wanted.needs, *wanted.takes}
+    if more := [name for name, must in parameters.items() if must and name not in given]:
+        return f"{_dotted(place)} of this host wants {', '.join(more)} too"
+    return function, frozenset(wanted.takes) - parameters.keys()
 
 
 def refusal(facts: Facts, *functions: Function, dtypes: Sequence[torch.dtype] = HALF) -> str | None:

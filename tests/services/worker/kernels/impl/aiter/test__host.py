@@ -1,7 +1,7 @@
 """Binding by name and keyword: what a host may lack, and what is then said or left out."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from services.worker.kernels.impl.aiter import _host
-from services.worker.kernels.impl.aiter._host import Function, refusal
+from services.worker.kernels.impl.aiter._host import Function, bound, refusal
 from services.worker.kernels.registry import Facts
 
 GPU = Facts("cuda", "gfx942", torch.bfloat16)
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def host(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """An empty `aiter`."""
     module = ModuleType("aiter")
     monkeypatch.setitem(sys.modules, "aiter", module)
-    yield module
+    return module
 
 
 def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def test_the_first_place_that_is_there_counts(host: Any, monkeypatch: pytest.Mon
     assert function(x=1) == ("old", 1)
     monkeypatch.setitem(sys.modules, "aiter.new", new)
     new.f = lambda x: ("new", x)  # type: ignore[attr-defined]
-    function.forget()
+    bound.cache_clear()
     assert function(x=1) == ("new", 1)
 
 

@@ -1,0 +1,17 @@
+"""AITER's writing of pages against the op's meaning, in both layouts."""
+
+from services.worker.kernels.impl.aiter.kv_write import IMPL
+from services.worker.kernels.ops.kv_write import make_kv_case
+from tests.services.worker.kernels.impl.aiter.hold import Holder
+
+CASES = (make_kv_case(40, 9, 64, 2, 128), make_kv_case(5, 3, 16, 8, 128, fp8=True), make_kv_case(3, 2, 32, 1, 96))
+
+
+def test_is_the_meaning(hold: Holder) -> None:
+    called = hold(IMPL)
+    assert {calls[0] for name, calls in called.items() if "e4048607" in name and calls} == {"reshape_and_cache"}
+    assert {calls[0] for name, calls in called.items() if "0.1.7" in name and calls} == {"reshape_and_cache_flash"}
+
+
+def test_of_other_shapes(hold: Holder) -> None:
+    assert len(hold(IMPL, cases=CASES)) == 24
