@@ -2,19 +2,31 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter._host import HALF
 from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.registry import Facts, Impl
-from tests.services.worker.kernels.impl.aiter.released import ARCHES, NEWER, WHEEL, impl_of, install
-from tests.services.worker.kernels.impl.aiter.scaled import Scaled
+from tests.services.worker.kernels.impl.aiter.fake import NEW, RELEASES, install
+from tests.services.worker.kernels.impl.aiter.hold import ARCHES
+from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
 
 BF16 = torch.bfloat16
+
+
+def module_of(name: str) -> ModuleType:
+    return import_module(f"services.worker.kernels.impl.aiter.{name}")
+
+
+def impl_of(name: str) -> Impl[Any]:
+    item: Impl[Any] = module_of(name).IMPL
+    return item
 
 
 @contextmanager
@@ -26,7 +38,7 @@ def host(monkeypatch: pytest.MonkeyPatch, release: str, arch: str) -> Iterator[p
         properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         native_fp8.cache_clear()
-        install(patch, release, Scaled(arch).table())
+        install(patch, release, arch)
         yield patch
     native_fp8.cache_clear()
 
@@ -36,7 +48,9 @@ def hold(impl: Impl[Any], dtype: torch.dtype = BF16) -> None:
     tolerance = impl.op.tolerances[dtype]
     for case in impl.op.cases:
         wanted, given = case.make(dtype), case.make(dtype)
-        expected, got = results(impl, impl.op.meaning, wanted), results(impl, impl.run, given)
+        expected = results(impl, impl.op.meaning, wanted)
+        with poisoned_allocations():
+            got = results(impl, impl.run, given)
         assert len(expected) == len(got)
         for left, right in zip(got, expected, strict=True):
             assert left.dtype == right.dtype and left.shape == right.shape, case.name
@@ -58,18 +72,19 @@ def results(impl: Impl[Any], run: Callable[..., Any], arguments: tuple[Any, ...]
 def check_calls(name: str, monkeypatch: pytest.MonkeyPatch, refused: Mapping[str, str] | None = None) -> None:
     """`refused`: the reason, by release or architecture; everywhere else it is bound and equal to the meaning."""
     impl = impl_of(name)
-    for release in (WHEEL, NEWER):
+    for release in RELEASES:
         for arch in ARCHES:
             with host(monkeypatch, release, arch):
                 reason = impl.refuses(Facts("cuda", arch, BF16))
                 assert reason == (refused or {}).get(arch, (refused or {}).get(release))
-                if reason is None:
-                    hold(impl)
+                for dtype in HALF if reason is None else ():
+                    if impl.refuses(Facts("cuda", arch, dtype)) is None:
+                        hold(impl, dtype)
 
 
 def refusal_of(
     name: str, monkeypatch: pytest.MonkeyPatch, shapes: Mapping[str, int], dtype: torch.dtype = BF16
 ) -> str | None:
     """What the newer release refuses on gfx950."""
-    with host(monkeypatch, NEWER, "gfx950"):
+    with host(monkeypatch, NEW, "gfx950"):
         return impl_of(name).refuses(Facts("cuda", "gfx950", dtype, shapes))

@@ -16,6 +16,7 @@ import torch
 
 from services.worker.kernels.impl.aiter import _host
 from tests.services.worker.kernels.impl.aiter.references import References
+from tests.services.worker.kernels.impl.aiter.scaled import put_enums
 
 OLD, NEW = "0.1.7.post2.dev18", "e4048607 (2026-08-22)"
 RELEASES = (OLD, NEW)
@@ -29,6 +30,7 @@ class FakeAiter:
         self.given: list[dict[str, Any]] = []
         self.modules: dict[str, ModuleType] = {"aiter": ModuleType("aiter")}
         self.modules["aiter"].__spec__ = ModuleSpec("aiter", None)  # installed, to who asks
+        put_enums(self.modules["aiter"])
         references = References(arch, exact)
         for place, parameters in _host.releases()[release].items():
             reference = getattr(references, place.rpartition(":")[2].rpartition(".")[2], None)

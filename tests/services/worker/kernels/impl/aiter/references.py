@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.services.worker.kernels.impl.aiter.scaled import Scaled
+
 INT32, INT64, FLOAT32 = torch.int32, torch.int64, torch.float32
 
 
@@ -18,9 +20,9 @@ def need(condition: bool, text: str) -> None:
     assert condition, f"AITER: {text}"
 
 
-class References:
+class References(Scaled):
     def __init__(self, arch: str, exact: bool) -> None:
-        self.fp8 = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
+        super().__init__(arch)
         self.floats = (torch.bfloat16, torch.float16, *((FLOAT32,) if exact else ()))
 
     def _float(self, *tensors: Tensor) -> None:
@@ -58,6 +60,9 @@ class References:
         a.out.copy_(activation(gate) * up)
 
     def mm(self, a: Any) -> Tensor:
+        if a.scale_a is not None:
+            product: Tensor = self.scaled_mm(a)
+            return product
         self._float(*(x for x in (a.inp, a.weights, a.bias) if x is not None))
         need(a.inp.dim() == 2 and a.inp.shape[1] == a.weights.shape[1] and len(a.inp) > 0, "[M, K] and [N, K]")
         return functional.linear(a.inp, a.weights, a.bias)

@@ -1,10 +1,13 @@
 """What AITER's functions for scaled numbers, experts, routing and latent attention do, written from its documentation.
 
 Plain loops and index arithmetic, nothing of the ops' meanings: an argument in another form than AITER's is an error or
-another result. Enumerations are the strings of released.py.
+another result. Enumerations are strings.
 """
 
+import inspect
 from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -51,19 +54,22 @@ def blocks(scales: Tensor, down: int, across: int) -> Tensor:
     return scales.repeat_interleave(down, -2).repeat_interleave(across, -1)
 
 
+def by_name(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is given a call's arguments as one object, those that were left out as None."""
+    names = list(inspect.signature(function).parameters)[1:]
+
+    @wraps(function)
+    def call(self: "Scaled", a: Any) -> Any:
+        return function(self, **{name: getattr(a, name) for name in names})
+
+    return call
+
+
 class Scaled:
-    """One architecture's functions; `table()` gives them by place."""
+    """One architecture's functions."""
 
     def __init__(self, arch: str) -> None:
         self.arch, self.fp8 = arch, FP8[arch]
-
-    def table(self) -> dict[str, Callable[..., Any]]:
-        names = [name for name in vars(type(self)) if name not in ("__init__", "table") and name[0] != "_"]
-        top = {f"aiter:{name}": getattr(self, name) for name in names}
-        return {
-            **{place: function for place, function in top.items() if place.partition(":")[2] not in ELSEWHERE},
-            **{place: getattr(self, name) for name, place in ELSEWHERE.items()},
-        }
 
     def _numbers(self, x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         limit = LARGEST[dtype]
@@ -74,24 +80,34 @@ class Scaled:
         assert {operand.dtype for operand in operands} in ({self.fp8}, {torch.int8}), operands[0].dtype
         assert all(operand.is_contiguous() for operand in operands)
 
+    @by_name
     def per_token_quant_hip(self, x: Tensor, quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
         assert x.is_contiguous() and quant_dtype in (self.fp8, torch.int8), quant_dtype
-        scales = x.float().abs().amax(-1, keepdim=True) / LARGEST[quant_dtype]
-        return self._numbers(x, scales, quant_dtype), scales
+        return self._by_token(x, quant_dtype)
 
+    def _by_token(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        scales = x.float().abs().amax(-1, keepdim=True) / LARGEST[dtype]
+        return self._numbers(x, scales, dtype), scales
+
+    @by_name
     def per_tensor_quant_hip(self, x: Tensor, quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
         assert x.is_contiguous() and quant_dtype in (self.fp8, torch.int8), quant_dtype
         scale = x.float().abs().amax().view(1) / LARGEST[quant_dtype]
         return self._numbers(x, scale, quant_dtype), scale
 
+    @by_name
     def per_group_quant_hip(
         self, x: Tensor, quant_dtype: torch.dtype = torch.int8, group_size: int = 128, transpose_scale: bool = False
     ) -> tuple[Tensor, Tensor]:
         assert x.is_contiguous() and quant_dtype == self.fp8 and group_size in (32, 64, 128)
-        scales = torch.stack([part.float().abs().amax(-1) for part in x.split(group_size, -1)], -1) / LARGEST[self.fp8]
-        numbers = self._numbers(x, blocks(scales, 1, group_size), quant_dtype)
-        return numbers, scales.T.reshape(scales.shape) if transpose_scale else scales
+        return self._by_group(x, group_size, transpose_scale)
 
+    def _by_group(self, x: Tensor, group: int, transpose: bool) -> tuple[Tensor, Tensor]:
+        scales = torch.stack([part.float().abs().amax(-1) for part in x.split(group, -1)], -1) / LARGEST[self.fp8]
+        numbers = self._numbers(x, blocks(scales, 1, group), self.fp8)
+        return numbers, scales.T.reshape(scales.shape) if transpose else scales
+
+    @by_name
     def per_1x32_mx_quant_hip(self, x: Tensor, quant_dtype: Any = None, shuffle: bool = False) -> tuple[Tensor, Tensor]:
         assert self.arch == "gfx950" and quant_dtype == torch.float4_e2m1fn_x2 and shuffle and x.is_contiguous()
         rows, columns = len(x), x.shape[1] // 32
@@ -107,6 +123,7 @@ class Scaled:
         scales.view(-1)[place] = exponents.to(torch.uint8)
         return numbers.view(quant_dtype), scales.view(torch.float8_e8m0fnu)
 
+    @by_name
     def gemm_a8w8(
         self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
@@ -116,6 +133,7 @@ class Scaled:
         product = (XQ.float() * x_scale) @ (WQ.float() * w_scale.T).T
         return (product if bias is None else product + bias.float()).to(dtype)
 
+    @by_name
     def gemm_a8w8_bpreshuffle(
         self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype
     ) -> Tensor:
@@ -123,20 +141,26 @@ class Scaled:
         assert WQ.dtype == self.fp8 and x_scale.shape == (len(XQ), 1) and w_scale.shape == (len(WQ), 1)
         return ((XQ.float() * x_scale) @ (unshuffled(WQ).float() * w_scale).T).to(dtype)
 
+    @by_name
     def gemm_a8w8_blockscale(
         self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype
     ) -> Tensor:
         self._check_eight_bits(XQ, WQ)
+        return self._by_block(XQ, WQ, x_scale, w_scale, dtype)
+
+    def _by_block(self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype) -> Tensor:
         assert x_scale.shape == (len(XQ), XQ.shape[1] // 128) and x_scale.is_contiguous()
         return ((XQ.float() * blocks(x_scale, 1, 128)) @ (WQ.float() * blocks(w_scale, 128, 128)).T).to(dtype)
 
+    @by_name
     def gemm_a8w8_blockscale_bpreshuffle(
         self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype
     ) -> Tensor:
         assert x_scale.shape == (len(XQ), XQ.shape[1] // 128) and x_scale.is_contiguous()
         by_token = x_scale.reshape(x_scale.shape[1], x_scale.shape[0]).T.contiguous()
-        return self.gemm_a8w8_blockscale(XQ, unshuffled(WQ), by_token, w_scale, dtype)
+        return self._by_block(XQ, unshuffled(WQ), by_token, w_scale, dtype)
 
+    @by_name
     def gemm_a4w4(self, A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
         assert self.arch == "gfx950" and A.dtype == B.dtype == torch.float4_e2m1fn_x2
         assert A_scale.dtype == B_scale.dtype == torch.float8_e8m0fnu
@@ -144,22 +168,17 @@ class Scaled:
         x = unpacked(A, unshuffled_scales(A_scale, len(A), groups))
         return (x @ unpacked(rows, unshuffled_scales(B_scale, len(B), groups)).T).to(dtype)
 
-    def mm(
-        self,
-        inp: Tensor,
-        weights: Tensor,
-        bias: Tensor | None,
-        otype: Any = None,
-        scale_a: Any = None,
-        scale_b: Any = None,
+    @by_name
+    def scaled_mm(
+        self, inp: Tensor, weights: Tensor, bias: Tensor | None, otype: torch.dtype, scale_a: Tensor, scale_b: Tensor
     ) -> Tensor:
-        if scale_a is not None:
-            self._check_eight_bits(inp, weights)
-            assert scale_a.shape == scale_b.shape == (1,) and not getattr(weights, "is_shuffled", False)
-            inp, weights = inp.float() * scale_a, weights.float() * scale_b
-        product = inp.float() @ weights.float().T
-        return (product if bias is None else product + bias.float()).to(otype or inp.dtype)
+        """tgemm.mm of fp8 numbers."""
+        self._check_eight_bits(inp, weights)
+        assert scale_a.shape == scale_b.shape == (1,) and not getattr(weights, "is_shuffled", False)
+        product = (inp.float() * scale_a) @ (weights.float() * scale_b).T
+        return (product if bias is None else product + bias.float()).to(otype)
 
+    @by_name
     def rmsnorm2d_fwd_with_dynamicquant(
         self,
         out: Tensor,
@@ -168,13 +187,17 @@ class Scaled:
         weight: Tensor,
         epsilon: float,
     ) -> None:
-        assert input.is_contiguous() and yscale.shape == (len(input), 1) and yscale.dtype == torch.float32
-        wide = input.float()
+        self._norm(out, input, yscale, weight, epsilon)
+
+    def _norm(self, out: Tensor, x: Tensor, yscale: Tensor, weight: Tensor, epsilon: float) -> None:
+        assert x.is_contiguous() and yscale.shape == (len(x), 1) and yscale.dtype == torch.float32
+        wide = x.float()
         normed = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight.float()
-        numbers, scales = self.per_token_quant_hip(normed, out.dtype)
+        numbers, scales = self._by_token(normed, out.dtype)
         out.copy_(numbers)
         yscale.copy_(scales)
 
+    @by_name
     def rmsnorm2d_fwd_with_add_dynamicquant(
         self,
         out: Tensor,
@@ -186,8 +209,9 @@ class Scaled:
         epsilon: float,
     ) -> None:
         residual_out.copy_(input + residual_in)
-        self.rmsnorm2d_fwd_with_dynamicquant(out, residual_out, yscale, weight, epsilon)
+        self._norm(out, residual_out, yscale, weight, epsilon)
 
+    @by_name
     def silu_and_mul_quant(
         self,
         out: Tensor,
@@ -197,11 +221,13 @@ class Scaled:
         shuffle_scale: bool = False,
     ) -> None:
         gate, up = input.float().chunk(2, -1)
-        numbers, scales = self.per_group_quant_hip(gate.sigmoid() * gate * up, out.dtype, group_size, shuffle_scale)
+        numbers, scales = self._by_group(gate.sigmoid() * gate * up, group_size, shuffle_scale)
+        assert out.dtype == self.fp8
         out.copy_(numbers)
         assert scale.shape == scales.shape
         scale.copy_(scales)
 
+    @by_name
     def topk_softmax(
         self,
         topk_weights: Tensor,
@@ -232,6 +258,7 @@ class Scaled:
             if group not in kept:
                 part.fill_(-torch.inf)
 
+    @by_name
     def grouped_topk(
         self,
         gating_output: Tensor,
@@ -251,6 +278,7 @@ class Scaled:
             self._keep_groups(choice, best, num_expert_group, topk_group)
             self._take(topk_weights[row], topk_ids[row], scores, choice, need_renorm, routed_scaling_factor)
 
+    @by_name
     def biased_grouped_topk(
         self,
         gating_output: Tensor,
@@ -270,11 +298,13 @@ class Scaled:
             scores = logits.sigmoid()
             self._take(topk_weights[row], topk_ids[row], scores, choice, need_renorm, routed_scaling_factor)
 
+    @by_name
     def greedy_sample(self, out: Tensor, input: Tensor) -> None:  # noqa: A002
         assert out.dtype == torch.int32
         for row, logits in enumerate(input.tolist()):
             out[row] = logits.index(max(logits))
 
+    @by_name
     def fused_moe(
         self,
         hidden_states: Tensor,
@@ -328,6 +358,7 @@ class Scaled:
         scales = (x.view(-1, group).abs().amax(-1) / LARGEST[dtype]).repeat_interleave(group)
         return self._numbers(x, scales, dtype).float() * scales
 
+    @by_name
     def mla_decode_fwd(
         self,
         q: Tensor,
@@ -344,6 +375,7 @@ class Scaled:
         assert (heads == 16 and max_seqlen_q in (1, 4)) or (heads in (32, 64, 128) and max_seqlen_q <= 4), heads
         self._latent(q, kv_buffer, o, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, sm_scale)
 
+    @by_name
     def mla_prefill_fwd(
         self,
         q: Tensor,
@@ -373,9 +405,8 @@ class Scaled:
                 o[token] = (q[token].float() @ seen.T * scale).softmax(-1) @ seen[:, :512]
 
 
-ELSEWHERE = {
-    "mm": "aiter.tuned_gemm:tgemm.mm",
-    "fused_moe": "aiter.fused_moe:fused_moe",
-    "mla_decode_fwd": "aiter.mla:mla_decode_fwd",
-    "mla_prefill_fwd": "aiter.mla:mla_prefill_fwd",
-}
+def put_enums(module: Any) -> None:
+    """AITER's enumerations, each value its own name."""
+    module.ActivationType = SimpleNamespace(Silu="Silu", Gelu="Gelu", Swiglu="Swiglu")
+    kinds = ("No", "per_Tensor", "per_Token", "per_1x32", "per_1x128", "per_128x128")
+    module.QuantType = SimpleNamespace(**{kind: kind for kind in kinds})

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from tests.services.worker.kernels.impl.aiter.calls import check_calls, refusal_of
-from tests.services.worker.kernels.impl.aiter.released import WHEEL
+from tests.services.worker.kernels.impl.aiter.fake import OLD
 
 
 def test_is_the_meaning_where_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     check_calls(
         "quantize_mxfp4",
         monkeypatch,
-        {"gfx942": "MXFP4 needs gfx950", WHEEL: "this host has no aiter.per_1x32_mx_quant_hip"},
+        {"gfx942": "MXFP4 needs gfx950", OLD: "this host has no aiter.per_1x32_mx_quant_hip"},
     )
 
 

@@ -10,14 +10,11 @@ import torch
 from services.worker.kernels.impl.aiter import _moe
 from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.registry import Facts
-from tests.services.worker.kernels.impl.aiter.calls import BF16, hold, host
-from tests.services.worker.kernels.impl.aiter.released import ARCHES, NEWER, impl_of, install
+from tests.services.worker.kernels.impl.aiter.calls import BF16, hold, host, impl_of, module_of
+from tests.services.worker.kernels.impl.aiter.fake import NEW
+from tests.services.worker.kernels.impl.aiter.hold import ARCHES
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
-
-
-def module_of(name: str) -> ModuleType:
-    return sys.modules[impl_of(name).run.__module__]
 
 
 def renamed(patch: pytest.MonkeyPatch) -> None:
@@ -80,7 +77,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(("name", "mutate"), MUTATIONS, ids=[f"{name}-{m.__name__}" for name, m in MUTATIONS])
 def test_a_wrong_call_is_found(name: str, mutate: Mutation, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with host(monkeypatch, NEWER, arch) as patch:
+    with host(monkeypatch, NEW, arch) as patch:
         hold(impl_of(name))
         mutate(patch)
         with pytest.raises((AssertionError, TypeError, RuntimeError, KeyError)):
@@ -92,7 +89,7 @@ NAMES = {name for name, _ in MUTATIONS}
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_other_hosts_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, NEWER, {})
+    monkeypatch.setitem(sys.modules, "aiter", ModuleType("aiter"))
     assert impl_of(name).refuses(Facts("cuda", "sm_90", BF16)) == "needs gfx942 or gfx950"
     reason = impl_of(name).refuses(Facts("cuda", "gfx950", BF16)) or ""
     assert reason.startswith("this host has no aiter.") or "cannot be imported" in reason
