@@ -15,10 +15,10 @@ BLOCK = 128
 
 def block_quantized(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """[..., N, K], N and K multiples of 128, as `dtype` and fp32 scales [..., N / 128, K / 128]."""
-    blocks = weight.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK)).transpose(-2, -3)
+    *lead, rows, columns = weight.shape
+    blocks = weight.reshape(*lead, rows // BLOCK, BLOCK, columns // BLOCK, BLOCK).transpose(-2, -3)
     numbers, scales = quantized(blocks.flatten(-2), dtype)
-    whole = numbers.unflatten(-1, (BLOCK, BLOCK)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
-    return whole, scales.squeeze(-1)
+    return numbers.view(blocks.shape).transpose(-2, -3).reshape(weight.shape), scales.squeeze(-1)
 
 
 def block_dequantized(weight: Tensor, scales: Tensor) -> Tensor:

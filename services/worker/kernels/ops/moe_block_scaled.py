@@ -7,6 +7,7 @@ from services.worker.kernels.ops.block_scaled_linear import BLOCK, block_dequant
 from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.moe_row_scaled import SCALED_MOE_TOLERANCES, add_experts, rounded_rows
 from services.worker.kernels.packing.fnuz import native_fp8
+from services.worker.kernels.packing.mx import grouped
 from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
 from services.worker.kernels.registry import Case, op
 
@@ -50,7 +51,7 @@ def moe_block_scaled(
     by_row = rounded_rows(gate_up.dtype)
 
     def rounded(values: Tensor) -> Tensor:
-        return by_row(values.unflatten(-1, (-1, BLOCK))).flatten(-2)
+        return by_row(grouped(values, BLOCK)).flatten(-2)
 
     def pick(expert: int) -> tuple[Tensor, Tensor]:
         up = block_dequantized(untile_weight(gate_up[expert]), gate_up_scales[expert])

@@ -9,6 +9,7 @@ from services.worker.kernels.ops.moe_route_grouped import (
     clear_logits,
     scaled_weights,
 )
+from services.worker.kernels.packing.mx import grouped
 from services.worker.kernels.registry import Case, op
 
 
@@ -45,5 +46,5 @@ def moe_route_biased(
     """
     scores = logits.float().sigmoid()
     choice = scores + bias.float()
-    group_scores = choice.unflatten(-1, (num_groups, -1)).topk(2, dim=-1).values.sum(-1)
+    group_scores = grouped(choice, choice.shape[1] // num_groups).topk(2, dim=-1).values.sum(-1)
     return scaled_weights(scores, best_experts(choice, group_scores, top_groups, top_k), renormalize, scale)

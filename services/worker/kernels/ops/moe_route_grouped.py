@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.packing.mx import grouped
 from services.worker.kernels.registry import Case, Tolerance, op
 
 GROUPED_TOLERANCES = {
@@ -68,5 +69,5 @@ def moe_route_grouped(
     """
     wide = logits.float()
     scores = wide.softmax(dim=-1) if softmax else wide.sigmoid()
-    group_scores = scores.unflatten(-1, (num_groups, -1)).amax(-1)
+    group_scores = grouped(scores, scores.shape[1] // num_groups).amax(-1)
     return scaled_weights(scores, best_experts(scores, group_scores, top_groups, top_k), renormalize, scale)

@@ -31,7 +31,7 @@ def add_experts(x: Tensor, weights: Tensor, experts: Tensor, pick: Pick, rounded
     total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
     wide = rounded(x.float()) if len(x) else x.float()
     pairs_expert = experts.flatten()
-    for expert in pairs_expert.unique().tolist():
+    for expert in sorted(set(pairs_expert.tolist())):
         pairs = (pairs_expert == expert).nonzero().squeeze(1)
         gate_up, down = pick(expert)
         hidden = silu_and_mul.meaning(wide.index_select(0, pairs // top_k) @ gate_up.T)

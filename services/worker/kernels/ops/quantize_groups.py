@@ -5,6 +5,7 @@ from torch import Tensor
 
 from services.worker.kernels.ops.quantize_rows import QUANTIZE_TOLERANCES, make_quantize_case, quantized
 from services.worker.kernels.packing.fnuz import native_fp8
+from services.worker.kernels.packing.mx import grouped
 from services.worker.kernels.registry import Case, op
 
 
@@ -17,7 +18,7 @@ def make_groups_case(num_tokens: int, width: int, group: int, by_column: bool) -
 
 
 def by_group(x: Tensor, dtype: torch.dtype, group: int, by_column: bool) -> tuple[Tensor, Tensor]:
-    numbers, scales = quantized(x.unflatten(-1, (-1, group)), dtype)
+    numbers, scales = quantized(grouped(x, group), dtype)
     scales = scales.squeeze(-1)
     return numbers.flatten(-2), scales.T.contiguous() if by_column else scales
 

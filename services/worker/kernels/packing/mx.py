@@ -18,6 +18,11 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the lower three bits; th
 PADDED_ROWS, PADDED_COLUMNS = 256, 8
 
 
+def grouped(values: Tensor, group: int) -> Tensor:
+    """[..., N] as [..., N / group, group]."""
+    return values.reshape(*values.shape[:-1], values.shape[-1] // group, group)
+
+
 def decode_scales(scales: Tensor) -> Tensor:
     """uint8 exponents, any shape, as float32 powers of two (255, MX's NaN, becomes infinity)."""
     bits = scales.to(torch.int32) << 23
@@ -28,7 +33,7 @@ def decode_mxfp4(packed: Tensor, scales: Tensor) -> Tensor:
     """packed: uint8 [..., N / 2], the lower half byte first; scales: uint8 [..., N / 32]. Returns float32 [..., N]."""
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
     table = torch.tensor((*VALUES, *(-value for value in VALUES)), dtype=torch.float32, device=packed.device)
-    groups = table[codes.long()].unflatten(-1, (-1, GROUP)) * decode_scales(scales)[..., None]
+    groups = grouped(table[codes.long()], GROUP) * decode_scales(scales)[..., None]
     return groups.flatten(-2)
 
 
@@ -37,7 +42,7 @@ def encode_mxfp4(values: Tensor) -> tuple[Tensor, Tensor]:
 
     A group's scale is the least power of two under which nothing exceeds 6; numbers round to nearest, ties to even.
     """
-    groups = values.float().unflatten(-1, (-1, GROUP))
+    groups = grouped(values.float(), GROUP)
     mantissa, exponent = torch.frexp(groups.abs().amax(-1) / LARGEST)
     rounded_up = torch.where(mantissa > 0.5, exponent, exponent - 1)
     scales = (rounded_up + BIAS).clamp_(0, 254).to(torch.uint8)

@@ -13,17 +13,28 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.worker.kernels.impl.aiter._host import Function
+from services.worker.kernels.impl.aiter._host import find
 from services.worker.kernels.impl.aiter.add_rms_norm import added_and_normed
 
-CUSTOM = Function("aiter.dist.device_communicators.custom_all_reduce:CustomAllreduce", needs=("group", "device"))
+CUSTOM = ("aiter.dist.device_communicators.custom_all_reduce:CustomAllreduce",)
+
+
+def missing() -> str | None:
+    """Why this host's AITER has no such object, or None."""
+    found = find(CUSTOM)
+    return found if isinstance(found, str) else None
 
 
 class AllReduce:
-    """`handles`: a process group for host memory (gloo) of 2, 4, 6 or 8 ranks; `large`: one for device memory."""
+    """Only where `missing` says None.
+
+    `handles`: a process group for host memory (gloo) of 2, 4, 6 or 8 ranks; `large`: one for device memory.
+    """
 
     def __init__(self, handles: dist.ProcessGroup, large: dist.ProcessGroup, device: torch.device) -> None:
-        self._custom: Any = CUSTOM(group=handles, device=device)
+        found = find(CUSTOM)
+        assert not isinstance(found, str), found
+        self._custom: Any = found[1](group=handles, device=device)
         self._large = large
         # Releases without this choice return the two results the other way round, and may take the kernel that is
         # wrong in the first replay after a pause (ROCm/aiter#4888): there the norm is a kernel of its own.

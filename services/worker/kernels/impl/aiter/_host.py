@@ -2,7 +2,7 @@
 
 AITER differs from image to image: parameters come, go and move. A `Function` finds out what the host's own takes: from
 its Python signature where that is real, from the schema that it is registered under with torch where it is a wrapper,
-else from signatures*.json, what all the releases listed there have in common. What is missing is a sentence for `bind`,
+else from signatures.json, what all the releases listed there have in common. What is missing is a sentence for `bind`,
 at start and never while serving. Public: `Function`, `refusal`, `HALF`. State: what was found, once.
 """
 
@@ -20,7 +20,7 @@ from services.worker.kernels.registry import UNUSABLE, Facts
 
 ARCHES = ("gfx942", "gfx950")
 HALF = (torch.bfloat16, torch.float16)
-SIGNATURES = sorted(Path(__file__).parent.glob("signatures*.json"))
+SIGNATURES = Path(__file__).with_name("signatures.json")
 
 Parameters = Mapping[str, bool]  # by name: whether a call must give it
 
@@ -117,13 +117,9 @@ def parameters_of(place: str, function: Callable[..., Any]) -> Parameters | str:
 
 @cache
 def releases() -> dict[str, dict[str, Parameters | None]]:
-    """signatures*.json: by release and place, the parameters; None where a release lacks the function."""
-    found: dict[str, dict[str, Parameters | None]] = {}
-    for path in SIGNATURES:
-        written: dict[str, dict[str, list[str] | None]] = json.loads(path.read_text())
-        for release, rows in written.items():
-            found.setdefault(release, {}).update({place: _parsed(lines) for place, lines in rows.items()})
-    return found
+    """signatures.json: by release and place, the parameters; None where a release lacks the function."""
+    written: dict[str, dict[str, list[str] | None]] = json.loads(SIGNATURES.read_text())
+    return {release: {place: _parsed(lines) for place, lines in rows.items()} for release, rows in written.items()}
 
 
 def _parsed(lines: list[str] | None) -> Parameters | None:

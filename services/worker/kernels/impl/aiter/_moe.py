@@ -4,13 +4,12 @@ Weights lie in tiles: AITER's tuned kernels are those for shuffled weights, and 
 a word. The mark that AITER looks for is an attribute of a tensor object, which every view and copy loses.
 """
 
-import importlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.aiter._host import Function, refusal
+from services.worker.kernels.impl.aiter._host import Function, find, refusal
 from services.worker.kernels.packing.weight_tiles import as_matrix
 from services.worker.kernels.registry import Facts
 
@@ -29,6 +28,13 @@ def shuffled(tiles: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return weight
 
 
+def named(place: str) -> Any:
+    """A value of one of AITER's enumerations."""
+    found = find((place,))
+    assert not isinstance(found, str), found
+    return found[1]
+
+
 def add_fused(
     residual: Tensor,
     x: Tensor,
@@ -42,15 +48,14 @@ def add_fused(
     """
     if not len(x):
         return
-    library: Any = importlib.import_module("aiter")
     out: Tensor = FUSED(
         hidden_states=x,
         w1=experts[0],
         w2=experts[1],
         topk_weight=routing[0],
         topk_ids=routing[1],
-        activation=library.ActivationType.Silu,
-        quant_type=getattr(library.QuantType, quant_type),
+        activation=named("aiter:ActivationType.Silu"),
+        quant_type=named(f"aiter:QuantType.{quant_type}"),
         w1_scale=scales[0],
         w2_scale=scales[1],
     )

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.worker.kernels.impl.aiter import _host
-from services.worker.kernels.impl.aiter._all_reduce import AllReduce
+from services.worker.kernels.impl.aiter._all_reduce import AllReduce, missing
 from services.worker.kernels.ops.add_rms_norm import add_rms_norm
 from tests.services.worker.kernels.impl.aiter.fake import install
 
@@ -78,7 +77,6 @@ def summed(request: pytest.FixtureRequest, group: dist.ProcessGroup, monkeypatch
     for name in ("aiter.dist", "aiter.dist.device_communicators"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    _host.bound.cache_clear()
     return AllReduce(group, group, CPU)
 
 
@@ -118,3 +116,13 @@ def test_capture_and_close_reach_the_group(summed: AllReduce) -> None:
 
 def test_only_releases_that_can_choose_fuse(summed: AllReduce) -> None:
     assert summed.fuses_norm == (type(summed._custom) is Newer)
+
+
+def test_a_host_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    reason = missing()
+    assert reason is not None and reason.startswith("aiter.dist.device_communicators.custom_all_reduce cannot be")
+
+
+def test_a_host_with_it_is_not_missing(summed: AllReduce) -> None:
+    assert missing() is None
