@@ -104,14 +104,17 @@ def written(arguments: ast.arguments) -> list[str]:
     return [one.arg if default is None else f"{one.arg}={ast.unparse(default)}" for one, default in pairs]
 
 
-def called() -> list[str]:
-    """Every place that an implementation names."""
-    places: set[str] = set()
+def declared() -> list[Function]:
+    """Every function that an implementation declares."""
+    found: dict[Function, None] = {}
     for entry in pkgutil.iter_modules(provider.__path__):
         module = importlib.import_module(f"{provider.__name__}.{entry.name}")
-        for item in vars(module).values():
-            places.update(item.places if isinstance(item, Function) else ())
-    return sorted(places)
+        found |= dict.fromkeys(item for item in vars(module).values() if isinstance(item, Function))
+    return list(found)
+
+
+def called() -> list[str]:
+    return sorted({place for function in declared() for place in function.places})
 
 
 def main(arguments: Sequence[str]) -> None:

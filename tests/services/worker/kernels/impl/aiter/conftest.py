@@ -1,11 +1,11 @@
 """A fake AITER for every test that asks; what was bound to it is forgotten afterwards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from services.worker.kernels.impl.aiter import _host
-from tests.services.worker.kernels.impl.aiter.fake import FakeAiter, install
+from tests.services.worker.kernels.impl.aiter.fake import Fake, install
 from tests.services.worker.kernels.impl.aiter.hold import Holder
 
 
@@ -22,6 +22,6 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> Holder:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeAiter]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """`fake(release, arch, exact)`, as `install`."""
     return lambda *arguments, **keywords: install(monkeypatch, *arguments, **keywords)

@@ -18,6 +18,7 @@ from services.worker.kernels.impl.aiter import _host
 from tests.services.worker.kernels.impl.aiter.references import References
 from tests.services.worker.kernels.impl.aiter.scaled import put_enums
 
+Fake = Callable[..., "FakeAiter"]  # the fixture: `install` for one test
 OLD, NEW = "0.1.7.post2.dev18", "e4048607 (2026-08-22)"
 RELEASES = (OLD, NEW)
 
@@ -40,7 +41,7 @@ class FakeAiter:
     def _function(self, place: str, parameters: _host.Parameters, reference: Callable[..., Any]) -> Callable[..., Any]:
         def run(**given: Any) -> Any:
             bound = inspect.signature(run).bind(**given)
-            self.calls.append(place.rpartition(":")[2])
+            self.calls.append(place.rpartition(":")[2].rpartition(".")[2])
             self.given.append(bound.arguments)
             return reference(SimpleNamespace(**dict.fromkeys(parameters) | bound.arguments))
 

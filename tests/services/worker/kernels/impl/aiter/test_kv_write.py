@@ -1,10 +1,8 @@
 """AITER's writing of pages against the op's meaning, in both layouts."""
 
 from services.worker.kernels.impl.aiter.kv_write import IMPL
-from services.worker.kernels.ops.kv_write import make_kv_case
+from tests.services.worker.kernels.impl.aiter.cases import KV_WRITE
 from tests.services.worker.kernels.impl.aiter.hold import Holder
-
-CASES = (make_kv_case(40, 9, 64, 2, 128), make_kv_case(5, 3, 16, 8, 128, fp8=True), make_kv_case(3, 2, 32, 1, 96))
 
 
 def test_is_the_meaning(hold: Holder) -> None:
@@ -14,4 +12,4 @@ def test_is_the_meaning(hold: Holder) -> None:
 
 
 def test_of_other_shapes(hold: Holder) -> None:
-    assert len(hold(IMPL, cases=CASES)) == 24
+    assert len(hold(IMPL, cases=KV_WRITE)) == 24

@@ -1,25 +1,8 @@
 """AITER's attention against the op's meaning: every sort of rows and pages, and which kernel served it."""
 
 from services.worker.kernels.impl.aiter.paged_attention import IMPL
-from services.worker.kernels.ops.paged_attention import Extras, make_attention_case
+from tests.services.worker.kernels.impl.aiter.cases import ATTENTION
 from tests.services.worker.kernels.impl.aiter.hold import Holder
-
-MIXED = ([1, 1, 30, 1, 9], [90, 17, 30, 64, 200])
-CASES = (
-    make_attention_case("decode", [1, 1, 1], [40, 257, 1], (8, 2, 128)),
-    make_attention_case("mixed", *MIXED, (8, 1, 128)),
-    make_attention_case("wide_group", *MIXED, (32, 1, 128)),
-    make_attention_case("prompts", [20, 5], [20, 33], (4, 4, 128)),
-    make_attention_case("head64", *MIXED, (8, 2, 64)),
-    make_attention_case("head256", *MIXED, (4, 2, 256)),
-    make_attention_case("page64", *MIXED, (8, 2, 128), extras=Extras(64, table_rows=True)),
-    make_attention_case("window", *MIXED, (8, 2, 128), extras=Extras(window=20)),
-    make_attention_case("softcap", *MIXED, (8, 2, 128), extras=Extras(softcap=3.0)),
-    make_attention_case("sinks", *MIXED, (8, 2, 128), extras=Extras(sinks=True)),
-    make_attention_case("fp8", *MIXED, (8, 2, 128), extras=Extras(fp8=True)),
-    make_attention_case("fp8_window", *MIXED, (8, 2, 128), extras=Extras(window=9, fp8=True)),
-    make_attention_case("tables", *MIXED, (8, 2, 128), extras=Extras(table_rows=True)),
-)
 
 
 def test_is_the_meaning_of_the_ops_own_cases(hold: Holder) -> None:
@@ -28,8 +11,8 @@ def test_is_the_meaning_of_the_ops_own_cases(hold: Holder) -> None:
 
 
 def test_which_kernel_serves_what(hold: Holder) -> None:
-    called = hold(IMPL, cases=CASES)
-    assert len(called) == len(CASES) * 8
+    called = hold(IMPL, cases=ATTENTION)
+    assert len(called) == len(ATTENTION) * 8
 
     def calls(case: str) -> list[str]:
         for arch in ("gfx942", "gfx950"):
