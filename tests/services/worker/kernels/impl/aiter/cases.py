@@ -68,3 +68,28 @@ ROPE_KV_WRITE = (
 )
 CASES = {name: all_ops()[name].cases for name in DENSE}
 CASES |= {"kv_write": KV_WRITE, "rope_kv_write": ROPE_KV_WRITE, "paged_attention": ATTENTION}
+SCALED = (
+    "add_norm_quantize_rows",
+    "argmax",
+    "block_scaled_linear",
+    "mla_decode",
+    "mla_prefill",
+    "moe_block_scaled",
+    "moe_mxfp4",
+    "moe_route",
+    "moe_route_biased",
+    "moe_route_grouped",
+    "moe_row_scaled",
+    "moe_tensor_scaled",
+    "moe_tiled",
+    "mxfp4_linear",
+    "norm_quantize_rows",
+    "quantize_groups",
+    "quantize_mxfp4",
+    "quantize_rows",
+    "quantize_tensor",
+    "row_scaled_linear",
+    "silu_quantize_groups",
+    "tensor_scaled_linear",
+)
+CASES |= {name: all_ops()[name].cases for name in SCALED}
