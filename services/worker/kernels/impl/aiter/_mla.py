@@ -4,7 +4,7 @@ Kernels are listed in AITER by heads and tokens per row. Others are refused ther
 word (ROCm/aiter#5679: 16 heads and 8 tokens on gfx942), so heads are padded here and long rows are not asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.nn import functional
@@ -13,13 +13,14 @@ from services.worker.kernels.ops.mla_decode import LATENT, ROPE
 
 SIXTEEN_QUERIES = (1, 4)  # tokens per row that kernels of 16 heads have on both architectures
 WIDER = (32, 64, 128)  # heads whose kernels take any
+WIDER_ONCE = (128,)  # and in older releases
 
 
-def padded_heads(num_heads: int, max_query: int) -> int | None:
+def padded_heads(num_heads: int, max_query: int, wider: Sequence[int] = WIDER) -> int | None:
     """The number of heads to call with, or None where there are too many."""
     if num_heads <= 16 and max_query in SIXTEEN_QUERIES:
         return 16
-    return next((heads for heads in WIDER if heads >= num_heads), None)
+    return next((heads for heads in wider if heads >= num_heads), None)
 
 
 def padded(q: Tensor, num_heads: int) -> Tensor:

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
-from services.worker.kernels.impl.aiter._mla import WIDER, padded, padded_heads, paged, refuses_latent
+from services.worker.kernels.impl.aiter._mla import WIDER, WIDER_ONCE, padded, padded_heads, paged, refuses_latent
 from services.worker.kernels.ops.mla_decode import MAX_VERIFY, mla_decode
 from services.worker.kernels.registry import Facts, Impl
 
 ARGUMENTS = ("q", "kv_buffer", "o", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_lens", "max_seqlen_q")
 DECODE = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale"))
+LATER = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale", "page_size"))  # has more numbers of heads
 
 
 def attend(
@@ -22,7 +23,7 @@ def attend(
     latent: int,
     scale: float,
 ) -> Tensor:
-    heads = padded_heads(q.shape[1], max_query)
+    heads = padded_heads(q.shape[1], max_query, WIDER_ONCE if LATER.missing() else WIDER)
     assert heads is not None and max_query <= MAX_VERIFY, (q.shape, max_query)
     out = torch.empty((len(q), heads, latent), dtype=q.dtype, device=q.device)
     DECODE(

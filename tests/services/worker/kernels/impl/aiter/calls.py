@@ -30,17 +30,24 @@ def impl_of(name: str) -> Impl[Any]:
 
 
 @contextmanager
-def host(monkeypatch: pytest.MonkeyPatch, release: str, arch: str) -> Iterator[pytest.MonkeyPatch]:
-    """A host of this architecture with this release; cases of ops are made in its fp8."""
-    with monkeypatch.context() as patch:
+def native(arch: str) -> Iterator[None]:
+    """Cases of ops are made in this architecture's fp8."""
+    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.version, "hip", "7.2")
         patch.setattr(torch.cuda, "is_available", lambda: True)
-        properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         native_fp8.cache_clear()
+        yield
+    native_fp8.cache_clear()
+
+
+@contextmanager
+def host(monkeypatch: pytest.MonkeyPatch, release: str, arch: str) -> Iterator[pytest.MonkeyPatch]:
+    """A host of this architecture with this release."""
+    with native(arch), monkeypatch.context() as patch:
         install(patch, release, arch)
         yield patch
-    native_fp8.cache_clear()
 
 
 def hold(impl: Impl[Any], dtype: torch.dtype = BF16) -> None:

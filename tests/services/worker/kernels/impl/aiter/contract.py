@@ -35,6 +35,16 @@ Agent 1
   Compute Unit:            {units}
 END
 """
+HALF = (torch.bfloat16, torch.float16)
+TUNED = (
+    "GEMM_BF16",
+    "GEMM_A8W8",
+    "GEMM_A8W8_BPRESHUFFLE",
+    "GEMM_A8W8_BLOCKSCALE",
+    "GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
+    "GEMM_A4W4",
+    "FMOE",
+)
 ENUMS = {
     "ActivationType": ("No", "Silu", "Gelu", "Swiglu", "Situv2"),
     "QuantType": ("No", "per_Tensor", "per_Token", "per_1x32", "per_1x128", "per_128x128", "per_256x128"),
@@ -67,6 +77,10 @@ def answer(op: str, arguments: tuple[Any, ...]) -> Any:
         return torch.zeros_like(arguments[0])
     if op in ("get_padded_m", "getPaddedM"):
         return arguments[0]
+    if op.startswith("gemm_a8w8"):
+        return next((x for x in arguments[4:] if isinstance(x, Tensor) and x.dtype in HALF), None)
+    if op.endswith("workspace_size"):
+        return 1024
     if op == "hipb_mm":
         return torch.zeros(len(arguments[0]), arguments[1].shape[1], dtype=arguments[0].dtype)
     if op == "mha_batch_prefill":
@@ -133,11 +147,37 @@ class Member(int):
         return int(self)
 
 
+EMPTY: dict[str, Callable[..., Any]] = {
+    "to_dict": lambda *arguments: {},
+    "to_list": lambda: [],
+    "tolist": lambda: [],
+}
+
+
 class Rows:
     """A table of tuned shapes without rows, whatever is done with it."""
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments, **keywords: {} if name == "to_dict" else self
+    empty = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return EMPTY.get(name, self)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> "Rows":
+        return self
+
+    def __getitem__(self, name: Any) -> "Rows":
+        return self
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        pass
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
 
 
 def stand_in(arch: str, folder: Path, noted: Noted) -> None:
@@ -159,8 +199,11 @@ def stand_in(arch: str, folder: Path, noted: Noted) -> None:
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "AITER_LOG_LEVEL": "ERROR",
     }
+    (folder / "tuned.csv").touch()
+    os.environ |= {f"AITER_CONFIG_{kind}": str(folder / "tuned.csv") for kind in TUNED}
     sys.meta_path.insert(0, CompiledModules(noted))
     pandas: Any = ModuleType("pandas")
+    pandas.__spec__ = ModuleSpec("pandas", None)  # torch asks
     pandas.read_csv = pandas.concat = pandas.DataFrame = lambda *arguments, **keywords: Rows()
     sys.modules.setdefault("pandas", pandas)
     _gpu(arch)
@@ -174,6 +217,19 @@ def _gpu(arch: str) -> None:
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)
     torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment,misc]
+    for name in ("arange", "empty"):
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What AITER wants made on the GPU."""
+
+    def made(*arguments: Any, **keywords: Any) -> Tensor:
+        if keywords.get("device") == "cuda":
+            del keywords["device"]
+        return make(*arguments, **keywords)
+
+    return made
 
 
 def _triton(arch: str, noted: Noted) -> None:
@@ -211,6 +267,7 @@ def main(source: str, arch: str, work: str) -> None:
     folder, noted = Path(work), Noted()
     stand_in(arch, folder, noted)
     sys.path.insert(0, str(unpack(Path(source), folder)))
+    os.environ["AITER_AOT_IMPORT"] = "1"  # later releases: `import aiter` loads aiter.jit.core only
     if importlib.util.find_spec("aiter.jit.core") is not None:
         _ctypes(noted)
     importlib.import_module("aiter")
@@ -219,6 +276,7 @@ def main(source: str, arch: str, work: str) -> None:
     from benchmarks.gate import convert
     from services.worker.kernels.impl.aiter import _host
     from services.worker.kernels.registry import find_impls
+    from tests.services.worker.kernels.impl.aiter.calls import native
     from tests.services.worker.kernels.impl.aiter.cases import CASES
     from tests.services.worker.kernels.impl.aiter.fake import fp8_of
     from tests.services.worker.kernels.impl.aiter.hold import facts_of, in_8_bits, in_layout
@@ -233,7 +291,9 @@ def main(source: str, arch: str, work: str) -> None:
         for case in CASES.get(name, ()):
             for dtype in (torch.bfloat16, torch.float16):
                 label = f"{name} {case.name} {str(dtype).removeprefix('torch.')}"
-                arguments = convert(case.make(dtype), lambda x: in_8_bits(x, fp8_of(arch)))
+                with native(arch):
+                    made = case.make(dtype)
+                arguments = convert(made, lambda x: in_8_bits(x, fp8_of(arch)))
                 facts = facts_of(impl, arguments, arch, dtype)
                 if reason := impl.refuses(facts):
                     runs[label] = reason
@@ -252,8 +312,6 @@ def _ctypes(noted: Noted) -> None:
     """Later releases call some ops through ctypes: the maker of their callers is replaced before they are made."""
     import inspect
 
-    os.environ["AITER_AOT_IMPORT"] = "1"
-    importlib.import_module("aiter")
     core = importlib.import_module("aiter.jit.core")
     if hasattr(core, "_ctypes_call"):
 

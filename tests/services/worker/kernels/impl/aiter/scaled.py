@@ -358,22 +358,12 @@ class Scaled:
         scales = (x.view(-1, group).abs().amax(-1) / LARGEST[dtype]).repeat_interleave(group)
         return self._numbers(x, scales, dtype).float() * scales
 
-    @by_name
-    def mla_decode_fwd(
-        self,
-        q: Tensor,
-        kv_buffer: Tensor,
-        o: Tensor,
-        qo_indptr: Tensor,
-        kv_indptr: Tensor,
-        kv_indices: Tensor,
-        kv_last_page_lens: Tensor,
-        max_seqlen_q: int,
-        sm_scale: float,
-    ) -> None:
-        heads = q.shape[1]
-        assert (heads == 16 and max_seqlen_q in (1, 4)) or (heads in (32, 64, 128) and max_seqlen_q <= 4), heads
-        self._latent(q, kv_buffer, o, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, sm_scale)
+    def mla_decode_fwd(self, a: Any) -> None:
+        heads, queries = a.q.shape[1], a.max_seqlen_q
+        wider = (32, 64, 128) if "page_size" in vars(a) else (128,)  # the older release has fewer kernels
+        assert (heads == 16 and queries in (1, 4)) or (heads in wider and queries <= 4), (heads, queries)
+        starts = a.qo_indptr, a.kv_indptr
+        self._latent(a.q, a.kv_buffer, a.o, *starts, a.kv_indices, a.kv_last_page_lens, a.sm_scale)
 
     @by_name
     def mla_prefill_fwd(

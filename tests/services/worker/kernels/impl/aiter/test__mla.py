@@ -1,6 +1,6 @@
 import torch
 
-from services.worker.kernels.impl.aiter._mla import padded, padded_heads, paged, refuses_latent
+from services.worker.kernels.impl.aiter._mla import WIDER_ONCE, padded, padded_heads, paged, refuses_latent
 
 
 def test_heads_are_padded_to_what_has_a_kernel() -> None:
@@ -11,6 +11,8 @@ def test_heads_are_padded_to_what_has_a_kernel() -> None:
     assert padded_heads(16, 4) == 16
     assert padded_heads(16, 2) == padded_heads(8, 3) == 32, "16 heads have kernels for one and for four tokens"
     assert padded_heads(129, 1) is None
+    assert [padded_heads(heads, 1, WIDER_ONCE) for heads in (12, 16, 17, 64, 128)] == [16, 16, 128, 128, 128]
+    assert padded_heads(16, 2, WIDER_ONCE) == 128
 
 
 def test_padding_is_zero_and_behind() -> None:

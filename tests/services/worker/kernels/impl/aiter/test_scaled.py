@@ -59,7 +59,7 @@ def other_scales(patch: pytest.MonkeyPatch) -> None:
 
 def unpadded(patch: pytest.MonkeyPatch) -> None:
     """Heads are as many as the model's."""
-    patch.setattr(module_of("mla_decode"), "padded_heads", lambda num_heads, max_query: num_heads)
+    patch.setattr(module_of("mla_decode"), "padded_heads", lambda num_heads, *others: num_heads)
 
 
 MUTATIONS: list[tuple[str, Mutation]] = [
