@@ -17,7 +17,10 @@ NORM = Function(
 def added_normed_and_quantized(
     x: Tensor, residual: Tensor, norm: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    numbers, total = torch.empty(x.shape, dtype=dtype, device=x.device), torch.empty_like(residual)
+    numbers, total = (
+        torch.empty(x.shape, dtype=dtype, device=x.device),
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    )
     scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
     if len(x):
         NORM(

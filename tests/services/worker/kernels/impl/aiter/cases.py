@@ -69,6 +69,7 @@ ROPE_KV_WRITE = (
 CASES = {name: all_ops()[name].cases for name in DENSE}
 CASES |= {"kv_write": KV_WRITE, "rope_kv_write": ROPE_KV_WRITE, "paged_attention": ATTENTION}
 SCALED = (
+    "add_norm_quantize_groups",
     "add_norm_quantize_rows",
     "argmax",
     "block_scaled_linear",
@@ -83,6 +84,7 @@ SCALED = (
     "moe_tensor_scaled",
     "moe_tiled",
     "mxfp4_linear",
+    "norm_quantize_groups",
     "norm_quantize_rows",
     "quantize_groups",
     "quantize_mxfp4",

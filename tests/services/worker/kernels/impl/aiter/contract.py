@@ -149,8 +149,8 @@ class Member(int):
 
 EMPTY: dict[str, Callable[..., Any]] = {
     "to_dict": lambda *arguments: {},
-    "to_list": lambda: [],
-    "tolist": lambda: [],
+    "to_list": list,
+    "tolist": list,
 }
 
 

@@ -178,38 +178,26 @@ class Scaled:
         product = (inp.float() * scale_a) @ (weights.float() * scale_b).T
         return (product if bias is None else product + bias.float()).to(otype)
 
-    @by_name
-    def rmsnorm2d_fwd_with_dynamicquant(
-        self,
-        out: Tensor,
-        input: Tensor,  # noqa: A002
-        yscale: Tensor,
-        weight: Tensor,
-        epsilon: float,
-    ) -> None:
-        self._norm(out, input, yscale, weight, epsilon)
+    def rmsnorm2d_fwd_with_dynamicquant(self, a: Any) -> None:
+        self._norm(a, a.input)
 
-    def _norm(self, out: Tensor, x: Tensor, yscale: Tensor, weight: Tensor, epsilon: float) -> None:
-        assert x.is_contiguous() and yscale.shape == (len(x), 1) and yscale.dtype == torch.float32
+    def rmsnorm2d_fwd_with_add_dynamicquant(self, a: Any) -> None:
+        assert a.residual_in.is_contiguous() and a.residual_out.is_contiguous()
+        a.residual_out.copy_(a.input + a.residual_in)
+        self._norm(a, a.residual_out)
+
+    def _norm(self, a: Any, x: Tensor) -> None:
+        assert a.input.is_contiguous() and a.out.is_contiguous() and a.yscale.dtype == torch.float32
         wide = x.float()
-        normed = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight.float()
-        numbers, scales = self._by_token(normed, out.dtype)
-        out.copy_(numbers)
-        yscale.copy_(scales)
-
-    @by_name
-    def rmsnorm2d_fwd_with_add_dynamicquant(
-        self,
-        out: Tensor,
-        input: Tensor,  # noqa: A002
-        residual_in: Tensor,
-        residual_out: Tensor,
-        yscale: Tensor,
-        weight: Tensor,
-        epsilon: float,
-    ) -> None:
-        residual_out.copy_(input + residual_in)
-        self._norm(out, residual_out, yscale, weight, epsilon)
+        normed = wide * (wide.square().mean(-1, keepdim=True) + a.epsilon).rsqrt() * a.weight.float()
+        if group := getattr(a, "group_size", None):
+            assert a.out.dtype == self.fp8
+            numbers, scales = self._by_group(normed, group, a.shuffle_scale)
+        else:
+            numbers, scales = self._by_token(normed, a.out.dtype)
+        assert a.yscale.shape == scales.shape
+        a.out.copy_(numbers)
+        a.yscale.copy_(scales)
 
     @by_name
     def silu_and_mul_quant(
