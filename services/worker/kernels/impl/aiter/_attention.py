@@ -82,7 +82,7 @@ def decode(q: Tensor, out: Tensor, pages: Pages, rows: AttentionRows, spec: Atte
     tables, lens = rows.tables[:count], rows.context_lens[:count]
     if takes_assembly(q, pages, spec):
         ASSEMBLY(
-            Q=q,
+            Q=q.contiguous(),  # it takes one stride of rows, and nothing says that its output has another
             K=pages.keys,
             V=pages.values,
             block_tables=tables,

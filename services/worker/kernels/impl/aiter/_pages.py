@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
+from services.worker.kernels.impl.aiter._kept import Kept
 from services.worker.kernels.layout import SHUFFLED, TOKENS, suits
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.registry import Facts
@@ -86,7 +87,7 @@ def write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor,
     """As the op `kv_write`, into pages of either layout."""
     if kv_scale is not None:
         # AITER's conversion does not saturate: what is too large would become NaN, and stay in the cache
-        k, v = _within(k, kv_scale.k, k_cache.dtype), _within(v, kv_scale.v, v_cache.dtype)
+        k, v = _within(k, kv_scale.k, k_cache), _within(v, kv_scale.v, v_cache)
     arguments = {
         "key": _dense_heads(k),
         "value": _dense_heads(v),
@@ -109,10 +110,20 @@ def unused_scale(device: torch.device) -> Tensor:
     return torch.empty(1, dtype=torch.float32, device=device)
 
 
-def _within(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """x where the 8-bit type can hold x / scale, else the nearest that it can. scale: float32 [1]."""
-    bound = scale * torch.finfo(dtype).max
-    return x.clamp(-bound, bound).to(x.dtype)
+def bounds(scale: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest number that pages of 8 bits hold at this scale. Without dimensions, so that clamping
+    by them keeps a dtype. Rounded to 16 bits they may be a little larger, by less than what still rounds to them.
+    """
+    largest = scale.squeeze() * torch.finfo(pages.dtype).max
+    return -largest, largest
+
+
+_BOUNDS = Kept(bounds)
+
+
+def _within(x: Tensor, scale: Tensor, pages: Tensor) -> Tensor:
+    """x where the pages can hold x / scale, else the nearest that they can. scale: float32 [1]."""
+    return x.clamp(*_BOUNDS(scale, pages))
 
 
 def _dense_heads(x: Tensor) -> Tensor:

@@ -1,18 +1,10 @@
-"""AITER's rotation, and a step's angles in the forms that AITER wants, made once per step and used by all layers.
-
-State: `PerStep` keeps what it made as long as the tensor of cosines that it is of.
-"""
-
-from collections.abc import Callable
-from typing import Generic, TypeVar
+"""AITER's rotation, and a step's angles in the forms that AITER wants, made once per step and used by all layers."""
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from services.worker.kernels.impl.aiter._host import Function
-
-T = TypeVar("T")
+from services.worker.kernels.impl.aiter._kept import Kept
 
 ROTATE = Function(
     "aiter:rope_cached_fwd",
@@ -41,21 +33,6 @@ def both_rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     return q.squeeze(1), k.squeeze(1)
 
 
-class PerStep(Generic[T]):
-    """make(cos, sin), once for the same two tensors. What it makes may not hold `cos` itself, which would keep both."""
-
-    def __init__(self, make: Callable[[Tensor, Tensor], T]) -> None:
-        self._make = make
-        self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-    def __call__(self, cos: Tensor, sin: Tensor) -> T:
-        """cos, sin: [T, 1, R], as the op `rope` has them."""
-        found: T | None = self._made.get(cos)
-        if found is None:
-            found = self._made[cos] = self._make(cos, sin)
-        return found
-
-
 def packed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines then sines of each token's R / 2 angles [T, R], and every token's row of that, int64 [T]."""
     return torch.cat((_half(cos)[:, 0], _half(sin)[:, 0]), -1), torch.arange(len(cos), device=cos.device)
@@ -72,4 +49,4 @@ def _half(x: Tensor) -> Tensor:
     return x[..., x.shape[-1] // 2 :]
 
 
-PACKED, HALVES = PerStep(packed), PerStep(halves)
+PACKED, HALVES = Kept(packed), Kept(halves)

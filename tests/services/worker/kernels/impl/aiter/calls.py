@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import HALF
-from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.registry import Facts, Impl
 from tests.services.worker.kernels.impl.aiter.fake import NEW, RELEASES, install
-from tests.services.worker.kernels.impl.aiter.hold import ARCHES
+from tests.services.worker.kernels.impl.aiter.hold import ARCHES, native
 from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
 
 BF16 = torch.bfloat16
@@ -27,19 +26,6 @@ def module_of(name: str) -> ModuleType:
 def impl_of(name: str) -> Impl[Any]:
     item: Impl[Any] = module_of(name).IMPL
     return item
-
-
-@contextmanager
-def native(arch: str) -> Iterator[None]:
-    """Cases of ops are made in this architecture's fp8."""
-    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.version, "hip", "7.2")
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        native_fp8.cache_clear()
-        yield
-    native_fp8.cache_clear()
 
 
 @contextmanager

@@ -6,6 +6,9 @@ SOURCE is AITER's wheel or source tree, FOLDER an empty one to work in. Writes o
 function that we call takes; "runs", by implementation and case, the compiled ops with their arguments, or the reason
 why the case is refused; "failed", what raised. Stand-ins: the tools of ROCm that an import asks, the compiled modules,
 Triton's launches, pandas (for tables of tuned shapes, which are left empty), torch's answers about the GPU.
+
+With TRITON_INTERPRET=1 AITER's Triton kernels run, interpreted, and "compared" are the cases that they alone served:
+each equals the op's meaning.
 """
 
 import contextlib
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 CORES = ("module_aiter_enum", "module_aiter_core")  # of the wheel, of later releases
 UNITS = {"gfx942": 304, "gfx950": 256}
 ROCMINFO = """#!/bin/sh
@@ -239,6 +243,11 @@ def _triton(arch: str, noted: Noted) -> None:
     from triton.runtime import driver
 
     driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("hip", arch, 64)))
+    if INTERPRETS:
+        from tests.services.worker.kernels.impl.triton.interpreter import correct
+
+        correct()
+        return
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         noted("triton", self.fn.__name__, [*arguments, *keywords.values()])
@@ -272,28 +281,32 @@ def main(source: str, arch: str, work: str) -> None:
         _ctypes(noted)
     importlib.import_module("aiter")
 
+    # these import AITER's provider, which may look for its functions at once
     from benchmarks.aiter_signatures import declared
-    from benchmarks.gate import convert
     from services.worker.kernels.impl.aiter import _host
-    from services.worker.kernels.registry import find_impls
-    from tests.services.worker.kernels.impl.aiter.calls import native
-    from tests.services.worker.kernels.impl.aiter.cases import CASES
-    from tests.services.worker.kernels.impl.aiter.fake import fp8_of
-    from tests.services.worker.kernels.impl.aiter.hold import facts_of, in_8_bits, in_layout
 
     parameters: dict[str, Any] = {}
     for places in {function.places for function in declared()}:
         found = _host.find(places)
         parameters[places[0]] = found if isinstance(found, str) else [found[0], _host.parameters_of(*found)]
+    report = {"parameters": parameters, **(compare(arch, noted) if INTERPRETS else drive(arch, noted))}
+    print(json.dumps(report), flush=True)
+    os._exit(0)  # the wheel's own exit handlers complain of what it registers twice
+
+
+def drive(arch: str, noted: Noted) -> dict[str, Any]:
+    """Every case in every dtype, with what it launches."""
+    from services.worker.kernels.registry import find_impls
+    from tests.services.worker.kernels.impl.aiter.cases import CASES
+    from tests.services.worker.kernels.impl.aiter.hold import facts_of, in_layout, made
+
     runs: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for name, impl in find_impls("aiter")[0].items():
         for case in CASES.get(name, ()):
             for dtype in (torch.bfloat16, torch.float16):
                 label = f"{name} {case.name} {str(dtype).removeprefix('torch.')}"
-                with native(arch):
-                    made = case.make(dtype)
-                arguments = convert(made, lambda x: in_8_bits(x, fp8_of(arch)))
+                arguments = made(case, dtype, arch)
                 facts = facts_of(impl, arguments, arch, dtype)
                 if reason := impl.refuses(facts):
                     runs[label] = reason
@@ -301,11 +314,30 @@ def main(source: str, arch: str, work: str) -> None:
                 noted.calls.clear()
                 try:
                     impl.run(*in_layout(impl, arguments, impl.layout(facts)))
-                except Exception as error:  # noqa: BLE001 the report of all failures is the point
+                except Exception as error:  # noqa: BLE001 whatever it is, the report has it
                     failed[label] = f"{type(error).__name__}: {error}"
                 runs[label] = list(noted.calls)
-    print(json.dumps({"parameters": parameters, "runs": runs, "failed": failed}), flush=True)
-    os._exit(0)  # the wheel's own exit handlers complain of what it registers twice
+    return {"runs": runs, "failed": failed}
+
+
+def compare(arch: str, noted: Noted) -> dict[str, Any]:
+    """Where all is Triton's, the numbers are there."""
+    from services.worker.kernels.registry import find_impls
+    from tests.services.worker.kernels.impl.aiter.cases import CASES
+    from tests.services.worker.kernels.impl.aiter.hold import Holder
+
+    compared, failed = [], {}
+    for name in ("paged_attention", "rope_kv_write"):
+        for case in CASES[name]:
+            noted.calls.clear()
+            try:
+                ran = Holder(None).run(find_impls("aiter")[0][name], case, arch, torch.bfloat16)
+            except Exception as error:  # noqa: BLE001 the same
+                if not noted.calls:
+                    failed[f"{name} {case.name}"] = f"{type(error).__name__}: {error}"
+            else:
+                compared += [f"{name} {case.name}"] if ran and not noted.calls else []
+    return {"compared": compared, "failed": failed}
 
 
 def _ctypes(noted: Noted) -> None:

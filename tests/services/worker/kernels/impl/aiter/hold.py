@@ -5,7 +5,9 @@ the implementation asks for.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.gate import compare_outcomes, convert, outcome, place_of
 from services.worker.kernels.layout import SHUFFLED, in_order, shuffled
+from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.registry import Case, Facts, Impl
 from tests.services.worker.kernels.impl.aiter.fake import RELEASES, fp8_of, install
 from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
@@ -25,15 +28,20 @@ DTYPES = (torch.bfloat16, torch.float16)
 class Holder:
     """`hold(impl)` returns what of AITER was called, by case, dtype, release and architecture."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch | None) -> None:
+        """None: the AITER that is there, and only `run`."""
         self._patch = monkeypatch
 
-    def __call__(self, impl: Impl[Any], *, cases: Sequence[Case] | None = None) -> dict[str, list[str]]:
+    def __call__(
+        self, impl: Impl[Any], *, cases: Sequence[Case] | None = None, quick: bool = False
+    ) -> dict[str, list[str]]:
+        """`quick`: one architecture and dtype."""
+        assert self._patch is not None
         called: dict[str, list[str]] = {}
         for release in RELEASES:
-            for arch in ARCHES:
+            for arch in ARCHES[: 1 if quick else None]:
                 fake = install(self._patch, release, arch)
-                for dtype in DTYPES:
+                for dtype in DTYPES[: 1 if quick else None]:
                     for case in impl.op.cases if cases is None else cases:
                         fake.calls.clear()
                         if self.run(impl, case, arch, dtype):
@@ -46,7 +54,7 @@ class Holder:
         """False if the implementation refuses the case."""
 
         def make() -> tuple[Any, ...]:
-            return convert(case.make(dtype), lambda x: in_8_bits(x, fp8_of(arch)))  # type: ignore[no-any-return]
+            return made(case, dtype, arch)
 
         facts = facts_of(impl, make(), arch, dtype)
         if impl.refuses(facts) is not None:
@@ -64,6 +72,27 @@ class Holder:
                 one.pop(f"argument.{position}", None)
         compare_outcomes(got, wanted, before, impl.op.tolerances[dtype], place)
         return True
+
+
+@contextmanager
+def native(arch: str) -> Iterator[None]:
+    """Cases of ops are made in this architecture's fp8."""
+    properties = SimpleNamespace(gcnArchName=f"{arch}:sramecc+:xnack-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.version, "hip", "7.2")
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        native_fp8.cache_clear()
+        yield
+    native_fp8.cache_clear()
+
+
+def made(case: Case, dtype: torch.dtype, arch: str) -> tuple[Any, ...]:
+    """The case's arguments as that architecture has them."""
+    with native(arch):
+        drawn = case.make(dtype)
+    arguments: tuple[Any, ...] = convert(drawn, lambda x: in_8_bits(x, fp8_of(arch)))
+    return arguments
 
 
 def in_8_bits(x: Tensor, dtype: torch.dtype) -> Tensor:

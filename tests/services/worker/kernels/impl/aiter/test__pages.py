@@ -1,8 +1,9 @@
 """Which layout a host gets, what is refused, and the bound of 8 bits."""
 
+import pytest
 import torch
 
-from services.worker.kernels.impl.aiter._pages import layout_of, refuses_pages, write
+from services.worker.kernels.impl.aiter._pages import bounds, layout_of, refuses_pages, write
 from services.worker.kernels.layout import SHUFFLED, TOKENS
 from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.registry import Facts
@@ -28,6 +29,17 @@ def test_refusals(fake: Fake) -> None:
     assert refuses_pages(facts(block_tokens=8)) == "reads pages of 16, 32, 64, 128 tokens, not of 8"
     assert refuses_pages(facts("sm_90")) == "needs gfx942 or gfx950"
     assert refuses_pages(facts(dtype=torch.float32)) == "does not do float32"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+@pytest.mark.parametrize("activation", [torch.bfloat16, torch.float16])
+def test_bounds_that_16_bits_round_up_still_fit(dtype: torch.dtype, activation: torch.dtype) -> None:
+    pages = torch.zeros(1, dtype=torch.uint8).view(dtype)
+    for scale in torch.rand(200, generator=torch.Generator().manual_seed(0)) + 0.01:
+        low, high = bounds(scale[None], pages)
+        clamped = torch.tensor([1e4, -1e4], dtype=activation).clamp(low, high)
+        assert clamped.dtype == activation
+        assert (clamped.float() / scale).to(dtype).float().abs().tolist() == [torch.finfo(dtype).max] * 2
 
 
 def test_8_bits_saturate_though_aiters_do_not(fake: Fake) -> None:

@@ -1,11 +1,9 @@
-"""Angles are prepared once per step, and go with it."""
-
-import gc
+"""Rotations, and the angles in the forms that they want."""
 
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.aiter._rotation import PerStep, both_rotated, halves, packed, rotated
+from services.worker.kernels.impl.aiter._rotation import both_rotated, halves, packed, rotated
 from services.worker.kernels.ops.rope import make_rope_case, rope
 from tests.services.worker.kernels.impl.aiter.fake import Fake
 
@@ -32,19 +30,3 @@ def test_rotations(fake: Fake) -> None:
     q, k = both_rotated(x[:, :4], x[:, 4:], cos, sin)
     torch.testing.assert_close(torch.cat((q, k), 1), wanted)
     assert host.given[0]["cos"] is host.given[1]["cos"], "made once"
-
-
-def test_what_is_made_is_kept_as_long_as_the_step() -> None:
-    made: list[int] = []
-
-    def make(cos: Tensor, sin: Tensor) -> int:
-        made.append(len(made))
-        return made[-1]
-
-    once = PerStep(make)
-    _, cos, sin = angles()
-    assert once(cos, sin) == once(cos, sin) == 0 and once(cos.clone(), sin) == 1
-    assert once(cos, sin) == 0
-    del cos, sin
-    gc.collect()
-    assert len(once._made) == 0

@@ -111,7 +111,7 @@ def test_a_changed_call_fails(
     else:
         monkeypatch.setattr(module, name, lambda x, *others: x)
     with pytest.raises((AssertionError, TypeError, RuntimeError, IndexError)):
-        hold(impl, cases=CASES.get(impl.op.name))
+        hold(impl, cases=CASES.get(impl.op.name), quick=True)
 
 
 def test_starts_that_count_from_another_rows_tokens_fail(hold: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_starts_that_count_from_another_rows_tokens_fail(hold: Holder, monkeypat
         AttentionRows, "chunk_starts", property(lambda rows: rows.query_starts[rows.num_decode :]), raising=True
     )
     with pytest.raises(AssertionError, match="counted from the first row"):
-        hold(paged_attention.IMPL, cases=ATTENTION)
+        hold(paged_attention.IMPL, cases=ATTENTION, quick=True)
 
 
 def test_pages_of_the_other_layout_fail(hold: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +133,4 @@ def test_pages_of_the_other_layout_fail(hold: Holder, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_attention.Pages, "__init__", misread)
     with pytest.raises(AssertionError):
-        hold(paged_attention.IMPL, cases=ATTENTION[:1])
+        hold(paged_attention.IMPL, cases=ATTENTION[:1], quick=True)
