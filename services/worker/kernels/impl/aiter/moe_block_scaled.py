@@ -6,6 +6,8 @@ from services.worker.kernels.impl.aiter._moe import add_fused, refuses_experts, 
 from services.worker.kernels.ops.moe_block_scaled import moe_block_scaled
 from services.worker.kernels.registry import Impl
 
+FAULTY = (304, 336)  # tokens, with which gfx942 faults where AITER has not tuned the shape (ROCm/aiter#4783)
+
 
 def fused(
     x: Tensor,
@@ -18,7 +20,10 @@ def fused(
     residual: Tensor,
 ) -> None:
     tiles, scales = (shuffled(gate_up), shuffled(down)), (gate_up_scales, down_scales)
-    add_fused(residual, x, (weights, experts), tiles, scales, "per_128x128")
+    at_once = len(x) // 2 if len(x) in FAULTY else max(len(x), 1)
+    for start in range(0, len(x), at_once):
+        part = slice(start, start + at_once)
+        add_fused(residual[part], x[part], (weights[part], experts[part]), tiles, scales, "per_128x128")
 
 
 IMPL = Impl(moe_block_scaled, "aiter", fused, refuses_experts)
