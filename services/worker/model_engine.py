@@ -52,7 +52,7 @@ def facts_of(
         "kv_fp8": int(kv_dtype.itemsize == 1),
     }
     if spec.moe is not None:
-        shapes |= {"num_experts": spec.moe.num_experts, "moe_inner": spec.moe.inner}
+        shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
     return Facts(device.type, arch_of(device), dtype, shapes)
 
 

@@ -63,6 +63,6 @@ def add_fused(
 
 
 def refuses_experts(facts: Facts, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)) -> str | None:
-    if (inner := facts.shapes.get("moe_inner", WIDTH)) % WIDTH:
+    if (inner := facts.shapes.get("expert_size", WIDTH)) % WIDTH:
         return f"experts of multiples of {WIDTH}, not of {inner}"
     return refusal(facts, FUSED, dtypes=dtypes)

@@ -26,7 +26,7 @@ def fused(
 
 
 def refuses(facts: Facts) -> str | None:
-    widths = facts.shapes.get("moe_inner", WIDTH), facts.shapes.get("hidden_size", WIDTH)
+    widths = facts.shapes.get("expert_size", WIDTH), facts.shapes.get("hidden_size", WIDTH)
     if any(width % WIDTH for width in widths):
         return f"experts of multiples of {WIDTH} both ways, not {widths[0]} by {widths[1]}"
     return refuses_mxfp4(facts, FUSED) or refuses_experts(facts)

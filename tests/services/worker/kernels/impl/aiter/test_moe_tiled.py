@@ -12,4 +12,4 @@ def test_is_the_meaning_where_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_refuses_what_it_has_no_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal_of("moe_tiled", monkeypatch, {}, torch.float32) == "does not do float32"
-    assert refusal_of("moe_tiled", monkeypatch, {"moe_inner": 704}) == ("experts of multiples of 128, not of 704")
+    assert refusal_of("moe_tiled", monkeypatch, {"expert_size": 704}) == ("experts of multiples of 128, not of 704")
