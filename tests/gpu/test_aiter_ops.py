@@ -1,4 +1,4 @@
-"""AITER's kernels against the ops' meanings on an AMD GPU, case by case; those that no model calls yet are held here."""
+"""AITER's kernels against the ops' meanings on an AMD GPU, case by case; also of ops that no model calls yet."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_quantize_case(num_tokens: int, width: int, dtype: torch.dtype | None = None) -> Case:
-    """`dtype`: of the result, the device's own fp8 if None. For int8 numbers that need no rounding: there it is exact."""
+    """`dtype`: of the result, the device's own fp8 if None. int8: numbers that need no rounding."""
 
     def make(activation: torch.dtype) -> tuple[Tensor, torch.dtype]:
         generator = torch.Generator().manual_seed(num_tokens + width)
