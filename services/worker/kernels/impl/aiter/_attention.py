@@ -9,7 +9,7 @@ import math
 
 from torch import Tensor
 
-from services.worker.kernels.impl.aiter._host import HALF, Function
+from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.impl.aiter._pages import UNIFIED, UNIFIED_SHUFFLED
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 
@@ -189,7 +189,7 @@ def takes_assembly(q: Tensor, pages: Pages, spec: AttentionSpec) -> bool:
     shape = pages.head_dim == ASSEMBLY_HEAD_DIM and pages.block_tokens == ASSEMBLY_PAGE
     group = q.shape[1] // pages.num_heads <= ASSEMBLY_GROUP
     scaled = math.isclose(spec.scale, ASSEMBLY_HEAD_DIM**-0.5)
-    fits = pages.shuffled and shape and group and scaled and pages.keys.dtype == q.dtype and q.dtype in HALF
+    fits = pages.shuffled and shape and group and scaled and pages.keys.dtype == q.dtype
     return fits and _is_plain(spec) and ASSEMBLY.missing() is None
 
 

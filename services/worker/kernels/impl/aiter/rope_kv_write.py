@@ -102,7 +102,8 @@ def _takes_rotation(k_cache: Tensor) -> bool:
     _, _, chunks, block_tokens, lanes = k_cache.shape
     head_dim = chunks * lanes
     powers = not head_dim & (head_dim - 1) and not block_tokens & (block_tokens - 1)
-    return powers and k_cache.dtype == torch.bfloat16 and ROTATE_WRITE.missing() is None
+    # it has no pages of float16
+    return powers and k_cache.dtype != torch.float16 and ROTATE_WRITE.missing() is None
 
 
 def _norm_rotate_write(

@@ -15,11 +15,12 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.util
+import inspect
 import json
 import os
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -161,23 +162,23 @@ EMPTY: dict[str, Callable[..., Any]] = {
 class Rows:
     """A table of tuned shapes without rows, whatever is done with it."""
 
-    empty = True
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "to_csv":
+            return lambda path, **options: Path(path).write_text("")
         return EMPTY.get(name, self)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> "Rows":
         return self
 
-    def __getitem__(self, name: Any) -> "Rows":
+    def __getitem__(self, key: Any) -> "Rows":
         return self
 
-    def __setitem__(self, name: Any, value: Any) -> None:
+    def __setitem__(self, key: Any, value: Any) -> None:
         pass
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter(())
 
     def __len__(self) -> int:
@@ -207,7 +208,7 @@ def stand_in(arch: str, folder: Path, noted: Noted) -> None:
     os.environ |= {f"AITER_CONFIG_{kind}": str(folder / "tuned.csv") for kind in TUNED}
     sys.meta_path.insert(0, CompiledModules(noted))
     pandas: Any = ModuleType("pandas")
-    pandas.__spec__ = ModuleSpec("pandas", None)  # torch asks
+    pandas.__spec__ = ModuleSpec("pandas", None)
     pandas.read_csv = pandas.concat = pandas.DataFrame = lambda *arguments, **keywords: Rows()
     sys.modules.setdefault("pandas", pandas)
     _gpu(arch)
@@ -221,19 +222,19 @@ def _gpu(arch: str) -> None:
     torch.cuda.get_device_properties = lambda device=None: properties
     torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)
     torch.cuda.device = lambda device: contextlib.nullcontext()  # type: ignore[assignment,misc]
-    for name in ("arange", "empty"):
+    for name in ("empty", "zeros", "ones", "tensor", "arange"):
         setattr(torch, name, on_cpu(getattr(torch, name)))
 
 
 def on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What AITER wants made on the GPU."""
+    """Wrappers allocate on the GPU that they believe in."""
 
-    def made(*arguments: Any, **keywords: Any) -> Tensor:
-        if keywords.get("device") == "cuda":
-            del keywords["device"]
+    def call(*arguments: Any, **keywords: Any) -> Tensor:
+        if str(keywords.get("device")).startswith("cuda"):
+            keywords["device"] = "cpu"
         return make(*arguments, **keywords)
 
-    return made
+    return call
 
 
 def _triton(arch: str, noted: Noted) -> None:
@@ -276,10 +277,7 @@ def main(source: str, arch: str, work: str) -> None:
     folder, noted = Path(work), Noted()
     stand_in(arch, folder, noted)
     sys.path.insert(0, str(unpack(Path(source), folder)))
-    os.environ["AITER_AOT_IMPORT"] = "1"  # later releases: `import aiter` loads aiter.jit.core only
-    if importlib.util.find_spec("aiter.jit.core") is not None:
-        _ctypes(noted)
-    importlib.import_module("aiter")
+    _import_aiter(noted)
 
     # these import AITER's provider, which may look for its functions at once
     from benchmarks.aiter_signatures import declared
@@ -340,23 +338,24 @@ def compare(arch: str, noted: Noted) -> dict[str, Any]:
     return {"compared": compared, "failed": failed}
 
 
-def _ctypes(noted: Noted) -> None:
+def _import_aiter(noted: Noted) -> None:
     """Later releases call some ops through ctypes: the maker of their callers is replaced before they are made."""
-    import inspect
-
+    os.environ["AITER_AOT_IMPORT"] = "1"  # there only aiter.jit.core is imported at first
+    package = importlib.import_module("aiter")
     core = importlib.import_module("aiter.jit.core")
-    if hasattr(core, "_ctypes_call"):
+    if not hasattr(core, "_ctypes_call"):
+        return
 
-        def make(function: Any, op: str, module: str) -> Callable[..., Any]:
-            def call(*arguments: Any, **keywords: Any) -> Any:
-                bound = inspect.signature(function).bind(*arguments, **keywords)
-                return noted(module, op, list(bound.arguments.values()))
+    def make(function: Any, op: str, module: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            bound = inspect.signature(function).bind(*arguments, **keywords)
+            return noted(module, op, list(bound.arguments.values()))
 
-            return call
+        return call
 
-        core._ctypes_call = make
+    core._ctypes_call = make
     os.environ["AITER_AOT_IMPORT"] = "0"
-    importlib.reload(sys.modules["aiter"])
+    importlib.reload(package)
 
 
 if __name__ == "__main__":
