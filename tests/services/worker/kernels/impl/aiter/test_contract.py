@@ -44,10 +44,7 @@ LAUNCHED = {
     "moe_route_grouped": [["module_moe_asm", "grouped_topk"]],
     "moe_row_scaled": [["module_moe_sorting", "moe_sorting_fwd"], ["module_quant", "dynamic_per_token_scaled_quant"]],
     "moe_tensor_scaled": [["module_moe_sorting", "moe_sorting_fwd"], ["module_quant", "dynamic_per_tensor_quant"]],
-    "moe_tiled": [
-        ["module_moe_sorting", "moe_sorting_fwd"],
-        ["module_moe_ck2stages_b16_b16_preshuffle_on_b16_0_0_mulWeightStage2", "ck_moe_stage1"],
-    ],
+    "moe_tiled": [["module_moe_sorting", "moe_sorting_fwd"]],
     "norm_quantize_rows": [["module_rmsnorm", "rmsnorm2d_fwd_with_dynamicquant"]],
     "quantize_groups": [["module_quant", "dynamic_per_token_scaled_quant"]],
     "quantize_rows": [["module_quant", "dynamic_per_token_scaled_quant"]],
@@ -95,6 +92,13 @@ def test_the_right_kernels_are_launched(report: dict[str, Any]) -> None:
             launched = [call[:2] for call in calls] if isinstance(calls, list) else wanted
             assert all(call in launched or name == "paged_attention" for call in wanted), (name, launched)
         assert name != "paged_attention" or any(call[:2] == wanted[0] for calls in ran for call in calls)
+
+
+def test_experts_run_by_kernels_for_tiles(report: dict[str, Any]) -> None:
+    """`preshuffle_on` is AITER's name for them: it goes by a mark on the tensor, and without it takes tiles for rows."""
+    ran = {run: calls for run, calls in report["runs"].items() if run.startswith("moe_tiled") and calls}
+    modules = {call[0] for calls in ran.values() for call in calls if call[1].startswith("ck_moe_stage")}
+    assert modules and all("preshuffle_on" in module for module in modules)
 
 
 def test_what_the_host_takes_is_what_the_file_lists(report: dict[str, Any]) -> None:
