@@ -12,7 +12,7 @@ from services.worker.kernels.registry import Case, op
 
 def make_add_norm_groups_case(num_tokens: int, width: int, by_column: bool) -> Case:
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, float, torch.dtype, int, bool]:
-        return *make_add_norm_quantize_case(num_tokens, width).make(dtype), 128, by_column  # type: ignore[return-value]
+        return *make_add_norm_quantize_case(num_tokens, width).make(dtype), 128, by_column
 
     return Case(f"{num_tokens}x{width}{'c' if by_column else ''}", make)
 

@@ -95,7 +95,7 @@ def test_the_right_kernels_are_launched(report: dict[str, Any]) -> None:
 
 
 def test_experts_run_by_kernels_for_tiles(report: dict[str, Any]) -> None:
-    """`preshuffle_on` is AITER's name for them: it goes by a mark on the tensor, and without it takes tiles for rows."""
+    """`preshuffle_on` is AITER's name for them: it goes by a mark on the tensor object."""
     ran = {run: calls for run, calls in report["runs"].items() if run.startswith("moe_tiled") and calls}
     modules = {call[0] for calls in ran.values() for call in calls if call[1].startswith("ck_moe_stage")}
     assert modules and all("preshuffle_on" in module for module in modules)
