@@ -108,7 +108,7 @@ def parameters_of(place: str, function: Callable[..., Any]) -> Parameters | str:
         # a wrapper whose first argument is no tensor is registered with one more in front, which it fills in itself
         arguments = [argument for argument in registered.default._schema.arguments if argument.name != "dummy"]
         return {argument.name: not argument.has_default_value() for argument in arguments}
-    listed = [release[place] for release in releases().values() if release.get(place) is not None]
+    listed = [found for release in releases().values() if (found := release.get(place)) is not None]
     if not listed:
         return f"nobody knows what {_dotted(place)} of this host takes"
     common = [name for name in listed[0] if all(name in other for other in listed)]

@@ -21,7 +21,7 @@ class Kept(Generic[T]):
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def __call__(self, first: Tensor, second: Tensor) -> T:
-        found: T | None = self._made.get(first)
+        found: T | None = self._made.get(first)  # type: ignore[no-untyped-call]
         if found is None:
             found = self._made[first] = self._make(first, second)
         return found

@@ -78,7 +78,8 @@ def rope_and_write_pages(
     head_dim = v_cache.shape[3]
     num_kv_heads = v_cache.shape[1] if v_cache.dim() == 5 else v_cache.shape[2]
     heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
-    q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), 1)
+    v_start = heads.shape[1] - num_kv_heads
+    q, k, v = heads[:, : v_start - num_kv_heads], heads[:, v_start - num_kv_heads : v_start], heads[:, v_start:]
     if not len(qkv):
         return torch.empty_like(q)
     # 8 bits are for `write`, which saturates; these kernels turn whole heads
