@@ -36,6 +36,8 @@ ATTENTION = (
     make_attention_case("sinks", *MIXED, (8, 2, 128), extras=Extras(sinks=True)),
     make_attention_case("fp8", *MIXED, (8, 2, 128), extras=Extras(fp8=True)),
     make_attention_case("fp8_window", *MIXED, (8, 2, 128), extras=Extras(window=9, fp8=True)),
+    make_attention_case("window64", *MIXED, (8, 2, 64), extras=Extras(window=20, sinks=True)),
+    make_attention_case("softcap64", *MIXED, (8, 2, 64), extras=Extras(softcap=3.0)),
     make_attention_case("tables", *MIXED, (8, 2, 128), extras=Extras(table_rows=True)),
 )
 
