@@ -1,13 +1,8 @@
 """The cases that the provider is driven with, by op: the op's own, and those of the shapes that AITER is built for."""
 
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from services.worker.kernels.ops.kv_write import KvScale, make_kv_case
+from services.worker.kernels.ops.kv_write import make_kv_case
 from services.worker.kernels.ops.paged_attention import Extras, make_attention_case
-from services.worker.kernels.ops.rope_kv_write import HeadNorm, make_rope_kv_case
+from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
 from services.worker.kernels.registry import Case, all_ops
 
 DENSE = (
@@ -36,23 +31,15 @@ ATTENTION = (
     make_attention_case("sinks", *MIXED, (8, 2, 128), extras=Extras(sinks=True)),
     make_attention_case("fp8", *MIXED, (8, 2, 128), extras=Extras(fp8=True)),
     make_attention_case("fp8_window", *MIXED, (8, 2, 128), extras=Extras(window=9, fp8=True)),
+    make_attention_case("window64", *MIXED, (8, 2, 64), extras=Extras(window=20, sinks=True)),
+    make_attention_case("softcap64", *MIXED, (8, 2, 64), extras=Extras(softcap=3.0)),
     make_attention_case("tables", *MIXED, (8, 2, 128), extras=Extras(table_rows=True)),
 )
 
 
 def paged(name: str, heads: tuple[int, int, int], rotary_dim: int = 0, normed: bool = False, fp8: bool = False) -> Case:
-    """As the op's cases, with pages of 16 tokens."""
-    num_tokens = 21
-
-    def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | KvScale | None, ...]:
-        arguments: list[Any] = list(
-            make_rope_kv_case(num_tokens, *heads, rotary_dim or heads[2], normed, fp8).make(dtype)
-        )
-        arguments[3:5] = (x[:4].reshape(2, 16, *x.shape[2:]) for x in arguments[3:5])
-        arguments[5] = torch.randperm(32, generator=torch.Generator().manual_seed(1))[:num_tokens]
-        return tuple(arguments)
-
-    return Case(name, make)
+    """As the op's cases, with pages of 16 tokens and a name of its own."""
+    return make_rope_kv_case(21, *heads, rotary_dim or heads[2], normed, fp8, 16)._replace(name=name)
 
 
 ROPE_KV_WRITE = (
