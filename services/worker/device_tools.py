@@ -1,7 +1,9 @@
-"""GPUs as ROCm's and NVIDIA's own tools list them, for hosts whose kernel files tell nothing. Pure parsers and one asker.
+"""GPUs as ROCm's and NVIDIA's own tools list them, for hosts whose kernel files tell nothing. Pure parsers and one
+asker.
 
 `amd-smi static --json` and `topology --json` (a list up to ROCm 6.4, below "gpu_data" since), `rocminfo`, `nvidia-smi
---query-gpu=... --format=csv,noheader,nounits`. What a tool does not know it writes as "N/A". Called by `valence doctor`.
+--query-gpu=... --format=csv,noheader,nounits`. What a tool does not know it writes as "N/A". Called by `valence
+doctor`.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The GPUs of this host, read from the kernel's files: no torch, no ROCm, no driver library. Pure but for the reading.
 
 AMD: the topology of amdgpu's compute driver (`/sys/class/kfd`), whose nodes in their order are ROCr's indices, and the
-PCI device of each. A partition (CPX, DPX ...) is a node of its own; the PCI device is that of the whole GPU. A node that
-this process may not use (a container got another one) cannot be read, or its render device not opened: ROCr does not
-count it. NVIDIA: `/proc/driver/nvidia`. Where these files are missing, device_tools.py asks amd-smi and others.
+PCI device of each. A partition (CPX, DPX ...) is a node of its own; the PCI device is that of the whole GPU. A node
+that this process may not use (a container got another one) cannot be read, or its render device not opened: ROCr does
+not count it. NVIDIA: `/proc/driver/nvidia`. Where these files are missing, device_tools.py asks amd-smi and others.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Hosts with AMD GPUs as their kernel files and tools show them, written below a folder.
 
 Where the forms come from: node files of `/sys/class/kfd` are those that ROCm/k8s-device-plugin records in testdata/
-(topo-mi300-cpx: all nodes of a host with four MI300X in CPX, values taken as they are; topology-parsing-mi308); names of
-PCI files from the Linux kernel's amdgpu_xcp.c and amdgpu_gmc.c; `amd-smi static --json` from its source
+(topo-mi300-cpx: a host of MI300X in CPX, values as they are there; topology-parsing-mi308); names
+of PCI files from the Linux kernel's amdgpu_xcp.c and amdgpu_gmc.c; `amd-smi static --json` from its source
 (amdsmi_commands.py, static_gpu) and the models of amd/node-scraper; `amd-smi topology --json` from its change log;
 `rocminfo` from outputs in public issues. Counts of CUs and sizes of MI325X, MI350X, MI355X: ROCm's page "gpu-specs".
 Not recorded on hardware of ours: we have none.

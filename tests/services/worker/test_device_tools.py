@@ -67,7 +67,7 @@ def test_nvidia_smi() -> None:
 
 
 def test_asks_the_next_tool_where_one_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_tools, "read_devices", lambda: [])
+    monkeypatch.setattr(device_tools, "read_devices", list)
     asked: list[Sequence[str]] = []
 
     def only(answers: dict[str, str]) -> list[Device]:
