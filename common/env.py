@@ -116,3 +116,8 @@ def set_defaults(variables: Mapping[str, str]) -> dict[str, str]:
 def is_set(name: str) -> bool:
     """Whether a variable of a library has a value."""
     return name in os.environ
+
+
+def with_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for a child that needs some of a library's variables to be others."""
+    return {**os.environ, **variables}

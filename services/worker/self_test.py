@@ -128,8 +128,10 @@ class SelfTest:
                 continue
             if begun is None:
                 raise NotTested(f"the process that tests them {ended}")
-            what = "cannot be imported" if not begun.op else f"in case {begun.case}"
-            verdicts.append(Verdict(begun.op, begun.provider, f"{ended} {what}" if begun.op else f"{what}: it {ended}"))
+            if any((v.op, v.provider) == (begun.op, begun.provider) for v in verdicts):
+                raise NotTested(f"the process that tests them tries {begun.provider} {begun.op} again")
+            what = f"{ended} in case {begun.case}" if begun.op else f"cannot be imported: it {ended}"
+            verdicts.append(Verdict(begun.op, begun.provider, what))
 
     def _child(
         self, job: Job, before: Sequence[Verdict], report: Callable[[str, int], None]
@@ -150,7 +152,7 @@ class SelfTest:
                 assert child.stdin is not None
                 with suppress(BrokenPipeError), child.stdin as stream:
                     stream.write(msgspec.json.encode(job))
-                told, begun, hangs = self._listen(lines, len(before), report)
+                told, begun, hangs = self._listen(child, lines, len(before), report)
                 if hangs:
                     return told, begun, f"hangs: no sign of life for {self._limit_s:.0f} s"
                 status = child.wait()
@@ -161,9 +163,9 @@ class SelfTest:
             return told, begun, status if status in (0, AGAIN) else how(status, tail(said))
 
     def _listen(
-        self, lines: IO[bytes], known: int, report: Callable[[str, int], None]
+        self, child: "subprocess.Popen[bytes]", lines: IO[bytes], known: int, report: Callable[[str, int], None]
     ) -> tuple[list[Verdict], Begun | None, bool]:
-        """Until the child closes its end, or gives no sign of life."""
+        """Until the child closes its end or is dead (others may hold that end), or gives no sign of life."""
         told: list[Verdict] = []
         begun: Begun | None = None
         rest, alive_s, stamp = b"", time.monotonic(), self._stamp()
@@ -181,6 +183,8 @@ class SelfTest:
                             told.append(verdict)
                             begun = None
                 alive_s = time.monotonic()
+            elif child.poll() is not None:
+                return told, begun, False
             elif (now := self._stamp()) != stamp:
                 alive_s, stamp = time.monotonic(), now
             elif time.monotonic() - alive_s > self._limit_s:

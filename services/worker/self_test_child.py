@@ -94,6 +94,7 @@ def is_decode(case: Case, job: Job) -> bool:
 def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     lines = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
+    os.set_inheritable(lines.fileno(), False)  # not for compilers
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
 
     def tell(message: msgspec.Struct) -> None:

@@ -1,10 +1,11 @@
 """Cases of the ops at a model's real shapes, in the sizes of decode steps and of prompts: what the self-test runs.
 
 Pure. Shapes are numbers by name, those of Facts.shapes and more (`SHAPES`). An op that the model never calls has no
-cases; one without an entry here is tested by its own cases. Sampling compares sums with random numbers, so that another
+cases. An op's own file may have `model_cases(shapes, sizes)` instead of an entry in TABLE. Sampling compares sums with random numbers, so that another
 order of a sum may draw another token now and then: `may_differ` says of which ops a few rows may be others.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ SHAPES = (
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens"),
 )
+# Their own cases say it all: they depend on no model, or on its vocabulary only.
+OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
 # What a captured decode step calls; these are also captured and replayed.
 CAPTURED = (
@@ -68,9 +71,11 @@ def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Cas
         return op.cases
     if op.name in MIXTURE and not shapes.get("num_experts"):
         return ()
-    make = TABLE.get(op.name)
-    if make is None:
+    if op.name in OWN:
         return op.cases
+    make = TABLE.get(op.name) or getattr(importlib.import_module(op.meaning.__module__), "model_cases", None)
+    if make is None:
+        return ()
     return tuple({case.name: case for case in make(shapes, sizes_of(shapes, device))}.values())
 
 

@@ -1,10 +1,12 @@
-"""A provider of kernels that fault, hang, give NaN or are wrong, in place of Triton's; as a child process, its self-test.
+"""A provider of kernels that fault, hang, give NaN or are wrong, in place of Triton's; as a child process, its
+self-test.
 
 `python rogue_kernels.py NAMES FD`: as services/worker/self_test_child.py, where the ops NAMES (`op=how`, by commas) are
 implemented so; without `=how` an op is right. `import=how` is about the import of the provider.
 """
 
 import ctypes
+import inspect
 import os
 import sys
 import time
@@ -58,6 +60,9 @@ def made(name: str, how: str) -> Impl[Any]:
     def misbehave(*arguments: Any) -> Any:
         HOW[how]()
 
+    def right(*arguments: Any) -> Any:
+        return op.meaning(*arguments)
+
     def meddle(*arguments: Any) -> Any:
         """Right, but it changes an argument that is not its own."""
         result = op.meaning(*arguments)
@@ -65,14 +70,14 @@ def made(name: str, how: str) -> Impl[Any]:
         return result
 
     runs: dict[str, Callable[..., Any]] = {
-        "": op.meaning,
+        "": right,
         "wrong": spoiled(op.meaning, lambda tensor: tensor * 1.3 + 0.1),
         "nan": spoiled(op.meaning, nan_at_one),
         "meddles": meddle,
     }
-    item: Impl[Any] = Impl(op, "triton", op.meaning)
-    object.__setattr__(item, "run", runs.get(how, misbehave))  # the signature has been checked
-    return item
+    run = runs.get(how, misbehave)
+    run.__signature__ = inspect.signature(op.meaning)  # type: ignore[attr-defined]
+    return Impl(op, "triton", run)
 
 
 def rogues(text: str) -> Callable[[Facts, str], tuple[dict[str, Impl[Any]], str]]:
