@@ -1,32 +1,13 @@
-"""`valence doctor`: looks at the host like a worker will, and says what is wrong and what to do. Changes nothing.
+"""What `valence doctor` says: findings from the facts about a host. Pure, so that hosts we do not have are tests.
 
-`examine` gathers facts (this file's shell, each part of which may fail by itself), `judge` turns them into findings:
-pure, so that hosts we do not have are tests. An error keeps a model from being served as it should be; a warning does
-not.
+An error keeps a model from being served as it should be; a warning does not. doctor_host.py gathers the facts,
+doctor_ops.py adds the table of ops, doctor_display.py shows both to people.
 """
 
-import grp
-import importlib.metadata
-import os
-import platform
-import resource
-import shutil
-import stat
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import psutil
-
-from common.config import Config
-from common.errors import ConfigError
-from common.run_dir import MAX_PATH, check_run_dir
-from services.worker import build_locks, device_tools
-from services.worker.aiter_cache import AiterCache, aiter_version, rocm_version
-from services.worker.builders import cache_root
 from services.worker.devices import Device
 
 GIB = 2**30
@@ -105,29 +86,6 @@ class Host:
         return [device for device in self.devices if device.vendor == "amd"]
 
 
-def examine(config: Config) -> Host:
-    """Everything but the ops (valence/doctor_ops.py adds them)."""
-    root = cache_root(config)
-    devices = device_tools.find_devices()
-    arch = next((device.arch for device in devices if device.arch), "")
-    caches, stale = _caches(root, arch)
-    return Host(
-        system=_system(),
-        versions=_versions(),
-        devices=devices,
-        seen=_seen(),
-        limits=_limits(),
-        nodes=list(_nodes(devices)),
-        groups=[_group(number) for number in sorted({os.getegid(), *os.getgroups()})],
-        caches=caches,
-        cache_free=_free(root),
-        cache_trouble=_write_trouble(root),
-        stale=stale,
-        run_dir=str(config.run_dir),
-        run_dir_trouble=_run_dir_trouble(config.run_dir),
-    )
-
-
 def judge(host: Host) -> list[Finding]:
     """What is wrong, the worst first."""
     found = [*_of_devices(host), *_of_versions(host), *_of_limits(host), *_of_folders(host), *_of_ops(host)]
@@ -198,7 +156,7 @@ def _of_versions(host: Host) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "ROCm 7.2.0 crashes all-reduce in captured graphs (ROCm/aiter PR 3290)",
-            "use 7.2.1 or later; until then AITER's all-reduce is refused",
+            "use another release of ROCm; with this one AITER's all-reduce is refused",
         )
 
 
@@ -213,13 +171,13 @@ def _of_limits(host: Host) -> Iterator[Finding]:
     if host.amd and locked != UNLIMITED:
         yield Finding(
             "warning",
-            f"at most {locked / GIB:.2f} GiB may be locked in memory: buffers that GPUs read need more",
+            f"at most {size_text(locked)} may be locked in memory: buffers that GPUs read need more",
             "`ulimit -l unlimited`, or --ulimit memlock=-1 for a container",
         )
     if len(host.devices) > 1 and shm < SHM_GIB * GIB:
         yield Finding(
             "warning",
-            f"/dev/shm has {shm / GIB:.2f} GiB: collectives among GPUs need more",
+            f"/dev/shm has {size_text(shm)}: collectives among GPUs need more",
             "--shm-size 8g, or --ipc host, for a container",
         )
 
@@ -234,13 +192,13 @@ def _of_folders(host: Host) -> Iterator[Finding]:
     elif host.amd and host.cache_free < CACHE_GIB * GIB:
         yield Finding(
             "warning",
-            f"{host.cache_free / GIB:.1f} GiB are free for kernels; a full cache of AITER's takes {CACHE_GIB:.0f}",
+            f"{size_text(host.cache_free)} are free for kernels; a full cache of AITER's takes {CACHE_GIB:.0f} GiB",
             "set worker.cache_dir to a larger disk",
         )
     if host.stale:
         yield Finding(
             "warning",
-            f"{len(host.stale)} locks of builds that are dead, such as {host.stale[0]}",
+            f"locks of builds that are dead: {len(host.stale)}, such as {host.stale[0]}",
             "nothing: the next start removes them",
         )
     if host.run_dir_trouble:
@@ -290,132 +248,14 @@ def document(host: Host, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _system() -> dict[str, str]:
-    told = {}
-    with suppress(OSError):
-        told = platform.freedesktop_os_release()
-    memory = psutil.virtual_memory()
-    nodes = sum(1 for _ in Path("/sys/devices/system/node").glob("node[0-9]*"))
-    boxed = " (in a container)" if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() else ""
-    return {
-        "system": f"{told.get('PRETTY_NAME', platform.system())}{boxed}",
-        "kernel": platform.release(),
-        "CPUs": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} on {max(nodes, 1)} NUMA nodes",
-        "memory": f"{memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB free",
-        "user": f"{os.geteuid()} ({'root' if os.geteuid() == 0 else 'not root'})",
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {"valence": _installed("valence"), "python": sys.version.split()[0]}
-    found |= {name: _installed(name) for name in ("torch", "triton")}
-    found["triton"] = found["triton"] or _installed("pytorch-triton-rocm")
-    found |= {"aiter": aiter_version(), "flydsl": _installed("flydsl"), "rocm": rocm_version()}
-    found["amdgpu"] = _first_line(Path("/sys/module/amdgpu/version"))
-    found["nvidia"] = _first_line(Path("/proc/driver/nvidia/version"))
-    return found
-
-
-def _installed(name: str) -> str:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return ""
-
-
-def _first_line(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text().partition("\n")[0].strip()
-    return ""
-
-
-def _seen() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _limits() -> Limits:
-    def hard(kind: int) -> int:
-        limit = resource.getrlimit(kind)[1]
-        return UNLIMITED if limit == resource.RLIM_INFINITY else limit
-
-    return Limits(hard(resource.RLIMIT_NOFILE), hard(resource.RLIMIT_MEMLOCK), _total(Path("/dev/shm")))
-
-
-def _nodes(devices: Sequence[Device]) -> Iterator[Node]:
-    names = ["/dev/kfd"] if any(device.vendor == "amd" for device in devices) else []
-    names += [device.render for device in devices if device.render]
-    for name in names:
-        with suppress(OSError):
-            found = os.stat(name)
-            usable = os.access(name, os.R_OK | os.W_OK)
-            owner = f"{found.st_uid}:{_group(found.st_gid)}"
-            yield Node(name, stat.filemode(found.st_mode), owner, found.st_gid, usable)
-
-
-def _group(number: int) -> str:
-    with suppress(KeyError):
-        return grp.getgrgid(number).gr_name
-    return str(number)
-
-
 def _name(node: Node) -> str:
     return node.owner.partition(":")[2]
 
 
-def _caches(root: Path, arch: str) -> tuple[list[Cache], list[str]]:
-    """Folders of kernels, and stale locks among them."""
-    found = [_cache("Triton and inductor", root / "kernels"), _cache("self-tests", root / "self-test")]
-    stale: list[str] = []
-    if arch in SERVED:
-        present = AiterCache(root, arch).folder
-        modules = sum(1 for _ in present.glob("jit/*.so"))
-        found.append(_cache("AITER", present, f"{modules} modules"))
-        others = build_locks.present_since(present)
-        stale = [str(path) for path in build_locks.marks(present) if not others]
-    return found, stale
-
-
-def _cache(name: str, path: Path, note: str = "") -> Cache:
-    size = files = 0
-    for folder, _, names in os.walk(path):
-        for each in names:
-            with suppress(OSError):
-                size += os.lstat(os.path.join(folder, each)).st_size
-                files += 1
-    return Cache(name, str(path), size, files, note if files else "empty")
-
-
-def _there(path: Path) -> Path:
-    """The nearest folder above that exists."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-
-
-def _free(path: Path) -> int:
-    return shutil.disk_usage(_there(path)).free
-
-
-def _total(path: Path) -> int:
-    with suppress(OSError):
-        return shutil.disk_usage(path).total
-    return 0
-
-
-def _write_trouble(path: Path) -> str:
-    """Why nothing can be kept there."""
-    place = _there(path)
-    if not place.is_dir():
-        return f"{place} is no folder"
-    return "" if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written"
-
-
-def _run_dir_trouble(path: Path) -> str:
-    if len(str(path.absolute())) > MAX_PATH:
-        return f"the run directory {path} is too long for a socket path"
-    if not path.exists():
-        return _write_trouble(path) and f"the run directory cannot be made: {_write_trouble(path)}"
-    try:
-        check_run_dir(path)
-    except ConfigError as error:
-        return str(error)
-    return ""
+def size_text(number: int) -> str:
+    """`3.2 GiB`, `12 MiB`; `any` for no limit."""
+    if number == UNLIMITED:
+        return "any"
+    if number >= GIB:
+        return f"{number / GIB:.0f} GiB" if number >= 10 * GIB else f"{number / GIB:.1f} GiB"
+    return f"{number / 2**20:.0f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"

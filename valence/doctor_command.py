@@ -34,8 +34,9 @@ def doctor(
 def _examine(tree: Config, test: bool, again: bool, as_json: bool) -> int:
     from rich.console import Console
 
-    from valence.doctor import document, examine, judge
+    from valence.doctor import document, judge
     from valence.doctor_display import report
+    from valence.doctor_host import examine
     from valence.doctor_ops import with_ops
 
     console = Console(stderr=as_json)

@@ -9,16 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from services.worker.devices import Device
-from valence.doctor import GIB, UNLIMITED, Finding, Host
+from valence.doctor import UNLIMITED, Finding, Host, size_text
 
 TESTED_STYLES = {"is the meaning": "dim", "not tested": "yellow", "not called by this model": "dim"}
 
 
 def report(host: Host, findings: Sequence[Finding]) -> RenderableType:
     """Everything, the verdict last, where a person's eye is."""
-    parts: list[RenderableType] = [_facts(host), _devices(host.devices) if host.devices else _no_devices()]
+    parts: list[RenderableType] = [_facts(host), Text("")]
+    parts.append(_devices(host.devices) if host.devices else _no_devices())
     if links := list(_links(host.devices)):
         parts.append(_matrix(host.devices, links))
+    parts += [_nodes(host)] if host.nodes else []
     parts += [_folders(host), _ops(host)] if host.ops else [_folders(host)]
     return Group(*parts, verdict(findings))
 
@@ -48,8 +50,7 @@ def _table(title: str, *headings: str, right: Sequence[str] = ()) -> Table:
 
 
 def _facts(host: Host) -> Table:
-    table = _table("Host", "", "")
-    table.show_header = False
+    table = Table("", "", title="Host", title_justify="left", title_style="bold", box=None, show_header=False)
     for name, value in host.system.items():
         table.add_row(name, escape(value))
     versions = ", ".join(f"{name} {value}" for name, value in host.versions.items() if value)
@@ -57,7 +58,7 @@ def _facts(host: Host) -> Table:
     if missing := [name for name, value in host.versions.items() if not value]:
         table.add_row("not there", f"[dim]{', '.join(missing)}[/]")
     files, locked, shm = host.limits
-    table.add_row("limits", f"{_most(files)} open files, {_size(locked)} locked memory, {_size(shm)} /dev/shm")
+    table.add_row("limits", f"{_most(files)} open files, {size_text(locked)} locked memory, {size_text(shm)} /dev/shm")
     table.add_row("groups", escape(", ".join(host.groups)))
     return table
 
@@ -72,7 +73,7 @@ def _devices(devices: Sequence[Device]) -> Table:
             escape(device.product),
             device.arch or "?",
             str(device.compute_units or "?"),
-            _size(device.memory_bytes) if device.memory_bytes else "?",
+            size_text(device.memory_bytes) if device.memory_bytes else "?",
             device.mode or "-",
             f"{device.pci}{part}",
             str(device.numa_node) if device.numa_node >= 0 else "-",
@@ -112,17 +113,26 @@ def _count_of(links: Sequence[tuple[int, int, str]], kind: str) -> int:
     return sum(1 for _, _, each in links if each == kind)
 
 
+def _nodes(host: Host) -> Table:
+    """Device files of the same kind in one row."""
+    table = _table("Device files", "", "mode", "owner", "")
+    rows: dict[tuple[str, str, bool], list[str]] = {}
+    for node in host.nodes:
+        rows.setdefault((node.mode, node.owner, node.usable), []).append(node.path)
+    for (mode, owner, usable), paths in rows.items():
+        state = "[green]can be opened[/]" if usable else "[red]may not be opened[/]"
+        table.add_row(", ".join(paths), mode, escape(owner), state)
+    return table
+
+
 def _folders(host: Host) -> Table:
     table = _table("Caches and folders", "", "path", "size", "files", "", right=("size", "files"))
     for cache in host.caches:
-        table.add_row(cache.name, escape(cache.path), _size(cache.size), f"{cache.files:,}", cache.note)
-    for node in host.nodes:
-        state = "[green]can be opened[/]" if node.usable else "[red]may not be opened[/]"
-        table.add_row("device", node.path, "", "", f"{node.mode} {escape(node.owner)} {state}")
+        table.add_row(cache.name, escape(cache.path), size_text(cache.size), f"{cache.files:,}", cache.note)
     table.add_row(
         "run directory", escape(host.run_dir), "", "", "[red]cannot be used[/]" if host.run_dir_trouble else ""
     )
-    table.caption = f"{_size(host.cache_free)} free for caches"
+    table.caption = f"{size_text(host.cache_free)} free for caches"
     table.caption_justify = "left"
     return table
 
@@ -134,15 +144,6 @@ def _ops(host: Host) -> Table:
         why = "" if row.reason == "first choice" else row.reason
         table.add_row(row.op, row.provider, f"[{style}]{row.tested}[/]", f"[dim]{escape(why)}[/]")
     return table
-
-
-def _size(number: int) -> str:
-    """`3.2 GiB`, `12 MiB`."""
-    if number == UNLIMITED:
-        return "any"
-    if number >= GIB:
-        return f"{number / GIB:.0f} GiB" if number >= 10 * GIB else f"{number / GIB:.1f} GiB"
-    return f"{number / 2**20:.0f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"
 
 
 def _most(number: int) -> str:

@@ -1,8 +1,9 @@
 """Cases of the ops at a model's real shapes, in the sizes of decode steps and of prompts: what the self-test runs.
 
 Pure. Shapes are numbers by name, those of Facts.shapes and more (`SHAPES`). An op that the model never calls has no
-cases. An op's own file may have `model_cases(shapes, sizes)` instead of an entry in TABLE. Sampling compares sums with random numbers, so that another
-order of a sum may draw another token now and then: `may_differ` says of which ops a few rows may be others.
+cases. An op's own file may have `model_cases(shapes, sizes)` instead of an entry in TABLE. Sampling compares sums with
+random numbers, so that another order of a sum may draw another token now and then: `may_differ` says of which ops a few
+rows may be others.
 """
 
 import importlib
