@@ -1,6 +1,8 @@
 """What is bound after a test, from what is known, and without one."""
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +10,20 @@ import pytest
 import torch
 
 from common import config as configuration
+from common.columns import pack_i32, unpack_i32
+from common.protocol import Progress, RowStart, Sampling, StepPlan
 from services.worker import binding
 from services.worker.binding import Bench, bind_tested, content_of, shapes_of
 from services.worker.kernels import registry
 from services.worker.kernels.ops.linear import linear
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.real_cases import SHAPES
-from services.worker.model_engine import facts_of
-from services.worker.self_test import Job, NotTested, Verdict
+from services.worker.model_engine import ModelEngine, facts_of
+from services.worker.self_test import Job, NotTested, SelfTest, Verdict
 from tests.services.worker.rogue_kernels import rogues
 
 CPU = torch.device("cpu")
+SCRIPT = Path(__file__).with_name("rogue_kernels.py")
 ON = configuration.load(None, ["worker.self_test=on", 'worker.kernels=["triton", "torch"]'])
 
 
@@ -111,3 +116,26 @@ def test_shapes(make_tiny: Callable[[str], Any]) -> None:
     assert mixed["intermediate_size"] == 80 and mixed["num_experts"] == 6
     job = Job(("torch",), "cpu", "", "float32", {})
     assert content_of(job, CPU)["units"] == 0 and linear is not rms_norm
+
+
+def test_a_whole_engine_serves_without_the_kernel_that_faults(
+    make_tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Real child processes: the kernel would end this very process if the engine called it."""
+    tiny, folder = make_tiny("qwen3"), tmp_path / "model"
+    tiny.reference.save_pretrained(folder)
+    command = [sys.executable, "-P", str(SCRIPT), "linear=faults,rms_norm"]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.setattr(binding, "SelfTest", partial(SelfTest, command=command))
+    settings = [f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", f"worker.cache_dir={tmp_path}"]
+    settings += ["worker.self_test=on", 'worker.kernels=["triton", "torch"]', "kv.blocks=40", "scheduler.max_rows=2"]
+    stages: list[Progress] = []
+    engine = ModelEngine(configuration.load(None, settings), stages.append)
+    assert "self-test" in {stage.stage for stage in stages}
+    assert "dropped: linear by triton: ends by SIGSEGV in case" in caplog.text
+    prompt = list(range(5, 25))
+    row = RowStart(1, 9, pack_i32(prompt), 20, 0, pack_i32(range(2)), Sampling(4, temperature=0.0))
+    plan = StepPlan(
+        1, added=[row], slots=pack_i32([1]), positions=pack_i32([0]), counts=pack_i32([20]), samples=b"\x01"
+    )
+    assert list(unpack_i32(engine.execute(plan).tokens())) == tiny.greedy(prompt, 1)
