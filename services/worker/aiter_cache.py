@@ -92,8 +92,9 @@ class AiterCache:
 
     def prepare(self) -> None:
         """Folders that only this user can write, the wheel's modules, merged tables."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("jit", "root", "flydsl", "tables"):
-            (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         found = self.folder.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & stat.S_IWOTH:
             raise PermissionError(1, f"others can put code into {self.folder}")

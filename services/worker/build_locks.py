@@ -43,13 +43,15 @@ class Presence:
         users.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{os.getpid()}.{time.monotonic_ns():x}"
         draft, self.path = users / f".{name}", users / name
-        self._file = draft.open("wb")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600)
+        _lock(self._descriptor, fcntl.LOCK_EX)
         draft.rename(self.path)  # nobody ever finds it without its lock
 
     def end(self) -> None:
         self.path.unlink(missing_ok=True)
-        self._file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def present_since(folder: Path, own: Presence | None = None) -> list[float]:
@@ -59,10 +61,10 @@ def present_since(folder: Path, own: Presence | None = None) -> list[float]:
         if own is not None and path == own.path:
             continue
         with suppress(FileNotFoundError), path.open("rb") as file:
-            if not _lock(file.fileno(), fcntl.LOCK_EX):
-                found.append(path.stat().st_mtime)
-            else:
+            if _lock(file.fileno(), fcntl.LOCK_EX):
                 path.unlink()
+            else:
+                found.append(path.stat().st_mtime)
     return found
 
 
@@ -105,16 +107,15 @@ class Turn:
     def __init__(self, root: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = root / "build.lock"
-        self._file = self.path.open("a+b")
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def take(self, exclusive: bool) -> bool:
         """False if others have theirs."""
-        if not _lock(self._file.fileno(), fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH):
+        if _lock(self._descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) is False:
             return False
         if exclusive:
-            self._file.truncate(0)
-            self._file.write(f"{os.getpid()}\n".encode())
-            self._file.flush()
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
         return True
 
     def holder(self) -> str:
@@ -124,7 +125,7 @@ class Turn:
         return ""
 
     def end(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)
 
 
 @contextmanager
@@ -146,13 +147,13 @@ def turn(root: Path, is_ready: Callable[[], bool], waiting: Callable[[float, str
         own.end()
 
 
-def _lock(descriptor: int, kind: int) -> bool:
-    """False if somebody else has it. A file system without locks gives everybody theirs."""
+def _lock(descriptor: int, kind: int) -> bool | None:
+    """False if somebody else has it; None on a file system that has no locks, where nobody knows."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             log.warning("this file system has no locks: builders of several workers may meet")
-            return True
+            return None
         return False
     return True

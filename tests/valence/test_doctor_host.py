@@ -46,11 +46,11 @@ def test_caches_and_locks_of_the_present_architecture(tmp_path: Path, monkeypatc
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     long = tmp_path / ("x" * 100)
-    open_to_all = tmp_path / "run"
-    open_to_all.mkdir()
+    open_to_all = tmp_path / "open"
+    (open_to_all / "run").mkdir(parents=True)
     open_to_all.chmod(0o777)
     troubles = []
-    for run_dir in (long, open_to_all, tmp_path / "file" / "run"):
+    for run_dir in (long, open_to_all / "run", tmp_path / "file" / "run"):
         settings = [f"worker.cache_dir={tmp_path}/file/cache", f"links.run_dir={run_dir}"]
         host = examine(configuration.load(None, settings))
         troubles.append(host.run_dir_trouble)

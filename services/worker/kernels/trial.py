@@ -6,6 +6,7 @@ element of ten thousand, and never by more than eight times.
 """
 
 import importlib
+import inspect
 from contextlib import ExitStack
 from typing import Any
 
@@ -52,16 +53,34 @@ def make_arguments(case: Case, dtype: torch.dtype, device: torch.device) -> tupl
     return moved
 
 
-def laid_out(impl: Impl[Any], facts: Facts, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """With the pages of the KV cache in the layout that the implementation takes; the meaning reads any."""
-    layout = impl.layout(facts) if hasattr(impl, "layout") else "tokens"
-    names = list(impl.op.meaning.__code__.co_varnames)
-    if layout == "tokens" or "k_cache" not in names:
-        return arguments
-    layouts: Any = importlib.import_module("services.worker.kernels.layout")
-    at = names.index("k_cache")
-    assert names[at + 1] == "v_cache"
-    return (*arguments[:at], *layouts.shuffled(arguments[at], arguments[at + 1]), *arguments[at + 2 :])
+class Pages:
+    """The KV cache among an implementation's arguments, in the layout that it takes; the meaning's is by tokens."""
+
+    def __init__(self, impl: Impl[Any], facts: Facts) -> None:
+        names = list(inspect.signature(impl.op.meaning).parameters)
+        layout = impl.layout(facts) if hasattr(impl, "layout") else "tokens"
+        self._at = names.index("k_cache") if layout != "tokens" and "k_cache" in names else -1
+        assert self._at < 0 or names[self._at + 1] == "v_cache", "keys and values lie side by side"
+
+    def laid_out(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._changed(arguments, "shuffled")
+
+    def by_tokens(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._changed(arguments, "in_order")
+
+    def _changed(self, arguments: tuple[Any, ...], how: str) -> tuple[Any, ...]:
+        if self._at < 0:
+            return arguments
+        layouts: Any = importlib.import_module("services.worker.kernels.layout")
+        pages = getattr(layouts, how)(arguments[self._at], arguments[self._at + 1])
+        return (*arguments[: self._at], *pages, *arguments[self._at + 2 :])
+
+
+def gives(impl: Impl[Any], result: Any, arguments: tuple[Any, ...]) -> dict[str, Tensor]:
+    """What a call gives and leaves, without arguments that nobody reads afterwards."""
+    names = list(inspect.signature(impl.op.meaning).parameters)
+    scratch = {f"argument.{names.index(name)}" for name in getattr(impl.op, "scratch", ())}
+    return {name: tensor for name, tensor in outcome(result, arguments).items() if name not in scratch}
 
 
 def try_case(impl: Impl[Any], case: Case, facts: Facts, device: torch.device, few: float = 0.0) -> str | None:
@@ -69,15 +88,14 @@ def try_case(impl: Impl[Any], case: Case, facts: Facts, device: torch.device, fe
 
     Raises whatever the implementation raises.
     """
-
-    def arguments() -> tuple[Any, ...]:
-        return laid_out(impl, facts, make_arguments(case, facts.dtype, device))
-
-    untouched, wanted_arguments, got_arguments = outcome(None, arguments()), arguments(), arguments()
-    wanted = outcome(impl.op.meaning(*wanted_arguments), wanted_arguments)
-    got = outcome(impl.run(*got_arguments), got_arguments)
+    pages, dtype = Pages(impl, facts), facts.dtype
+    untouched = gives(impl, None, make_arguments(case, dtype, device))
+    arguments = make_arguments(case, dtype, device)
+    wanted = gives(impl, impl.op.meaning(*arguments), arguments)
+    arguments = pages.laid_out(make_arguments(case, dtype, device))
+    got = gives(impl, impl.run(*arguments), pages.by_tokens(arguments))
     _wait(device)
-    return differences(got, wanted, untouched, impl.op.tolerances[facts.dtype], few)
+    return differences(got, wanted, untouched, impl.op.tolerances[dtype], few)
 
 
 def try_captured(impl: Impl[Any], case: Case, facts: Facts, device: torch.device) -> str | None:
@@ -85,22 +103,18 @@ def try_captured(impl: Impl[Any], case: Case, facts: Facts, device: torch.device
 
     Only on a GPU, after a run that was right. Raises what capturing raises.
     """
-
-    def arguments() -> tuple[Any, ...]:
-        return laid_out(impl, facts, make_arguments(case, facts.dtype, device))
-
-    fresh, held, eager = arguments(), arguments(), arguments()
-    wanted = outcome(impl.run(*eager), eager)
+    pages = Pages(impl, facts)
+    fresh, held, eager = (pages.laid_out(make_arguments(case, facts.dtype, device)) for _ in range(3))
+    wanted = gives(impl, impl.run(*eager), eager)
     graph = torch.cuda.CUDAGraph()
     _wait(device)
     with torch.cuda.graph(graph):
         result = impl.run(*held)
-    for (_, target), (_, source) in zip(outcome(None, held).items(), outcome(None, fresh).items(), strict=True):
+    for target, source in zip(outcome(None, held).values(), outcome(None, fresh).values(), strict=True):
         target.copy_(source)
     graph.replay()
     _wait(device)
-    got = outcome(result, held)
-    return differences(got, wanted, {}, impl.op.tolerances[facts.dtype], 0.0)
+    return differences(gives(impl, result, held), wanted, {}, impl.op.tolerances[facts.dtype], 0.0)
 
 
 def _wait(device: torch.device) -> None:
@@ -148,14 +162,13 @@ def _difference(left: Tensor, right: Tensor, tolerance: Tolerance, few: float) -
 def _distance(left: Tensor, right: Tensor, tolerance: Tolerance, unit: float) -> str | None:
     """`unit`: of the last place of 8-bit floats, which a small difference before the rounding moves by one."""
     allowed = tolerance.absolute + unit * 2.0**-6 + (tolerance.relative + unit) * right.abs()
-    apart = (left - right).abs()
-    apart = apart.masked_fill(left == right, 0.0)  # infinities of both
-    beyond = apart > allowed
-    count = int(beyond.sum())
+    apart = (left - right).abs().masked_fill((left == right) | right.isnan(), 0.0)  # infinities of both are equal
+    share = (apart / allowed.clamp(min=1e-30)).nan_to_num(torch.inf, torch.inf)  # an infinity that is not the meaning's
+    count = int((share > 1.0).sum())
     if not count:
         return None
-    worst = int((apart / allowed.clamp(min=1e-30)).nan_to_num(0.0).argmax())
-    if count <= RARE * right.numel() and float(apart.flatten()[worst]) <= FAR * float(allowed.flatten()[worst]):
+    worst = int(share.argmax())
+    if count <= RARE * right.numel() and float(share.flatten()[worst]) <= FAR:
         return None
     found, should = float(left.flatten()[worst]), float(right.flatten()[worst])
     return f"is wrong in {count} of {right.numel()} numbers, at worst {found:.5g} instead of {should:.5g}"

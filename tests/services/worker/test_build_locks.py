@@ -194,3 +194,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     never: Callable[[float, str], None] = lambda waited_s, holder: pytest.fail("waits for ever")  # noqa: E731
     with turn(tmp_path, lambda: False, never) as alone:
         assert alone
+    other = Presence(tmp_path)
+    make(tmp_path)
+    assert clean(tmp_path)[0] == [], "nobody knows whether it lives"
+    other.end()

@@ -1,5 +1,8 @@
 """What counts as a difference, and what does not."""
 
+import dataclasses
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,9 +10,10 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.draw import draw
+from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.ops.linear import make_linear_case
 from services.worker.kernels.ops.rms_norm import rms_norm
-from services.worker.kernels.registry import Facts, Impl, Tolerance
+from services.worker.kernels.registry import Facts, Impl, Op, Tolerance
 from services.worker.kernels.trial import OnDevice, differences, try_case
 
 CPU = torch.device("cpu")
@@ -97,3 +101,46 @@ def test_random_numbers_are_drawn_where_the_device_is() -> None:
         generator = torch.Generator().manual_seed(7)
         first, second = torch.randn(4, generator=generator), torch.randn(4, generator=generator)
     assert not torch.equal(first, second)
+
+
+def test_pages_come_as_the_implementation_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it leaves in them is compared by tokens."""
+
+    def turned(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys.transpose(1, 2).contiguous(), values.transpose(1, 2).contiguous()
+
+    monkeypatch.setitem(
+        sys.modules, "services.worker.kernels.layout", SimpleNamespace(shuffled=turned, in_order=turned)
+    )
+
+    def run(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scale: KvScale | None) -> None:
+        for new, cache in ((k, k_cache), (v, v_cache)):
+            cache.permute(0, 2, 1, 3).reshape(-1, *new.shape[1:])  # the shape is what it expects
+            for token, slot in enumerate(slots.tolist()):
+                cache[slot // cache.shape[2], :, slot % cache.shape[2]] = new[token]
+
+    class Shuffling(Impl[Any]):
+        def layout(self, facts: Facts) -> str:
+            return "shuffled"
+
+    case = kv_write.cases[0]
+    assert try_case(Shuffling(kv_write, "aiter", run), case, Facts("cpu"), CPU) is None
+    with pytest.raises((RuntimeError, IndexError)):
+        try_case(Impl(kv_write, "aiter", run), case, Facts("cpu"), CPU)
+
+
+def test_what_nobody_reads_afterwards_may_be_changed() -> None:
+    def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        result = rms_norm.meaning(x, weight, eps)
+        x.zero_()
+        return result
+
+    class Scratching(Op[Any]):
+        scratch = ("x",)
+
+    loose = Scratching(*(getattr(rms_norm, f.name) for f in dataclasses.fields(Op)))
+    case = rms_norm.cases[0]
+    assert (
+        try_case(Impl(rms_norm, "aiter", run), case, Facts("cpu"), CPU) == "argument.0 was changed, and should not be"
+    )
+    assert try_case(Impl(loose, "aiter", run), case, Facts("cpu"), CPU) is None
