@@ -11,7 +11,7 @@ from rich.text import Text
 from services.worker.devices import Device
 from valence.doctor import UNLIMITED, Finding, Host, size_text
 
-TESTED_STYLES = {"is the meaning": "dim", "not tested": "yellow", "not called by this model": "dim"}
+TESTED_STYLES = {"is the meaning": "dim", "not tested": "yellow", "no case of this model": "dim"}
 
 
 def report(host: Host, findings: Sequence[Finding]) -> RenderableType:

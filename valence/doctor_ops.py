@@ -58,5 +58,5 @@ def said(row: Binding, verdicts: Sequence[Verdict]) -> str:
         return "is the meaning"
     for verdict in verdicts:
         if (verdict.op, verdict.provider) == (row.op, row.provider):
-            return f"{verdict.cases} cases right" if verdict.cases else "not called by this model"
+            return f"{verdict.cases} cases right" if verdict.cases else "no case of this model"
     return "not tested"

@@ -60,7 +60,7 @@ def bind_tested(
 ) -> tuple[Bindings, tuple[Verdict, ...]]:
     """The bindings, and what the self-test said. Raises BindError."""
     verdicts: tuple[Verdict, ...] = ()
-    if wanted(config.worker.self_test, facts.device):
+    if wanted(config.worker.self_test, facts.arch):
         job = Job(
             priority=config.worker.kernels,
             device=str(bench.device),

@@ -54,8 +54,10 @@ def _build(arch: str, pattern: str, cache: AiterCache) -> Iterator[Step]:
     own = {"GPU_ARCHS": arch, "CU_NUM": UNITS[arch], "AITER_AOT_IMPORT": "1"}
     environment = env.with_variables({**cache.environment, **own})
     log_file = cache.folder / "prebuild.log"
-    with log_file.open("w") as log:
-        child = subprocess.Popen([*CHILD, pattern], env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+    with (
+        log_file.open("w") as log,
+        subprocess.Popen([*CHILD, pattern], env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as child,
+    ):
         try:
             assert child.stdout is not None
             for line in child.stdout:
@@ -64,7 +66,6 @@ def _build(arch: str, pattern: str, cache: AiterCache) -> Iterator[Step]:
             status = child.wait()
         finally:
             with suppress(ProcessLookupError):
-                child.kill()
-            child.wait()
+                child.kill()  # whoever asked has left
     if status != 0:
         yield Step(arch, "aiter.jit.core", "failed", 0, 0, f"ends with status {status}; see {log_file}")

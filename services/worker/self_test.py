@@ -47,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """From the child: what it does next."""
+    """From the child: what it does next; without a provider, something of its own."""
 
     op: str
     provider: str
@@ -177,6 +177,8 @@ class SelfTest:
                 *whole, rest = (rest + piece).split(b"\n")
                 for line in whole:
                     match msgspec.json.decode(line, type=Begun | Verdict):
+                        case Begun(provider=""):
+                            begun = None
                         case Begun() as begun:
                             report(f"{begun.provider} {begun.op or begun.case}", known + len(told))
                         case Verdict() as verdict:
@@ -254,6 +256,6 @@ def tell(verdicts: Iterable[Verdict], known: bool) -> None:
             log.warning("dropped: %s: %s%s; the next provider takes its place", what, verdict.reason, since)
 
 
-def wanted(setting: str, device: str) -> bool:
-    """`worker.self_test`: auto is on where kernels of others, or compiled for this very device, run."""
-    return setting == "on" or (setting == "auto" and device != "cpu")
+def wanted(setting: str, arch: str) -> bool:
+    """`worker.self_test`: auto is on for AMD's GPUs, whose kernels are others' or have run nowhere else yet."""
+    return setting == "on" or (setting == "auto" and arch.startswith("gfx"))

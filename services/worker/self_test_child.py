@@ -23,6 +23,7 @@ from services.worker.kernels.trial import try_captured, try_case
 from services.worker.self_test import AGAIN, PR_SET_PDEATHSIG, Begun, Job, Verdict, finder_without
 
 IMPORT = "import"
+NOTHING = Begun("", "", "")  # from here on nothing of a provider's runs
 # What a call of a kernel ends with where it cannot run.
 FAULTS = (ImportError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, AssertionError)
 Tell = Callable[[msgspec.Struct], None]
@@ -67,9 +68,15 @@ def judge(impl: Impl[Any], facts: Facts, device: torch.device, job: Job, tell: T
             return Verdict(name, impl.provider, ""), False
     cases = real_cases(op, job.shapes, facts.device)
     for case in cases:
-        tell(Begun(name, impl.provider, case.name))
+        started: list[str] = []  # what of the kernel's own has begun
+
+        def begin(started: list[str] = started, case: Case = case) -> None:
+            started.append(case.name)
+            tell(Begun(name, impl.provider, case.name))
+
+        tell(NOTHING)
         try:
-            reason = try_case(impl, case, facts, device, may_differ(op))
+            reason = try_case(impl, case, facts, device, may_differ(op), begin)
             if reason is None and job.captures and name in CAPTURED and is_decode(case, job):
                 tell(Begun(name, impl.provider, f"{case.name} captured"))
                 reason = try_captured(impl, case, facts, device)
@@ -78,6 +85,8 @@ def judge(impl: Impl[Any], facts: Facts, device: torch.device, job: Job, tell: T
             torch.cuda.empty_cache()
             continue  # the meaning needs more memory than the kernel does
         except FAULTS as error:
+            if not started:
+                raise  # a device that others have, a meaning that fails: nothing was learned about the kernel
             text = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             return Verdict(name, impl.provider, f"raises {text} in case {case.name}", len(cases)), device.type != "cpu"
         if reason is not None:

@@ -36,6 +36,6 @@ def test_what_the_test_said() -> None:
         Verdict("linear", "triton", "x", 3),
     ]
     assert said(Binding("linear", "aiter", ""), verdicts) == "12 cases right"
-    assert said(Binding("rope", "aiter", ""), verdicts) == "not called by this model"
+    assert said(Binding("rope", "aiter", ""), verdicts) == "no case of this model"
     assert said(Binding("rope", "triton", ""), verdicts) == "not tested"
     assert said(Binding("rope", "torch", ""), verdicts) == "is the meaning"

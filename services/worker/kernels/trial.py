@@ -7,6 +7,7 @@ element of ten thousand, and never by more than eight times.
 
 import importlib
 import inspect
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +19,7 @@ from services.worker.kernels.outcome import Mover, convert, equal_bits, outcome
 from services.worker.kernels.registry import Case, Facts, Impl, Tolerance
 
 RARE, FAR = 1e-4, 8.0
+FNUZ_ARCH = "gfx942"
 RANDOM = (torch.randn, torch.rand, torch.randint, torch.randperm)
 
 
@@ -42,15 +44,22 @@ class OnDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def make_arguments(case: Case, dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+def make_arguments(case: Case, facts: Facts, device: torch.device) -> tuple[Any, ...]:
     """The case's arguments on the device; the same each time."""
     with ExitStack() as modes:
         if device.type != "cpu":
             modes.enter_context(torch.device(device))
             modes.enter_context(OnDevice(device))
-        made = case.make(dtype)
+        made = case.make(facts.dtype)
     moved: tuple[Any, ...] = convert(made, Mover(device)) if device.type != "cpu" else made
-    return moved
+    return convert(moved, own_8_bits) if facts.arch == FNUZ_ARCH else moved
+
+
+def own_8_bits(tensor: Tensor) -> Tensor:
+    """8-bit floats as gfx942 has them, which end at 240 and have no negative zero; the same values."""
+    if tensor.dtype != torch.float8_e4m3fn:
+        return tensor
+    return tensor.float().clamp(-240.0, 240.0).to(torch.float8_e4m3fnuz)
 
 
 class Pages:
@@ -83,19 +92,29 @@ def gives(impl: Impl[Any], result: Any, arguments: tuple[Any, ...]) -> dict[str,
     return {name: tensor for name, tensor in outcome(result, arguments).items() if name not in scratch}
 
 
-def try_case(impl: Impl[Any], case: Case, facts: Facts, device: torch.device, few: float = 0.0) -> str | None:
+def try_case(
+    impl: Impl[Any],
+    case: Case,
+    facts: Facts,
+    device: torch.device,
+    few: float = 0.0,
+    begin: Callable[[], None] = lambda: None,
+) -> str | None:
     """Runs the case; returns what is wrong, or None. `few`: the share of rows that may be another choice.
 
-    Raises whatever the implementation raises.
+    Raises whatever the implementation raises. `begin` is called when the arguments and what should come of them are
+    there: what goes wrong before is no fault of the implementation's.
     """
-    pages, dtype = Pages(impl, facts), facts.dtype
-    untouched = gives(impl, None, make_arguments(case, dtype, device))
-    arguments = make_arguments(case, dtype, device)
+    pages = Pages(impl, facts)
+    untouched = gives(impl, None, make_arguments(case, facts, device))
+    arguments = make_arguments(case, facts, device)
     wanted = gives(impl, impl.op.meaning(*arguments), arguments)
-    arguments = pages.laid_out(make_arguments(case, dtype, device))
+    arguments = pages.laid_out(make_arguments(case, facts, device))
+    _wait(device)
+    begin()
     got = gives(impl, impl.run(*arguments), pages.by_tokens(arguments))
     _wait(device)
-    return differences(got, wanted, untouched, impl.op.tolerances[dtype], few)
+    return differences(got, wanted, untouched, impl.op.tolerances[facts.dtype], few)
 
 
 def try_captured(impl: Impl[Any], case: Case, facts: Facts, device: torch.device) -> str | None:
@@ -104,7 +123,7 @@ def try_captured(impl: Impl[Any], case: Case, facts: Facts, device: torch.device
     Only on a GPU, after a run that was right. Raises what capturing raises.
     """
     pages = Pages(impl, facts)
-    fresh, held, eager = (pages.laid_out(make_arguments(case, facts.dtype, device)) for _ in range(3))
+    fresh, held, eager = (pages.laid_out(make_arguments(case, facts, device)) for _ in range(3))
     wanted = gives(impl, impl.run(*eager), eager)
     graph = torch.cuda.CUDAGraph()
     _wait(device)

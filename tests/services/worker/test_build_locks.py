@@ -126,8 +126,8 @@ from services.worker.build_locks import turn
 root = pathlib.Path({root!r})
 def waiting(waited_s, holder): (root / f"waits-{name}").write_text(holder)
 with turn(root, lambda: (root / "sealed").exists(), waiting) as alone:
-    print("ready", flush=True)
     with open(root / "order", "a") as file: file.write("{name} " + ("alone" if alone else "beside") + "\\n")
+    print("ready", flush=True)
     if {waits}: sys.stdin.readline()
     {then}
 """

@@ -176,8 +176,8 @@ def test_the_log_says_what_was_dropped(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_when_it_is_wanted() -> None:
-    assert [wanted(setting, "cpu") for setting in ("auto", "on", "off")] == [False, True, False]
-    assert [wanted(setting, "cuda") for setting in ("auto", "on", "off")] == [True, True, False]
+    for arch, auto in (("", False), ("sm_90", False), ("gfx942", True), ("gfx950", True)):
+        assert [wanted(setting, arch) for setting in ("auto", "on", "off")] == [auto, True, False]
 
 
 def test_how_a_child_ended() -> None:

@@ -8,7 +8,7 @@ from services.worker.kernels import registry
 from services.worker.kernels.ops.norm_linear import make_norm_linear_case
 from services.worker.kernels.ops.paged_attention import make_attention_case
 from services.worker.self_test import AGAIN, Begun, Job, Verdict
-from services.worker.self_test_child import is_decode, judge, run
+from services.worker.self_test_child import NOTHING, is_decode, judge, run
 from tests.services.worker.rogue_kernels import made, rogues
 
 JOB = Job(("triton", "torch"), "cpu", "", "float32", {})
@@ -18,7 +18,7 @@ def test_tells_before_and_after_everything(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(registry, "find_for", rogues("rms_norm,linear=wrong"))
     told: list[msgspec.Struct] = []
     assert run(JOB, told.append) == 0
-    assert told[:2] == [Begun("", "triton", "import"), Verdict("", "triton")]
+    assert told[:3] == [Begun("", "triton", "import"), Verdict("", "triton"), NOTHING]
     first = told.index(Begun("linear", "triton", "1x576x960"))
     assert isinstance(told[first + 1], Verdict) and "wrong in case 1x576x960" in told[first + 1].reason
     assert told[-1] == Verdict("rms_norm", "triton", "", 4)
@@ -49,3 +49,16 @@ def test_what_is_of_a_decode_step() -> None:
     assert not is_decode(make_norm_linear_case(512, 32, 48), job)
     assert is_decode(make_attention_case("decode16", [1], [3], (2, 1, 8)), job)
     assert not is_decode(make_attention_case("prompt64", [64], [64], (2, 1, 8)), job)
+
+
+def test_what_fails_before_the_kernel_runs_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that another process has for itself, say."""
+
+    def busy(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    monkeypatch.setattr("services.worker.kernels.trial.make_arguments", busy)
+    told: list[msgspec.Struct] = []
+    with pytest.raises(RuntimeError, match="busy"):
+        judge(made("linear", ""), JOB.facts(), torch.device("cpu"), JOB, told.append)
+    assert told == [NOTHING]

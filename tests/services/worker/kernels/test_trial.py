@@ -14,7 +14,7 @@ from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.ops.linear import make_linear_case
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Facts, Impl, Op, Tolerance
-from services.worker.kernels.trial import OnDevice, differences, try_case
+from services.worker.kernels.trial import OnDevice, differences, make_arguments, own_8_bits, try_case
 
 CPU = torch.device("cpu")
 NEAR = Tolerance(1e-3, 1e-3, "")
@@ -144,3 +144,12 @@ def test_what_nobody_reads_afterwards_may_be_changed() -> None:
         try_case(Impl(rms_norm, "aiter", run), case, Facts("cpu"), CPU) == "argument.0 was changed, and should not be"
     )
     assert try_case(Impl(loose, "aiter", run), case, Facts("cpu"), CPU) is None
+
+
+def test_8_bit_numbers_of_gfx942_are_its_own() -> None:
+    case = kv_write.cases[3]
+    here, there = (make_arguments(case, Facts("cpu", arch), CPU) for arch in ("gfx950", "gfx942"))
+    assert here[2].dtype == torch.float8_e4m3fn and there[2].dtype == torch.float8_e4m3fnuz
+    assert torch.equal(here[2].float(), there[2].float()), "the same values, not the same bits"
+    assert own_8_bits(torch.tensor([448.0, -0.0]).to(torch.float8_e4m3fn)).float().tolist() == [240.0, 0.0]
+    assert try_case(Impl(kv_write, "aiter", kv_write.meaning), case, Facts("cpu", "gfx942"), CPU) is None
