@@ -6,7 +6,7 @@ random numbers, so that another order of a sum may draw another token now and th
 rows may be others.
 """
 
-import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Cas
         return ()
     if op.name in OWN:
         return op.cases
-    make = TABLE.get(op.name) or getattr(importlib.import_module(op.meaning.__module__), "model_cases", None)
+    make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
     if make is None:
         return ()
     return tuple({case.name: case for case in make(shapes, sizes_of(shapes, device))}.values())
