@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,12 @@ def test_each_failure_is_seen_and_the_next_goes_on() -> None:
     said = run(
         "linear=faults,silu_and_mul=hangs,gelu_and_mul=nan,rms_norm=wrong,add_rms_norm=raises,embedding,argmax=wrong,"
         "rope=meddles,draw=leaves",
-        limit_s=8.0,
+        limit_s=15.0,
     )
     reasons = {op: reason for (op, provider), reason in said.items() if provider == "triton" and op}
     assert said[("", "triton")] == "" == reasons.pop("embedding")
     assert reasons.pop("linear") == "ends by SIGSEGV in case 1x576x960"
-    assert reasons.pop("silu_and_mul") == "hangs: no sign of life for 8 s in case 1x1536"
+    assert reasons.pop("silu_and_mul") == "hangs: no sign of life for 15 s in case 1x1536"
     assert reasons.pop("gelu_and_mul") == "wrong in case 1x1536: result has 1 NaN or infinite numbers of 1536"
     assert reasons.pop("rms_norm").startswith("wrong in case 1x576: result is wrong in 5")
     assert reasons.pop("add_rms_norm") == "raises RuntimeError: This GEMM is not supported! in case 1x576"
@@ -134,8 +135,16 @@ def test_nothing_outlives_the_test(tmp_path: Path) -> None:
     with pytest.raises(NotTested, match="ends by SIGSEGV"):
         SelfTest(60.0, None, ["sh", "-c", script])(JOB, lambda what, done: None)
     pid = int((tmp_path / "pid").read_text())
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    while lives(pid):
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    """A process that was killed may still be on its way."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
 
 
 def test_real_kernels_of_a_cpu_are_right() -> None:
