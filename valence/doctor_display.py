@@ -1,5 +1,6 @@
 """`valence doctor` for people: tables of the host, its devices and the ops, then what to do. Reads, changes nothing."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -141,7 +142,7 @@ def _ops(host: Host) -> Table:
     table = _table(f"Ops: {escape(host.model)}", "op", "by", "self-test", "why")
     for row in host.ops:
         style = TESTED_STYLES.get(row.tested, "green")
-        why = "" if row.reason == "first choice" else row.reason
+        why = "" if row.reason == "first choice" else re.sub(r"\b(\w+): \1 ", r"\1 ", row.reason)
         table.add_row(row.op, row.provider, f"[{style}]{row.tested}[/]", f"[dim]{escape(why)}[/]")
     return table
 

@@ -54,10 +54,11 @@ def _system() -> dict[str, str]:
     memory = psutil.virtual_memory()
     nodes = sum(1 for _ in Path("/sys/devices/system/node").glob("node[0-9]*"))
     boxed = " (in a container)" if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() else ""
+    cpus = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
     return {
         "system": f"{told.get('PRETTY_NAME', platform.system())}{boxed}",
         "kernel": platform.release(),
-        "CPUs": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} on {max(nodes, 1)} NUMA nodes",
+        "CPUs": f"{cpus} on {max(nodes, 1)} NUMA node{'s' if nodes > 1 else ''}",
         "memory": f"{memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB free",
         "user": f"{os.geteuid()} ({'root' if os.geteuid() == 0 else 'not root'})",
     }

@@ -1,5 +1,6 @@
 """Real child processes with kernels that fault, hang, give NaN, are wrong, or meddle; and the ones that are right."""
 
+import importlib.util
 import os
 import sys
 import time
@@ -12,7 +13,7 @@ from services.worker.kernels import registry
 from services.worker.kernels.known_bad import Host
 from services.worker.kernels.ops.linear import linear
 from services.worker.kernels.ops.rms_norm import rms_norm
-from services.worker.kernels.registry import Facts, bind
+from services.worker.kernels.registry import Facts, all_ops, bind
 from services.worker.self_test import Begun, Job, Kept, NotTested, SelfTest, Verdict, finder_without, how, tell, wanted
 from tests.services.worker.rogue_kernels import rogues
 
@@ -152,6 +153,19 @@ def test_real_kernels_of_a_cpu_are_right() -> None:
     shapes |= {"head_dim": 16, "rotary_dim": 16, "block_tokens": 16, "max_rows": 4, "step_tokens": 64}
     verdicts = SelfTest(120.0)(Job(("numba", "torch"), "cpu", "", "float32", shapes), lambda what, done: None)
     assert {v.reason for v in verdicts} == {""} and sum(v.cases for v in verdicts) > 20, verdicts
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="an operating system that has no Triton")
+def test_interpreted_kernels_of_triton_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of them, since an interpreter takes its time."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    some = ("rms_norm", "norm_linear", "rope_kv_write", "paged_attention", "moe_route")
+    known = tuple(Verdict(op, "triton") for op in all_ops() if op not in some)
+    shapes = {"hidden_size": 64, "vocab_size": 200, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "rotary_dim": 16}
+    shapes |= {"block_tokens": 16, "max_rows": 2, "step_tokens": 24, "num_experts": 8, "top_k": 2, "expert_size": 32}
+    job = Job(("triton", "torch"), "cpu", "", "float32", shapes, verdicts=known)
+    said = {v.op: v for v in SelfTest(120.0)(job, lambda what, done: None)}
+    assert all(said[op].reason == "" and said[op].cases >= 3 for op in some), said
 
 
 def test_verdicts_are_kept_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
