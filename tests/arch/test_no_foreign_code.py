@@ -58,10 +58,10 @@ MAY_START = {
 MAY_IMPORT_BY_NAME = {
     "services/api/route.py",
     "services/worker/compile.py",
-    "services/worker/kernels/impl/aiter/_prebuild.py",
     "services/worker/kernels/registry.py",
-    "services/worker/kernels/trial.py",
     "services/worker/models/registry.py",
+    "services/worker/kernels/impl/aiter/_prebuild.py",
+    "services/worker/kernels/trial.py",
 }
 MAY_RUN_MODULES = {"valence/__main__.py", "valence/launch.py"}
 MAY_LOAD_LIBRARIES = {
