@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import psutil
 import torch
 
 from services.worker.aiter_cache import aiter_version, rocm_version
@@ -33,6 +34,7 @@ AGAIN = 75  # sysexits.h EX_TEMPFAIL: the child asks for another one to go on
 LOOK_S = 0.5  # how often signs of life are looked for
 START_S = 300.0  # until the first: a child imports torch, and a busy node takes its time
 COMMAND = (sys.executable, "-P", "-m", "services.worker.self_test_child")
+LEAVE_S = 30.0  # a process that hangs in a driver may not even be killed: then it stays
 TAIL = 300  # characters of what a child said before it died
 
 Finder = Callable[[str], tuple[dict[str, Impl[Any]], str]]
@@ -107,7 +109,7 @@ class NotTested(Exception):
 class SelfTest:
     """Runs children until every bound op has its verdict. `limit_s`: silence of a child that counts as a hang.
 
-    `watched`: a folder whose changes are signs of life too, since a build may take minutes.
+    A build may take minutes: changes in the folder `watched`, and the work of compilers, are signs of life too.
     """
 
     def __init__(self, limit_s: float, watched: Path | None = None, command: Sequence[str] = COMMAND) -> None:
@@ -160,7 +162,8 @@ class SelfTest:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)  # compilers that it started, too
-                child.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(LEAVE_S)
             return told, begun, status if status in (0, AGAIN) else how(status, tail(said))
 
     def _listen(
@@ -169,7 +172,7 @@ class SelfTest:
         """Until the child closes its end or is dead (others may hold that end), or gives no sign of life."""
         told: list[Verdict] = []
         begun: Begun | None = None
-        rest, alive_s, stamp = b"", time.monotonic(), self._stamp()
+        rest, alive_s, stamp = b"", time.monotonic(), self._stamp(child.pid)
         limit_s = max(self._limit_s, START_S)
         while True:
             if select.select([lines], [], [], min(LOOK_S, self._limit_s))[0]:
@@ -189,21 +192,24 @@ class SelfTest:
                 alive_s, limit_s = time.monotonic(), self._limit_s
             elif child.poll() is not None:
                 return told, begun, False
-            elif (now := self._stamp()) != stamp:
-                alive_s, stamp = time.monotonic(), now
             elif time.monotonic() - alive_s > limit_s:
-                return told, begun, True
+                if (now := self._stamp(child.pid)) == stamp:
+                    return told, begun, True
+                alive_s, stamp = time.monotonic(), now
 
-    def _stamp(self) -> float:
-        """When something below the watched folder changed last."""
-        if self._watched is None:
-            return 0.0
+    def _stamp(self, pid: int) -> tuple[float, float]:
+        """When something below the watched folder changed last, and how long processes of the child's have worked."""
         latest = 0.0
-        for folder, _, names in os.walk(self._watched):
+        for folder, _, names in os.walk(self._watched) if self._watched is not None else ():
             for path in (folder, *(os.path.join(folder, name) for name in names)):
                 with suppress(OSError):
                     latest = max(latest, os.stat(path).st_mtime)
-        return latest
+        worked_s = 0.0
+        with suppress(psutil.Error):
+            for process in psutil.Process(pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    worked_s += sum(process.cpu_times()[:2])
+        return latest, worked_s
 
 
 def how(status: int, said: str) -> str:

@@ -102,18 +102,24 @@ def test_known_verdicts_are_not_tried_again() -> None:
     }
 
 
-def test_a_build_that_goes_on_is_no_hang(tmp_path: Path) -> None:
-    """The test process is silent for longer than the limit while something is built."""
+@pytest.mark.parametrize("compiler", [False, True])
+def test_a_build_that_goes_on_is_no_hang(tmp_path: Path, compiler: bool) -> None:
+    """The test process is silent for longer than the limit while files appear, or while a compiler works."""
+    works = "import time; end = time.monotonic() + 4\nwhile time.monotonic() < end: pass"
+    build = (
+        f"subprocess.run([sys.executable, '-c', {works!r}])"
+        if compiler
+        else f"[(time.sleep(0.5), (pathlib.Path({str(tmp_path)!r}) / f'object{{i}}.o').touch()) for i in range(8)]"
+    )
     script = (
-        "import os, sys, time, pathlib\n"
+        "import os, sys, time, pathlib, subprocess\n"
         "fd = int(sys.argv[1]); sys.stdin.read()\n"
         'os.write(fd, b\'{"type":"Begun","op":"linear","provider":"aiter","case":"c"}\\n\')\n'
-        f"place = pathlib.Path({str(tmp_path)!r})\n"
-        "for i in range(6): time.sleep(0.5); (place / f'object{i}.o').touch()\n"
+        f"{build}\n"
         'os.write(fd, b\'{"type":"Verdict","op":"linear","provider":"aiter","reason":"","cases":1}\\n\')\n'
     )
     heard: list[tuple[str, int]] = []
-    test = SelfTest(1.5, tmp_path, [sys.executable, "-c", script])
+    test = SelfTest(1.5, None if compiler else tmp_path, [sys.executable, "-c", script])
     assert test(JOB, lambda what, done: heard.append((what, done))) == (Verdict("linear", "aiter", "", 1),)
     assert heard == [("aiter linear", 0)]
 
