@@ -71,6 +71,9 @@ class Worker(Branch, frozen=True):
     max_graph_rows: Annotated[int, Meta(ge=0, le=4096)] = 512  # largest decode batch that is captured
     cache_dir: str = ""  # compiled kernels; empty: a folder of this user
     step_us: NonNegative = 0  # null worker: time of one step
+    self_test: Literal["auto", "on", "off"] = "auto"  # kernels against torch, before they serve; auto: on AMD GPUs
+    self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
+    near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
 
 
 class Api(Branch, frozen=True):

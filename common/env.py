@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from common.errors import ConfigError
 
@@ -12,6 +14,11 @@ KNOWN = {
     "VALENCE_API_KEYS": "keys that the API asks for: name=key or just a key, separated by commas or spaces",
     "VALENCE_ADMIN_KEYS": "the same, of keys that may also use administrative routes",
     "VALENCE_API_KEY": "the key that the command line sends to a server",
+}
+# Which GPUs a process sees: the innermost list first, whose entries count in what the outer ones leave.
+DEVICE_LISTS = {
+    "amd": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
 }
 FOR_SERVICES = {"VALENCE_API_KEYS", "VALENCE_ADMIN_KEYS"}  # secrets: they reach the API in no file, and nobody else
 
@@ -81,3 +88,36 @@ def keep_compiled_in(folder: Path) -> None:
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+
+
+def show_one_device(vendor: Literal["amd", "nvidia"], number: int, count: int) -> str | None:
+    """From now on this process and its children see one GPU: the `number`-th of those that it may see, of `count`.
+
+    Returns the setting that says so, or None where there is no such GPU. Before torch is imported: the runtimes read
+    the variables once.
+    """
+    names = DEVICE_LISTS[vendor]
+    name = next((name for name in names if name in os.environ), names[-1])
+    given = os.environ.get(name)
+    listed = [str(i) for i in range(count)] if given is None else given.split(",")
+    if number >= len(listed) or not listed[number].strip():
+        return None
+    if given is None and vendor == "nvidia":
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the kernel lists them, not the fastest first
+    os.environ[name] = listed[number].strip()
+    return f"{name}={os.environ[name]}"
+
+
+def set_defaults(variables: Mapping[str, str]) -> dict[str, str]:
+    """Sets variables of libraries that nobody has set; returns what is in force for each."""
+    return {name: os.environ.setdefault(name, value) for name, value in variables.items()}
+
+
+def is_set(name: str) -> bool:
+    """Whether a variable of a library has a value."""
+    return name in os.environ
+
+
+def with_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for a child that needs some of a library's variables to be others."""
+    return {**os.environ, **variables}

@@ -10,6 +10,7 @@ import typer
 
 from common import env
 from common.errors import ConfigError
+from valence.doctor_command import doctor
 from valence.errors import CommandError
 from valence.key_commands import keys
 from valence.options import AsJson, ConfigFile, Settings, load_config, print_listing
@@ -259,6 +260,9 @@ def ops(as_json: AsJson = False, device: Device = "", config: ConfigFile = "", s
     from valence.listings import ops as listed
 
     print_listing(listed(_load(config, "", None, device, settings).worker), as_json)
+
+
+app.command()(doctor)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

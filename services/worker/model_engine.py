@@ -9,6 +9,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +22,10 @@ from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import memory
+from services.worker.binding import Bench, bind_tested
+from services.worker.builders import cache_root, open_builders
 from services.worker.graphs import RING
-from services.worker.kernels.registry import BindError, Bindings, Facts, bind
+from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
 from services.worker.layers.rope import RopeTable
@@ -51,6 +55,8 @@ def facts_of(
         "block_tokens": block_tokens,
         "kv_fp8": int(kv_dtype.itemsize == 1),
     }
+    if spec.moe is not None:
+        shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
     return Facts(device.type, arch_of(device), dtype, shapes)
 
 
@@ -92,8 +98,10 @@ class Loaded(NamedTuple):
     kv_dtype: torch.dtype
 
 
-def load_model(source: ModelSource, config: Config, device: torch.device, stages: Stages, level: int) -> Loaded:
-    """Raises ConfigError."""
+def load_model(
+    source: ModelSource, config: Config, device: torch.device, stages: Stages, level: int, watched: Path | None = None
+) -> Loaded:
+    """`watched`: where kernels are built. Raises ConfigError."""
     stages("kernels")
     try:
         activation = activation_dtype(config.model.dtype, device)
@@ -104,7 +112,8 @@ def load_model(source: ModelSource, config: Config, device: torch.device, stages
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
-        bindings = bind(config.worker.kernels, facts, opaque=level > levels.EAGER)
+        bench = Bench(device, cache_root(config), watched)
+        bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
         policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
@@ -134,16 +143,17 @@ class ModelEngine:
             levels.count_builds()
         source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
         kept = open_cache(config, source.config, device) if compiles else None
-        with explained("the model's weights", "choose a smaller model.dtype or another device"):
-            loaded = load_model(source, config, device, stages, level)
-        model = loaded.model
-        shape = _shape(config, model.spec)
-        with explained("the table of positions", "lower model.max_len"):
-            rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
-        parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
-        self._runner, num_blocks = start(parts, config, level, stages)
-        if kept is not None:
-            kept.seal()
+        self._builders = open_builders(config, kept, arch_of(device)) if kept is not None else None
+        with self._builders.turn(stages) if self._builders is not None else nullcontext():
+            watched = self._builders.watched if self._builders is not None else None
+            with explained("the model's weights", "choose a smaller model.dtype or another device"):
+                loaded = load_model(source, config, device, stages, level, watched)
+            model = loaded.model
+            shape = _shape(config, model.spec)
+            with explained("the table of positions", "lower model.max_len"):
+                rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
+            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
+            self._runner, num_blocks = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(

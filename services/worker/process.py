@@ -23,6 +23,7 @@ from common.transport import Inbox, new_incarnation
 from services.worker.beacon import Beacon, Place
 from services.worker.engine import Engine, MakeEngine, Pending
 from services.worker.mailbox import Mailbox
+from services.worker.placement import take_seat
 
 log = logging.getLogger("worker")
 WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
@@ -190,6 +191,7 @@ def serve(process: Process, engine: Callable[[str], MakeEngine] = engine_of) -> 
     """The engine is imported after the first Hello: that is how a scheduler learns that a predecessor has died."""
 
     def make(config: Config, report: Callable[[Progress], None], instance: int = 0) -> Engine:
-        return engine(config.worker.kind)(config, report, instance)
+        seat = take_seat(config, instance)  # before torch is imported
+        return engine(config.worker.kind)(config, report, seat.number)
 
     WorkerProcess(process, make).run()

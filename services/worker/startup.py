@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from common.errors import ConfigError
 from common.protocol import Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import graphs, memory, warmup
+from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
     def runner(self, num_blocks: int) -> Runner:
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
-        cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device))
+        cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device), layout=self.bindings.layout)
         return Runner(self.model, rows, cache, self.rope, self.bindings)
 
 
@@ -129,8 +129,7 @@ def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], 
 
 def open_cache(config: Config, model: Mapping[str, Any], device: torch.device) -> CompileCache:
     """From now on what is compiled is kept there. `model`: its configuration."""
-    root = Path(config.worker.cache_dir) if config.worker.cache_dir else env.user_cache()
-    kept = CompileCache(root / "kernels", content_key(arch_of(device), model))
+    kept = CompileCache(cache_root(config) / "kernels", content_key(arch_of(device), model))
     log.info("compiled kernels are kept in %s", kept.folder)
     env.keep_compiled_in(kept.folder)
     return kept

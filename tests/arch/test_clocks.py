@@ -16,6 +16,7 @@ SHOWN = {
     ("common/recorder.py", "Recorder.beat"): "times of events, for people",
     ("common/recorder.py", "Ring.add"): "the same",
     ("common/lifecycle.py", "Process.__init__"): "since when a process runs, for the status",
+    ("services/worker/build_locks.py", "clean"): "ages of lock files, whose times are the file system's",
     ("services/api/generate.py", "generate"): "`created` of an answer",
     ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",
 }

@@ -49,17 +49,27 @@ PROCESSES = {
 # Who starts other programs at all (always a list of words, never a shell), and who loads modules by name.
 MAY_START = {
     "services/tokenizer/renderer.py",
+    "services/worker/device_tools.py",
+    "services/worker/prebuild.py",
+    "services/worker/self_test.py",
     "valence/bootstrap.py",
     "valence/supervisor.py",
 }
 MAY_IMPORT_BY_NAME = {
     "services/api/route.py",
     "services/worker/compile.py",
+    "services/worker/kernels/impl/aiter/_host.py",
     "services/worker/kernels/registry.py",
     "services/worker/models/registry.py",
+    "services/worker/kernels/impl/aiter/_prebuild.py",
+    "services/worker/kernels/trial.py",
 }
 MAY_RUN_MODULES = {"valence/__main__.py", "valence/launch.py"}
-MAY_LOAD_LIBRARIES = {"services/worker/kernels/impl/numba/_team.py", "valence/launch.py"}
+MAY_LOAD_LIBRARIES = {
+    "services/worker/kernels/impl/numba/_team.py",
+    "services/worker/self_test_child.py",
+    "valence/launch.py",
+}
 MAY_TRUST_REMOTE_CODE = {"services/tokenizer/source.py"}
 
 

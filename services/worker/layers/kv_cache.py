@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
+from services.worker.kernels import layout as layouts
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.models.spec import DecoderSpec
 
@@ -23,9 +24,9 @@ def storage_dtype(wanted: str, activation: torch.dtype, arch: str) -> torch.dtyp
 
 
 class LayerKv(NamedTuple):
-    """One layer's part of the cache."""
+    """One layer's part of the cache, in the layout that its ops are bound to."""
 
-    keys: Tensor  # [num_blocks, block_tokens, KV heads, head size]
+    keys: Tensor  # [num_blocks, block_tokens, KV heads, head size], or another layout's shape
     values: Tensor
     scale: KvScale | None  # of 8-bit storage, and only of it
 
@@ -33,13 +34,14 @@ class LayerKv(NamedTuple):
 class KvCache:
     """One allocation, [layers, 2, num_blocks, block_tokens, KV heads, head size]; index 1 is keys, then values.
 
-    Zero at first: masked positions of a read block must hold finite numbers.
+    Zero at first: masked positions of a read block must hold finite numbers. A block is one run of memory in every
+    layout, so that only `layers` knows which it is.
     """
 
-    def __init__(self, storage: Tensor, scales: Sequence[KvScale] = ()) -> None:
+    def __init__(self, storage: Tensor, scales: Sequence[KvScale] = (), layout: str = layouts.TOKENS) -> None:
         """`storage` is all zeros, of the shape that `shape` gives; `scales`: each layer's, for 8-bit storage only.
 
-        Without them 8-bit storage holds values as they are.
+        Without them 8-bit storage holds values as they are. `layout`: that of the ops which will use it.
         """
         self.storage = storage
         each: Sequence[KvScale | None] = scales or [None] * len(storage)
@@ -47,7 +49,10 @@ class KvCache:
             # two allocations: kernels are compiled for addresses that are multiples of 16
             ones = KvScale(torch.ones(1, device=storage.device), torch.ones(1, device=storage.device))
             each = [ones] * len(storage)
-        self.layers = [LayerKv(layer[0], layer[1], scale) for layer, scale in zip(storage, each, strict=True)]
+        self.layers = [
+            LayerKv(*layouts.pages(layout, layer[0], layer[1]), scale)
+            for layer, scale in zip(storage, each, strict=True)
+        ]
 
     @staticmethod
     def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:

@@ -1,10 +1,15 @@
-"""Experts kept dense: two stacks per layer, filled tensor by tensor, so that nothing is in memory twice."""
+"""Experts kept dense: two stacks per layer, filled tensor by tensor, so that nothing is in memory twice.
+
+As rows, or in tiles for a provider that reads those; the policy in quant/registry.py asks for tiles first where it is.
+"""
 
 from collections.abc import Sequence
 
 import torch
 
 from services.worker.kernels.ops.moe_gated import moe_gated
+from services.worker.kernels.ops.moe_tiled import moe_tiled
+from services.worker.kernels.packing.weight_tiles import CHUNK_BYTES, ROWS, fits_tiles, tile_weight
 from services.worker.kernels.registry import Bindings
 from services.worker.quant.contract import ExpertWeights, StoredTensor
 
@@ -42,3 +47,46 @@ class DenseExpertFormat:
             stacked_gate_up[e, inner:] = up.dense(self._dtype)
             stacked_down[e] = out.dense(self._dtype)
         return DenseExperts(stacked_gate_up, stacked_down, self._bindings)
+
+
+class TiledExperts:
+    """`gate_up`: tiles (kernels/packing/weight_tiles.py) of [E, 2I, N]; `down`: of [E, N, I]; activations' dtype."""
+
+    format_name = "tiles"
+
+    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, bindings: Bindings) -> None:
+        self.gate_up, self.down = gate_up, down
+        self.num_experts = len(gate_up)
+        self.num_bytes = gate_up.nbytes + down.nbytes
+        self._moe_tiled = bindings(moe_tiled)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
+        self._moe_tiled(x, weights, experts, self.gate_up, self.down, residual)
+
+
+class TiledExpertFormat:
+    name = "tiles"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, bindings: Bindings) -> None:
+        self._dtype, self._device, self._bindings = dtype, device, bindings
+
+    def refuses(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> str | None:
+        hidden, inner = down[0].shape
+        if fits_tiles(hidden, inner) and fits_tiles(inner, hidden):
+            return None
+        return f"experts of {inner} by {hidden} do not divide into tiles"
+
+    def make(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+        hidden, inner = down[0].shape
+        chunk = CHUNK_BYTES // self._dtype.itemsize
+        up_tiles = torch.empty(
+            (len(down), 2 * inner // ROWS, hidden // chunk, ROWS, chunk), dtype=self._dtype, device=self._device
+        )
+        down_tiles = torch.empty(
+            (len(down), hidden // ROWS, inner // chunk, ROWS, chunk), dtype=self._dtype, device=self._device
+        )
+        for e, ((gate, up), out) in enumerate(zip(gate_up, down, strict=True)):
+            up_tiles[e, : inner // ROWS] = tile_weight(gate.dense(self._dtype))
+            up_tiles[e, inner // ROWS :] = tile_weight(up.dense(self._dtype))
+            down_tiles[e] = tile_weight(out.dense(self._dtype))
+        return TiledExperts(up_tiles, down_tiles, self._bindings)

@@ -8,11 +8,12 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.kernels.ops.grouped_linear import grouped_linear
+from services.worker.kernels.ops.moe_tiled import moe_tiled
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
 from services.worker.quant.contract import ExpertFormat, ExpertWeights, StoredTensor, Weight, WeightFormat
-from services.worker.quant.experts import DenseExpertFormat
+from services.worker.quant.experts import DenseExpertFormat, TiledExpertFormat
 from services.worker.quant.grouped import GroupedFormat
 from services.worker.quant.int4 import Int4Format
 from services.worker.quant.int8 import Int8Format
@@ -88,8 +89,10 @@ def choose_policy(dtype: str, device: torch.device | None = None, bindings: Bind
         return _fastest_on_cpu(bindings)
     fuses = bindings.provider(norm_linear) != "torch"
     weight_format = DenseFormat(activation, activation, device, bindings if fuses else None)
-    experts = DenseExpertFormat(activation, device, bindings)
-    return WeightPolicy(activation, device, (weight_format,), weight_format, (experts,))
+    experts: tuple[ExpertFormat, ...] = (DenseExpertFormat(activation, device, bindings),)
+    if bindings.provider(moe_tiled) != "torch":
+        experts = (TiledExpertFormat(activation, device, bindings), *experts)
+    return WeightPolicy(activation, device, (weight_format,), weight_format, experts)
 
 
 def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:

@@ -66,6 +66,11 @@ class AttentionRows:
         return self.block_tables.index_select(0, self.table_rows)
 
     @cached_property
+    def chunk_starts(self) -> Tensor:
+        """int32 [R - num_decode + 1]: `query_starts` of the rows behind those that decode, counted from the first."""
+        return self.query_starts[self.num_decode :] - self.num_decode if self.num_decode else self.query_starts
+
+    @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The torch meaning's plan, made at first use (off a CPU this waits for the device)."""
         starts, context = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()

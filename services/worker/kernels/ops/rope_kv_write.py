@@ -20,7 +20,14 @@ class HeadNorm(NamedTuple):
 
 
 def make_rope_kv_case(
-    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, normed: bool, fp8: bool = False
+    num_tokens: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    normed: bool,
+    fp8: bool = False,
+    block_tokens: int = 8,
 ) -> Case:
     def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | KvScale | None, ...]:
         generator = torch.Generator().manual_seed(num_tokens)
@@ -28,7 +35,7 @@ def make_rope_kv_case(
         angle = torch.rand(num_tokens, 1, rotary_dim // 2, generator=generator) * 6.28
         # both are views of one table
         table = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), -1).to(dtype)
-        blocks, block_tokens = num_tokens // 8 + 2, 8
+        blocks = num_tokens // block_tokens + 2
         cache = torch.randn(2, blocks, block_tokens, num_kv_heads, head_dim, generator=generator).to(dtype)
         slots = torch.randperm(blocks * block_tokens, generator=generator)[:num_tokens]
         weights = (torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype)
@@ -39,7 +46,7 @@ def make_rope_kv_case(
         cos, sin = table[..., :rotary_dim], table[..., rotary_dim:]
         return qkv.to(dtype), cos, sin, cache[0], cache[1], slots, norm, kv_scale
 
-    suffix = ("normed" if normed else "") + ("fp8" if fp8 else "")
+    suffix = ("normed" if normed else "") + ("fp8" if fp8 else "") + (f"b{block_tokens}" if block_tokens != 8 else "")
     name = f"{num_tokens}x{num_heads}+{num_kv_heads}x{head_dim}r{rotary_dim}{suffix}"
     return Case(name, make)
 
@@ -60,6 +67,7 @@ def make_rope_kv_case(
         torch.float16: Tolerance(2e-3, 6e-3, "norm and products rounded to 11 bits before the sum, or not"),
     },
     writes=("k_cache", "v_cache"),
+    scratch=("qkv",),
 )
 def rope_kv_write(
     qkv: Tensor,
@@ -73,7 +81,7 @@ def rope_kv_write(
 ) -> Tensor:
     """Splits into heads, `rms_norm`s q and k if asked to, `rope`s both, `kv_write`s k and v; returns q, [T, H, D].
 
-    qkv: [T, (H + 2K) * D], contiguous, left as it is; cos, sin: as `rope` wants them, rows contiguous;
+    qkv: [T, (H + 2K) * D], contiguous, not read afterwards; cos, sin: as `rope` wants them, rows contiguous;
     k_cache, v_cache: [num_blocks, block_tokens, K, D], contiguous, written in place; slots: int64 [T], distinct;
     kv_scale: with 8-bit caches, and only with them.
     """

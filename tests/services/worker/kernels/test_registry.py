@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels import registry
+from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.registry import BindError, Facts, Impl, all_ops, bind, find_for, find_impls
@@ -63,6 +65,73 @@ def test_a_choice_is_met_or_an_error() -> None:
         bind(("torch",), CPU, {"rms_norm": "triton"}, finder)
     with pytest.raises(BindError, match=r"linear.*aiter is not installed"):
         bind(("torch",), CPU, {"linear": "aiter"}, finder)
+
+
+def paged(provider: str, layout: str, refused: str = "", *names: str) -> dict[str, Impl[Any]]:
+    """Implementations of all ops that take pages, or of `names`; the op `refused` cannot run."""
+    found = {}
+    for name, op in all_ops().items():
+        if op.in_cache and (not names or name in names):
+            reason = "has no kernel" if name == refused else None
+            found[name] = Impl(op, provider, op.meaning, lambda facts, reason=reason: reason, lambda facts: layout)
+    return found
+
+
+def bind_paged(**impls: dict[str, Impl[Any]]) -> registry.Bindings:
+    return bind((*impls, "torch"), Facts("cuda", "gfx942"), finder=lambda provider: (impls[provider], ""))
+
+
+def test_ops_that_take_pages_agree_on_their_layout() -> None:
+    cached = {name for name, op in all_ops().items() if op.in_cache}
+    assert cached == {"kv_write", "rope_kv_write", "paged_attention"}
+    both = bind_paged(aiter=paged("aiter", SHUFFLED), triton=paged("triton", TOKENS))
+    assert both.layout == SHUFFLED and {both.provider(all_ops()[name]) for name in cached} == {"aiter"}
+    alone = bind_paged(triton=paged("triton", TOKENS))
+    assert alone.layout == TOKENS == bind(("torch",), CPU).layout
+    assert both.digest != alone.digest
+
+
+def test_a_layout_that_one_of_them_cannot_have_is_nobodys() -> None:
+    lacking = bind_paged(aiter=paged("aiter", SHUFFLED, "kv_write"), triton=paged("triton", TOKENS))
+    assert lacking.layout == TOKENS and lacking.provider(paged_attention) == "triton"
+    reasons = {row.op: row.reason for row in lacking.table}
+    assert reasons["paged_attention"] == "aiter: takes KV pages shuffled, and not all ops can"
+    missing = bind_paged(aiter=paged("aiter", SHUFFLED, "", "paged_attention"), triton=paged("triton", TOKENS))
+    assert missing.layout == TOKENS and missing.provider(paged_attention) == "triton"
+    mixed = bind_paged(
+        aiter=paged("aiter", SHUFFLED, "", "paged_attention"), triton=paged("triton", SHUFFLED, "", "kv_write")
+    )
+    assert mixed.layout == TOKENS and mixed.provider(paged_attention) == "torch"
+
+
+def test_a_chosen_provider_decides_the_layout_of_all() -> None:
+    impls = {"aiter": paged("aiter", SHUFFLED), "triton": paged("triton", TOKENS)}
+    bindings = bind(
+        ("aiter", "triton"),
+        Facts("cuda", "gfx942"),
+        {"paged_attention": "triton"} | {name: "torch" for name, op in all_ops().items() if not op.in_cache},
+        lambda provider: (impls[provider], ""),
+    )
+    assert bindings.layout == TOKENS
+    assert {row.provider for row in bindings.table if all_ops()[row.op].in_cache} == {"triton"}
+    with pytest.raises(BindError, match=r"kv_write: no provider can run it .*aiter: takes KV pages shuffled"):
+        bind(
+            ("aiter", "torch"),
+            Facts("cuda", "gfx942"),
+            {"paged_attention": "torch", "kv_write": "aiter"},
+            lambda provider: (impls[provider], ""),
+        )
+
+
+def test_a_library_that_breaks_when_imported_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AITER does so on a host without ROCm."""
+
+    def broken(name: str) -> Any:
+        raise RuntimeError("ROCm version file not found")
+
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(registry.importlib, "import_module", broken)
+    assert find_impls("aiter") == ({}, "aiter cannot be imported: ROCm version file not found")
 
 
 def test_unknown_names_are_errors() -> None:

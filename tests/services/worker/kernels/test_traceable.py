@@ -184,3 +184,24 @@ def _size(arguments: tuple[Any, ...]) -> int:
     """Of cases that are not empty."""
     sizes = [argument.numel() for argument in arguments if isinstance(argument, Tensor)]
     return sum(sizes) if all(sizes) else 1 << 62
+
+
+def test_a_type_of_numbers_is_an_argument() -> None:
+    """Quantizers are told what to round to."""
+
+    def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        numbers = torch.from_numpy(x.detach().numpy().round()).to(dtype)
+        return numbers, torch.ones(len(x), 1)
+
+    def meaning(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return x.round().to(dtype), torch.ones(len(x), 1)
+
+    run = traceable("numpy_rounded", rounded, meaning, ())
+    x = torch.randn(5, 8) * 9
+    for backend in (graphs := Graphs(), "aot_eager"):
+        compiled = torch.compile(lambda x: run(x, torch.int8), backend=backend, fullgraph=True)
+        numbers, scales = compiled(x)
+        assert torch.equal(numbers, x.round().to(torch.int8)) and scales.shape == (5, 1)
+    assert graphs.seen == [
+        ["valence.numpy_rounded.default", "<built-in function getitem>", "<built-in function getitem>"]
+    ]

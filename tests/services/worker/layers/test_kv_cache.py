@@ -1,7 +1,11 @@
+import dataclasses
+import math
+
 import pytest
 import torch
 
 from common.errors import ConfigError
+from services.worker.kernels.layout import SHUFFLED, in_order, shuffled
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.layers.kv_cache import KvCache, storage_dtype
 from services.worker.models.spec import DecoderSpec, RopeSpec
@@ -33,6 +37,22 @@ def test_copies_8_bit_floats() -> None:
     cache.storage[:, :, 1] = 2.0
     cache.copy_blocks([1], [0])
     assert cache.storage.float().mean((0, 1, 3, 4, 5)).tolist() == [2.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_copies_are_right_in_any_layout(dtype: torch.dtype) -> None:
+    """Numbers that are written through one layout's views are copied as what they are."""
+    spec = dataclasses.replace(SPEC, head_dim=32)
+    size = math.prod(KvCache.shape(spec, 3, 16))
+    given = torch.arange(size).remainder(97).to(dtype).view(KvCache.shape(spec, 3, 16))
+    cache = KvCache(torch.zeros_like(given), layout=SHUFFLED)
+    for layer, (keys, values) in zip(cache.layers, given, strict=True):
+        for stored, new in zip(layer[:2], shuffled(keys, values), strict=True):
+            stored.copy_(new)
+    cache.copy_blocks([2, 0], [0, 1])
+    for layer, (keys, values) in zip(cache.layers, given[:, :, [2, 0, 2]], strict=True):
+        for stored, wanted in zip(in_order(*layer[:2]), (keys, values), strict=True):
+            assert torch.equal(stored.float(), wanted.float())
 
 
 def test_8_bit_storage_has_a_scale_in_each_layer() -> None:

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from common.errors import ConfigError
-from services.worker.kernels.registry import Facts, bind
-from services.worker.quant.experts import DenseExpertFormat
+from services.worker.kernels.ops.moe_tiled import moe_tiled
+from services.worker.kernels.packing.weight_tiles import untile_weight
+from services.worker.kernels.registry import Binding, Bindings, Facts, all_ops, bind
+from services.worker.quant.experts import DenseExpertFormat, TiledExpertFormat
 from services.worker.quant.registry import choose_policy
 
 BINDINGS = bind(("torch",), Facts("cpu"))
@@ -45,3 +47,34 @@ def test_no_format_is_an_error_that_names_the_tensor(make_stored: Any) -> None:
     down = [make_stored("F32", 32, 4)]
     with pytest.raises(ConfigError, match=r"no weight format for F32\.weight of memory"):
         policy.make_experts([(make_stored("F32", 4, 32), make_stored("F32", 4, 32))], down)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_are_the_dense_stacks(make_stored: Any, dtype: torch.dtype) -> None:
+    gate_up = [(make_stored("F16", 32, 64), make_stored("Q8_0", 32, 64)) for _ in range(3)]
+    down = [make_stored("F32", 64, 32) for _ in range(3)]
+    form = TiledExpertFormat(dtype, torch.device("cpu"), BINDINGS)
+    assert form.refuses(gate_up, down) is None
+    experts: Any = form.make(gate_up, down)
+    dense: Any = DenseExpertFormat(dtype, torch.device("cpu"), BINDINGS).make(gate_up, down)
+    assert (experts.num_experts, experts.format_name, experts.num_bytes) == (3, "tiles", dense.num_bytes)
+    assert torch.equal(untile_weight(experts.gate_up), dense.gate_up)
+    assert torch.equal(untile_weight(experts.down), dense.down)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    weights, chosen = torch.rand(5, 2), torch.tensor([[0, 1], [2, 0], [1, 2], [0, 2], [2, 1]], dtype=torch.int32)
+    got, wanted = torch.zeros_like(x), torch.zeros_like(x)
+    experts.add_to(got, x, weights, chosen)
+    dense.add_to(wanted, x, weights, chosen)
+    assert torch.equal(got, wanted) and got.any()
+
+
+def test_tiles_only_for_a_provider_that_reads_them(make_stored: Any) -> None:
+    small = [(make_stored("F32", 8, 32), make_stored("F32", 8, 32))], [make_stored("F32", 32, 8)]
+    fitting = [(make_stored("F32", 32, 32), make_stored("F32", 32, 32))], [make_stored("F32", 32, 32)]
+    rows = [Binding(name, "aiter" if name == "moe_tiled" else "torch", "") for name in all_ops()]
+    reading = Bindings(rows, {name: op.meaning for name, op in all_ops().items()})
+    assert reading(moe_tiled) is moe_tiled.meaning
+    policy = choose_policy("bfloat16", torch.device("cpu"), reading)
+    assert policy.make_experts(*fitting).format_name == "tiles"
+    assert policy.make_experts(*small).format_name == "none", "8 rows are no tile"
+    assert choose_policy("bfloat16").make_experts(*fitting).format_name == "none"

@@ -42,6 +42,13 @@ def test_equals_formula(check: Any) -> None:
     check(paged_attention, formula)
 
 
+def test_chunks_count_their_tokens_from_the_first_of_them() -> None:
+    mixed = make_attention_rows([1, 1, 5, 1, 7], [9, 9, 9, 9, 9], [[0], [1], [2], [3], [4]], 16)
+    assert mixed.num_decode == 2 and mixed.chunk_starts.tolist() == [0, 5, 6, 13]
+    chunks = make_attention_rows([5, 7], [9, 9], [[0], [1]], 16)
+    assert chunks.chunk_starts is chunks.query_starts
+
+
 def test_nothing_outside_the_own_context_counts() -> None:
     """Changing what lies behind a row's end, or in blocks of nobody, changes nothing, bit by bit."""
     for case in paged_attention.cases:

@@ -1,0 +1,51 @@
+"""Latent attention of decode rows by AITER's assembly kernels, up to four tokens per row."""
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.impl.aiter._host import Function, refusal
+from services.worker.kernels.impl.aiter._mla import WIDER, WIDER_ONCE, padded, padded_heads, paged, refuses_latent
+from services.worker.kernels.ops.mla_decode import MAX_VERIFY, mla_decode
+from services.worker.kernels.registry import Facts, Impl
+
+ARGUMENTS = ("q", "kv_buffer", "o", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_lens", "max_seqlen_q")
+DECODE = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale"))
+LATER = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale", "page_size"))  # has more numbers of heads
+
+
+def attend(
+    q: Tensor,
+    cache: Tensor,
+    query_starts: Tensor,
+    kv_starts: Tensor,
+    kv_slots: Tensor,
+    max_query: int,
+    latent: int,
+    scale: float,
+) -> Tensor:
+    heads = padded_heads(q.shape[1], max_query, WIDER_ONCE if LATER.missing() else WIDER)
+    assert heads is not None and max_query <= MAX_VERIFY, (q.shape, max_query)
+    out = torch.empty((len(q), heads, latent), dtype=q.dtype, device=q.device)
+    DECODE(
+        q=padded(q, heads),
+        kv_buffer=paged(cache),
+        o=out,
+        qo_indptr=query_starts,
+        kv_indptr=kv_starts,
+        kv_indices=kv_slots,
+        kv_last_page_lens=torch.ones_like(kv_starts[1:]),
+        max_seqlen_q=max_query,
+        sm_scale=scale,
+    )
+    return out[:, : q.shape[1]]
+
+
+def refuses(facts: Facts) -> str | None:
+    if facts.shapes.get("num_heads", 1) > WIDER[-1]:
+        return f"more than {WIDER[-1]} heads"
+    if (verified := facts.shapes.get("verify_tokens", 1)) > MAX_VERIFY:
+        return f"rows of {verified} tokens: AITER is wrong beyond {MAX_VERIFY} (ROCm/aiter#5679)"
+    return refuses_latent(facts.shapes) or refusal(facts, DECODE, dtypes=(torch.bfloat16,))
+
+
+IMPL = Impl(mla_decode, "aiter", attend, refuses)

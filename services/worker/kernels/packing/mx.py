@@ -1,0 +1,74 @@
+"""Microscaling FP4 (OCP MX 1.0): numbers of e2m1, two to a byte, and one power of two (e8m0) per 32 of them.
+
+`tile_scales` is the order in which gfx950's matrix cores read scales: tiles of 32 rows by 8 scales, padded to whole
+groups of 256 rows. Callers: the meanings of ops, weight formats at load.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+GROUP = 32  # numbers that share a scale
+LARGEST = 6.0  # of e2m1
+BIAS = 127  # of e8m0
+SMALLEST_BITS = 0x400000  # of 2 ** -127, which is subnormal in float32
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the lower three bits; the fourth is the sign
+PADDED_ROWS, PADDED_COLUMNS = 256, 8
+
+
+def grouped(values: Tensor, group: int) -> Tensor:
+    """[..., N] as [..., N / group, group]."""
+    return values.reshape(*values.shape[:-1], values.shape[-1] // group, group)
+
+
+def decode_scales(scales: Tensor) -> Tensor:
+    """uint8 exponents, any shape, as float32 powers of two (255, MX's NaN, becomes infinity)."""
+    bits = scales.to(torch.int32) << 23
+    return torch.where(scales == 0, SMALLEST_BITS, bits).view(torch.float32)
+
+
+def decode_mxfp4(packed: Tensor, scales: Tensor) -> Tensor:
+    """packed: uint8 [..., N / 2], the lower half byte first; scales: uint8 [..., N / 32]. Returns float32 [..., N]."""
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    table = torch.tensor((*VALUES, *(-value for value in VALUES)), dtype=torch.float32, device=packed.device)
+    groups = grouped(table[codes.long()], GROUP) * decode_scales(scales)[..., None]
+    return groups.flatten(-2)
+
+
+def encode_mxfp4(values: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., N], N a multiple of 32, as uint8 [..., N / 2] and scales uint8 [..., N / 32].
+
+    A group's scale is the least power of two under which nothing exceeds 6; numbers round to nearest, ties to even.
+    """
+    groups = grouped(values.float(), GROUP)
+    mantissa, exponent = torch.frexp(groups.abs().amax(-1) / LARGEST)
+    rounded_up = torch.where(mantissa > 0.5, exponent, exponent - 1)
+    scales = (rounded_up + BIAS).clamp_(0, 254).to(torch.uint8)
+    scaled = (groups / decode_scales(scales)[..., None]).flatten(-2)
+    size = scaled.abs()
+    codes = torch.zeros_like(size, dtype=torch.uint8)
+    for code, (low, high) in enumerate(pairwise(VALUES)):
+        middle = (low + high) / 2
+        # a tie goes to the even code: down below an even one, up from an odd one
+        codes += (size > middle if code % 2 == 0 else size >= middle).to(torch.uint8)
+    codes |= torch.signbit(scaled).to(torch.uint8) << 3
+    return codes[..., ::2] | codes[..., 1::2] << 4, scales
+
+
+def tile_scales(scales: Tensor) -> Tensor:
+    """uint8 [M, G] as tiles [M' / 32, G' / 8, 4, 16, 2, 2], M' and G' padded to multiples of 256 and 8; a new tensor.
+
+    Within a tile: scale modulo 4, row modulo 16, upper or lower four scales, upper or lower 16 rows. Padding is 0.
+    """
+    rows, columns = scales.shape
+    padded = functional.pad(scales, (0, -columns % PADDED_COLUMNS, 0, -rows % PADDED_ROWS))
+    split = padded.reshape(padded.shape[0] // 32, 2, 16, padded.shape[1] // 8, 2, 4)
+    return split.permute(0, 3, 5, 2, 4, 1).contiguous()
+
+
+def untile_scales(tiles: Tensor, rows: int, columns: int) -> Tensor:
+    """The [rows, columns] that `tile_scales` was given; a new contiguous tensor."""
+    whole = tiles.permute(0, 5, 3, 1, 4, 2).reshape(tiles.shape[0] * 32, tiles.shape[1] * 8)
+    return whole[:rows, :columns].contiguous()

@@ -1,0 +1,17 @@
+"""AITER's call for moe_route_biased, on both releases and architectures."""
+
+import pytest
+import torch
+
+from tests.services.worker.kernels.impl.aiter.calls import check_calls, refusal_of
+
+
+def test_is_the_meaning_where_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_calls("moe_route_biased", monkeypatch)
+
+
+def test_refuses_what_it_has_no_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal_of("moe_route_biased", monkeypatch, {}, torch.float32) is None
+    assert refusal_of("moe_route_biased", monkeypatch, {"num_expert_groups": 8, "num_experts": 40}) == (
+        "40 experts in 8 groups are no multiples of 4"
+    )

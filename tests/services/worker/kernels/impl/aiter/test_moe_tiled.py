@@ -1,0 +1,15 @@
+"""AITER's call for moe_tiled, on both releases and architectures."""
+
+import pytest
+import torch
+
+from tests.services.worker.kernels.impl.aiter.calls import check_calls, refusal_of
+
+
+def test_is_the_meaning_where_it_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_calls("moe_tiled", monkeypatch)
+
+
+def test_refuses_what_it_has_no_kernel_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal_of("moe_tiled", monkeypatch, {}, torch.float32) == "does not do float32"
+    assert refusal_of("moe_tiled", monkeypatch, {"expert_size": 704}) == ("experts of multiples of 128, not of 704")

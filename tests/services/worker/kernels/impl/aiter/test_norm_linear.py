@@ -1,0 +1,8 @@
+"""AITER's implementation of norm_linear against the op's meaning."""
+
+from services.worker.kernels.impl.aiter.norm_linear import IMPL
+from tests.services.worker.kernels.impl.aiter.hold import Holder
+
+
+def test_is_the_meaning(hold: Holder) -> None:
+    hold(IMPL)
