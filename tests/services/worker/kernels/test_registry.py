@@ -125,7 +125,7 @@ def test_a_chosen_provider_decides_the_layout_of_all() -> None:
 
 @pytest.mark.parametrize("kind", ["writes", "scratch"])
 def test_an_op_names_only_arguments_of_its_own(kind: str) -> None:
-    with pytest.raises(TypeError, match="fast_norm writes .*'y'"):
+    with pytest.raises(TypeError, match=r"fast_norm writes .*'y'"):
         registry.op((), {}, **{kind: ("x", "y")})(fast_norm)
     assert getattr(registry.op((), {}, **{kind: ("x",)})(fast_norm), kind) == ("x",)
 
