@@ -123,6 +123,13 @@ def test_a_chosen_provider_decides_the_layout_of_all() -> None:
         )
 
 
+@pytest.mark.parametrize("kind", ["writes", "scratch"])
+def test_an_op_names_only_arguments_of_its_own(kind: str) -> None:
+    with pytest.raises(TypeError, match=r"fast_norm writes .*'y'"):
+        registry.op((), {}, **{kind: ("x", "y")})(fast_norm)
+    assert getattr(registry.op((), {}, **{kind: ("x",)})(fast_norm), kind) == ("x",)
+
+
 def test_a_library_that_breaks_when_imported_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """AITER does so on a host without ROCm."""
 
