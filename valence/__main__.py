@@ -86,11 +86,19 @@ def status(
     from valence.status import StatusClient, document
     from valence.supervisor import Supervisor
 
-    path = rundir.find(run_dir, port)
-    tree = rundir.running_config(path)
+    try:
+        path = rundir.find(run_dir, port)
+        tree, views = rundir.running_config(path), Supervisor(path).processes()
+    except rundir.NotRunning:
+        own = [f"links.run_dir={json.dumps(run_dir)}"] if run_dir else []
+        tree, views = _load(config, "", port, "", own + (settings or [])), []  # containers have no supervisor of ours
+        if not tree.run_dir.is_dir():
+            raise
     with StatusClient(tree) as client:
         answers = client.ask_each()
-    found = document(Supervisor(path).processes(), answers, tree.links, time.time())
+    if not (views or answers):
+        _fail(f"no server is running in {tree.run_dir}")
+    found = document(views, answers, tree.links, time.time())
     if as_json:
         print(json.dumps(found))
         return
@@ -111,6 +119,27 @@ def _probe(name: str, tree: "Config") -> None:
     if why:
         _fail(f"{name}: {why}")
     print(f"{name} lives")
+
+
+@app.command()
+def health(
+    name: Annotated[str, typer.Argument(help="Process, like worker-0; empty: those of this container.")] = "",
+    run_dir: RunDir = "",
+    config: ConfigFile = "",
+    settings: Settings = None,
+) -> None:
+    """Say whether a process is ready, also by the exit status: for the health checks of containers."""
+    own = [f"links.run_dir={json.dumps(run_dir)}"] if run_dir else []
+    tree = _load(config, "", None, "", own + (settings or []))
+    from valence.health import programs_here, unready
+    from valence.live import named
+    from valence.status import StatusClient
+
+    with StatusClient(tree) as client:
+        for program in [named(name)] if name else programs_here(tree):
+            if why := unready(program, tree, client):
+                _fail(f"{program.name}: {why}")
+            print(f"{program.name} is ready")
 
 
 @app.command()
