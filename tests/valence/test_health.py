@@ -92,7 +92,7 @@ def test_an_api_that_does_not_answer() -> None:
 
 def test_the_processes_of_this_container(tmp_path: Path) -> None:
     config = load(None, [f"links.run_dir={tmp_path}"])
-    with pytest.raises(CommandError, match="no process of .* runs in this container; name one"):
+    with pytest.raises(CommandError, match=r"no process of .* runs in this container; name one"):
         programs_here(config)
     held = lease.take(tmp_path, "tokenizer")
     assert programs_here(config) == [Program("tokenizer", 0)]
