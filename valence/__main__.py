@@ -283,6 +283,14 @@ def models(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def fetch(model: Model = "", config: ConfigFile = "", settings: Settings = None) -> None:
+    """Find the model, download it from the hub if it is not here, and print where its files are."""
+    from common.model_source import resolve
+
+    print(resolve(_load(config, model, None, "", settings).model.source).path)
+
+
+@app.command()
 def ops(as_json: AsJson = False, device: Device = "", config: ConfigFile = "", settings: Settings = None) -> None:
     """List the operations, which provider runs each on this host, and why."""
     from valence.listings import ops as listed
