@@ -25,6 +25,14 @@ class Lease(NamedTuple):
     fd: int
 
 
+class Holder(NamedTuple):
+    """A living process that took a number."""
+
+    service: str
+    number: int
+    pid: int
+
+
 def take(run_dir: Path, service: str) -> Lease:
     """The lowest free number. Raises ConfigError if there is none, or the run directory cannot hold locks."""
     for number in range(MOST):
@@ -35,7 +43,7 @@ def take(run_dir: Path, service: str) -> Lease:
                 os.close(fd)
                 continue
             os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d" % namespace(), 0)
+            os.pwrite(fd, b"%d %d" % (namespace(), os.getpid()), 0)
         except OSError as error:
             raise ConfigError(f"cannot number this process by {path}: {error.strerror}") from error
         _remove_sockets(run_dir, f"{service}-{number}")
@@ -43,12 +51,12 @@ def take(run_dir: Path, service: str) -> Lease:
     raise ConfigError(f"{MOST} processes of {service} run already")
 
 
-def here(run_dir: Path) -> Iterator[tuple[str, int]]:
-    """(service, number) of the living processes that took a number in this process's own PID namespace."""
+def here(run_dir: Path) -> Iterator[Holder]:
+    """Those in this process's own PID namespace."""
     for path in sorted(run_dir.glob(f"*-*{SUFFIX}")):
         service, _, number = path.name.removesuffix(SUFFIX).rpartition("-")
-        if number.isdecimal() and _held_here(path):
-            yield service, int(number)
+        if number.isdecimal() and (pid := _holder_here(path)):
+            yield Holder(service, int(number), pid)
 
 
 def namespace() -> int:
@@ -59,13 +67,18 @@ def namespace() -> int:
         return 0
 
 
-def _held_here(path: Path) -> bool:
-    """Others' files are only read: to try their locks could make one that takes a number just now miss it."""
+def _holder_here(path: Path) -> int:
+    """The pid, 0 if there is none here.
+
+    Others' files are only read: to try their locks could make one that takes a number just now miss it.
+    """
     try:
         with open(path, "rb") as file:
-            return file.read(32) == b"%d" % namespace() and not _lock(file.fileno())
+            written, _, pid = file.read(64).partition(b" ")
+            held = written == b"%d" % namespace() and pid.isdigit() and not _lock(file.fileno())
+            return int(pid) if held else 0
     except OSError:
-        return False
+        return 0
 
 
 def _lock(fd: int) -> bool:

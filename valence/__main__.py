@@ -124,6 +124,7 @@ def _probe(name: str, tree: "Config") -> None:
 @app.command()
 def health(
     name: Annotated[str, typer.Argument(help="Process, like worker-0; empty: those of this container.")] = "",
+    end_hung: Annotated[bool, typer.Option("--end-hung", help="Kill those that have hung for half a minute.")] = False,
     run_dir: RunDir = "",
     config: ConfigFile = "",
     settings: Settings = None,
@@ -131,15 +132,25 @@ def health(
     """Say whether a process is ready, also by the exit status: for the health checks of containers."""
     own = [f"links.run_dir={json.dumps(run_dir)}"] if run_dir else []
     tree = _load(config, "", None, "", own + (settings or []))
-    from valence.health import programs_here, unready
+    from valence.health import end_if_hung, holders_here, unready
     from valence.live import named
+    from valence.programs import Program
     from valence.status import StatusClient
 
     with StatusClient(tree) as client:
-        for program in [named(name)] if name else programs_here(tree):
-            if why := unready(program, tree, client):
-                _fail(f"{program.name}: {why}")
-            print(f"{program.name} is ready")
+        if name:
+            _report(name, unready(named(name), tree, client))
+            return
+        for holder in holders_here(tree):
+            program = Program(holder.service, holder.number)
+            killed = end_if_hung(holder, tree, client) if end_hung else ""
+            _report(program.name, killed or unready(program, tree, client))
+
+
+def _report(name: str, why: str) -> None:
+    if why:
+        _fail(f"{name}: {why}")
+    print(f"{name} is ready")
 
 
 @app.command()

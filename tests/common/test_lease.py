@@ -75,8 +75,8 @@ def test_only_living_processes_of_this_namespace_are_here(tmp_path: Path) -> Non
     left = take(tmp_path, "tokenizer")
     os.close(left.fd)
     elsewhere = take(tmp_path, "worker")
-    os.pwrite(elsewhere.fd, b"%d" % (lease.namespace() + 1), 0)
-    assert list(here(tmp_path)) == [("api", 0)]
+    os.pwrite(elsewhere.fd, b"%d %d" % (lease.namespace() + 1, os.getpid()), 0)
+    assert list(here(tmp_path)) == [("api", 0, os.getpid())]
     os.close(held.fd)
     assert list(here(tmp_path)) == []
 

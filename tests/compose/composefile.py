@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "compose.yaml"
-CPU, NVIDIA = ROOT / "deploy/compose.cpu.yaml", ROOT / "deploy/compose.nvidia.yaml"
+CPU, NVIDIA, TCP = (ROOT / f"deploy/compose.{name}.yaml" for name in ("cpu", "nvidia", "tcp"))
 KEYED_BY_TARGET = ("volumes", "devices")  # lists in which a later file replaces what has the same path in the container
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?::-(?P<default>[^}]*))?\}")
 
@@ -81,6 +81,11 @@ class Deploy(Strict, frozen=True):
     resources: Resources | None = None
 
 
+class SecretFile(Strict, frozen=True):
+    source: str
+    target: str
+
+
 class Service(Strict, frozen=True):
     image: str
     build: Build
@@ -98,10 +103,10 @@ class Service(Strict, frozen=True):
     logging: Logging
     tmpfs: list[str]
     volumes: list[Annotated[str, Meta(pattern=r"^[^:]+:/[^:]+(:ro)?$")]]
-    network_mode: Literal["none"] | None = None
+    network_mode: Literal["none", "host"] | None = None
     ports: list[str] = []
     depends_on: dict[str, Dependency] = {}
-    secrets: list[str] = []
+    secrets: list[str | SecretFile] = []
     devices: list[Annotated[str, Meta(pattern=r"^/[^:]+:/[^:]+$")]] = []
     group_add: list[Annotated[str, Meta(pattern=r"^\d+$")]] = []
     cap_add: list[str] = []

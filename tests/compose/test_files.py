@@ -14,7 +14,21 @@ import pytest
 import yaml
 
 from common import config as configuration
-from tests.compose.composefile import BASE, CPU, NVIDIA, ROOT, Application, convert, load, merge, seconds, variables
+from common import curve
+from tests.compose.composefile import (
+    BASE,
+    CPU,
+    NVIDIA,
+    ROOT,
+    TCP,
+    Application,
+    convert,
+    load,
+    merge,
+    seconds,
+    variables,
+)
+from valence import link_keys
 
 STACKS = {"rocm": (BASE,), "cpu": (BASE, CPU), "nvidia": (BASE, NVIDIA)}
 SERVING = ("api", "tokenizer", "scheduler", "worker")
@@ -103,7 +117,7 @@ def test_they_stop_from_the_edge_inwards(stack: Application) -> None:
 def test_health_is_readiness_and_what_ends_comes_back(stack: Application) -> None:
     for name in SERVING:
         service = stack.services[name]
-        assert service.healthcheck.test == ["CMD", "python3", "-P", "-m", "valence", "health"], name
+        assert service.healthcheck.test == ["CMD", "python3", "-P", "-m", "valence", "health", "--end-hung"], name
         assert service.restart == "unless-stopped", name
         assert service.mem_limit and service.pids_limit, name
     assert seconds(stack.services["worker"].healthcheck.start_period) >= 600  # loads, and may compile
@@ -200,7 +214,7 @@ def test_what_the_build_needs_reaches_it() -> None:
 def test_every_variable_is_explained_or_an_expert_s() -> None:
     """Those that a person sets are in the heading of compose.yaml; the others are in docs/rocm.md."""
     explained = BASE.read_text().split("x-service")[0] + (ROOT / "docs/rocm.md").read_text()
-    missing = sorted(name for name in variables(BASE, CPU, NVIDIA) if not re.search(rf"\b{name}\b", explained))
+    missing = sorted(name for name in variables(BASE, CPU, NVIDIA, TCP) if not re.search(rf"\b{name}\b", explained))
     assert missing == []
 
 
@@ -212,18 +226,37 @@ def compose_command() -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("name", STACKS)
+def test_link_keys_are_secrets_under_the_names_that_are_looked_for(tmp_path: Path) -> None:
+    app = load(BASE, TCP, environment={"LINK_KEYS": str(tmp_path / "links")})
+    table = configuration.load(ROOT / "deploy/tcp.toml").links
+    assert (table.transport, table.host) == ("tcp", "127.0.0.1")
+    link_keys.init(tmp_path / "links", "here")
+    for name in SERVING:
+        service = app.services[name]
+        assert service.network_mode == "host"
+        config, _, path = service.volumes[-1].rpartition(":ro")[0].partition(":")
+        assert (ROOT / config, path) == (ROOT / "deploy/tcp.toml", service.environment["VALENCE_CONFIG"])
+        files = [each for each in service.secrets if not isinstance(each, str)]
+        assert {each.target for each in files} == {curve.SERVER, curve.CLIENT, curve.CLIENTS}
+        for each in files:
+            assert app.secrets[each.source].file == str(tmp_path / "links" / each.target)
+            assert Path(app.secrets[each.source].file).is_file()
+    assert table.keys_dir == "/run/secrets"
+
+
+@pytest.mark.parametrize("name", [*STACKS, "tcp"])
 def test_compose_itself_reads_them_as_we_do(name: str, tmp_path: Path) -> None:
     command = compose_command()
     if not command:
         pytest.skip("neither `docker compose` nor docker-compose is installed: only our own reading is checked")
-    files = [option for file in STACKS[name] for option in ("-f", str(file))]
+    stack = STACKS.get(name, (BASE, CPU, TCP))
+    files = [option for file in stack for option in ("-f", str(file))]
     empty = tmp_path / "env"  # not what this user has in .env
     empty.touch()
     answer = subprocess.run([*command, *files, "--env-file", str(empty), "config"], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     theirs: dict[str, Any] = yaml.safe_load(answer.stdout)
-    ours = json.loads(msgspec.json.encode(load(*STACKS[name])))
+    ours = json.loads(msgspec.json.encode(load(*stack)))
     assert set(theirs["services"]) <= set(ours["services"])
     for service in SERVING:
         found, expected = theirs["services"][service], ours["services"][service]

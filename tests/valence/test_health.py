@@ -1,5 +1,6 @@
 import http.server
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from common import lease
 from common.config import load
 from common.protocol import Load, Member, Peer, Status
 from tests.valence.running import Server
+from valence import health
 from valence.errors import CommandError
-from valence.health import api_address, api_trouble, member_trouble, programs_here
+from valence.health import api_address, api_trouble, end_if_hung, holders_here, hung_s, member_trouble
 from valence.programs import Program
 
 CONFIG = load(None, [])
@@ -93,10 +95,42 @@ def test_an_api_that_does_not_answer() -> None:
 def test_the_processes_of_this_container(tmp_path: Path) -> None:
     config = load(None, [f"links.run_dir={tmp_path}"])
     with pytest.raises(CommandError, match=r"no process of .* runs in this container; name one"):
-        programs_here(config)
+        holders_here(config)
     held = lease.take(tmp_path, "tokenizer")
-    assert programs_here(config) == [Program("tokenizer", 0)]
+    assert holders_here(config) == [("tokenizer", 0, os.getpid())]
     os.close(held.fd)
+
+
+def test_a_hang_counts_from_the_first_look_that_found_it(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    assert hung_s(mark, 7, True, 100.0) == 0.0
+    assert hung_s(mark, 7, True, 125.0) == 25.0
+    assert hung_s(mark, 7, False, 126.0) == 0.0
+    assert hung_s(mark, 7, True, 130.0) == 0.0
+    assert hung_s(mark, 8, True, 170.0) == 0.0  # its successor
+    assert hung_s(mark, 8, True, 5.0) == 0.0  # the machine was started since
+    mark.write_text("rubbish")
+    assert hung_s(mark, 8, True, 6.0) == 0.0
+    assert hung_s(mark, 8, True, 7.0) == 1.0
+
+
+class Answering:
+    """A client of a scheduler that lists nobody."""
+
+    def ask(self) -> Status:
+        return Status([], Load(), None)
+
+
+def test_what_has_hung_is_killed_and_what_has_not_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(None, [f"links.run_dir={tmp_path}"])
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        holder = lease.Holder("worker", 0, process.pid)
+        assert end_if_hung(holder, config, Answering()) == ""
+        assert process.poll() is None
+        monkeypatch.setattr(health, "HUNG_S", 0.0)
+        done = end_if_hung(holder, config, Answering())
+        assert done.startswith("it has hung for 0 s (the scheduler does not list it); killed")
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_the_check_of_a_running_server(server: Server) -> None:
