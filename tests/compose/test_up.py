@@ -6,6 +6,7 @@ Run by `make test-compose`; minutes, most of them for the images. The tests buil
 import concurrent.futures
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -61,6 +62,13 @@ class Stack:
 
     def execute(self, service: str, *command: str) -> str:
         return self.docker("exec", self.containers(service)[0], *command)
+
+    def send(self, container: str, module: str, number: int) -> None:
+        """A signal to the service's process in a container, from inside; process 1 is Docker's init."""
+        script = "import os; from pathlib import Path\nfor p in Path('/proc').glob('[0-9]*/cmdline'):\n"
+        script += f"  if b'{module}' in p.read_bytes() and p.parent.name not in ('1', str(os.getpid())):\n"
+        script += f"    os.kill(int(p.parent.name), {int(number)})"
+        self.docker("exec", container, "python3", "-c", script)
 
     def wait_healthy(self) -> None:
         """Until Docker calls every container healthy."""
@@ -232,12 +240,22 @@ def test_a_killed_worker_comes_back_by_itself(stack: Stack, undisturbed: list[st
         running = pool.submit(streams.run)
         assert streams.begun.wait(300)
         container = stack.containers("worker")[0]
-        script = "import os, signal; from pathlib import Path\nfor p in Path('/proc').glob('[0-9]*/cmdline'):\n"
-        script += "  if b'services.worker' in p.read_bytes() and p.parent.name != '1': os.kill(int(p.parent.name), 9)"
-        stack.docker("exec", container, "python3", "-c", script)
+        stack.send(container, "services.worker", signal.SIGKILL)
         assert running.result() == undisturbed
     assert stack.inspect(container)["RestartCount"] == 1
     stack.wait_healthy()
+
+
+def test_what_hangs_is_found_and_replaced(stack: Stack) -> None:
+    container = stack.containers("tokenizer")[-1]
+    restarts = stack.inspect(container)["RestartCount"]
+    stack.send(container, "services.tokenizer", signal.SIGSTOP)
+    end_s = time.monotonic() + READY_S
+    while stack.inspect(container)["RestartCount"] == restarts:
+        assert time.monotonic() < end_s
+        time.sleep(0.5)
+    stack.wait_healthy()
+    assert [number for name, number in stack.processes() if name == "tokenizer"] == [0, 1, 2]
 
 
 def test_after_the_door_goes_the_replicas_listen_afresh(stack: Stack) -> None:
