@@ -24,15 +24,15 @@ BUNDLE = Path("etc/ssl/certs/ca-certificates.crt")
 
 
 class Unavailable(Exception):
-    """Why no container can be started here."""
+    """Why no container can be started here. Not for what goes wrong once there is a daemon: that is a failure."""
 
 
 def run(*command: str, env: dict[str, str] | None = None, check: bool = True) -> "subprocess.CompletedProcess[str]":
-    """Raises Unavailable with the program's own words."""
+    """Raises AssertionError with the program's own words."""
     answer = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if check and answer.returncode:
         last = "\n".join((answer.stdout + answer.stderr).splitlines()[-25:])
-        raise Unavailable(f"{' '.join(command)} ended with status {answer.returncode}:\n{last}")
+        raise AssertionError(f"{' '.join(command)} ended with status {answer.returncode}:\n{last}")
     return answer
 
 
@@ -82,7 +82,7 @@ def compose(environment: dict[str, str]) -> list[str]:
 
 
 def base_image(environment: dict[str, str]) -> str:
-    """PYTHON_BASE if it is set, else the Dockerfile's where a registry has it, else one made here."""
+    """PYTHON_BASE if it is set, else the Dockerfile's where a registry has it, else one made here. Raises Unavailable."""
     if chosen := environment.get("PYTHON_BASE"):
         return chosen
     if run("docker", "image", "inspect", LOCAL_BASE, env=environment, check=False).returncode == 0:
@@ -93,7 +93,9 @@ def base_image(environment: dict[str, str]) -> str:
         raise Unavailable(f"{DEFAULT_BASE} cannot be pulled, and debootstrap, which makes a base, needs root")
     with tempfile.TemporaryDirectory(prefix="vb-") as name:
         root = Path(name)
-        run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root))
+        made = run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root), check=False)
+        if made.returncode:
+            raise Unavailable(f"no base image: {DEFAULT_BASE} cannot be pulled, and debootstrap: {made.stdout[-500:]}")
         _give_pip(root)
         with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as archive:
             command = ["docker", "import", "-", LOCAL_BASE]

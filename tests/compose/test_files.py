@@ -3,9 +3,11 @@
 import importlib.util
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,14 @@ def test_every_variable_is_explained_or_an_expert_s() -> None:
     explained = BASE.read_text().split("x-service")[0] + (ROOT / "docs/rocm.md").read_text()
     missing = sorted(name for name in variables(BASE, CPU, NVIDIA, TCP) if not re.search(rf"\b{name}\b", explained))
     assert missing == []
+
+
+def test_a_run_that_starts_no_container_says_so_loudly() -> None:
+    command = [sys.executable, "-m", "pytest", "tests/compose/test_up.py", "-k", "down"]
+    environment = os.environ | {"PATH": "/no/such/folder"}
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0 and "1 skipped" in answer.stdout
+    assert "NO CONTAINER WAS STARTED" in answer.stderr and "there is no docker; on Debian: apt-get" in answer.stderr
 
 
 def compose_command() -> list[str]:

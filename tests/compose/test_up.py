@@ -4,6 +4,7 @@ Run by `make test-compose`; minutes, most of them for the images. The tests buil
 """
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -93,21 +94,21 @@ class Stack:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    try:
-        with daemon.daemon() as environment:
+    """Skipped, loudly, only where there is no daemon and none can be started: what fails after that is a failure."""
+    with contextlib.ExitStack() as held:
+        try:
+            environment = held.enter_context(daemon.daemon())
             environment |= {"DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"} | daemon.limits()
             environment |= {"PYTHON_BASE": daemon.base_image(environment), "TORCH_INDEX": daemon.torch_index()}
             stack = Stack(environment)
-            try:
-                stack.compose("build", "door", "worker")
-                stack.compose("up", "-d", "--no-build")
-                stack.wait_healthy()
-                yield stack
-            finally:
-                stack.compose("down", "--volumes", "--timeout", "10")
-    except Unavailable as reason:
-        daemon.tell_loudly(str(reason))
-        pytest.skip(f"no containers here: {reason}")
+        except Unavailable as reason:
+            daemon.tell_loudly(str(reason))
+            pytest.skip(f"no containers here: {reason}")
+        held.callback(stack.compose, "down", "--volumes", "--timeout", "10")
+        stack.compose("build", "door", "worker")
+        stack.compose("up", "-d", "--no-build")
+        stack.wait_healthy()
+        yield stack
 
 
 def body(number: int) -> dict[str, Any]:
