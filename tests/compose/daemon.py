@@ -82,7 +82,7 @@ def compose(environment: dict[str, str]) -> list[str]:
 
 
 def base_image(environment: dict[str, str]) -> str:
-    """PYTHON_BASE if it is set, else the Dockerfile's where a registry has it, else one made here. Raises Unavailable."""
+    """PYTHON_BASE if set, else the Dockerfile's where a registry has it, else one made here. Raises Unavailable."""
     if chosen := environment.get("PYTHON_BASE"):
         return chosen
     if run("docker", "image", "inspect", LOCAL_BASE, env=environment, check=False).returncode == 0:
