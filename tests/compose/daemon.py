@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -142,10 +141,7 @@ def limits() -> dict[str, str]:
     }
 
 
-def tell_loudly(reason: str) -> None:
-    """Past pytest's capture: a run that proves nothing shall not look like one that does."""
+def words_of(reason: str) -> str:
+    """For a terminal: a run that proves nothing shall not look like one that does."""
     line = "!" * 100
-    print(
-        f"\n{line}\nNO CONTAINER WAS STARTED, so compose.yaml was not proved to work:\n{reason}\n{line}",
-        file=sys.__stderr__,
-    )
+    return f"\n{line}\nNO CONTAINER WAS STARTED, so compose.yaml was not proved to work:\n{reason}\n{line}"

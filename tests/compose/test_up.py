@@ -93,16 +93,17 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Skipped, loudly, only where there is no daemon and none can be started: what fails after that is a failure."""
     with contextlib.ExitStack() as held:
         try:
             environment = held.enter_context(daemon.daemon())
-            environment |= {"DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"} | daemon.limits()
+            environment |= {"COMPOSE_DOCKER_CLI_BUILD": "0"} | daemon.limits()  # the old one shall not need buildx
             environment |= {"PYTHON_BASE": daemon.base_image(environment), "TORCH_INDEX": daemon.torch_index()}
             stack = Stack(environment)
         except Unavailable as reason:
-            daemon.tell_loudly(str(reason))
+            with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+                print(daemon.words_of(str(reason)), file=sys.stderr)
             pytest.skip(f"no containers here: {reason}")
         held.callback(stack.compose, "down", "--volumes", "--timeout", "10")
         stack.compose("build", "door", "worker")

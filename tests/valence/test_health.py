@@ -141,16 +141,18 @@ def test_the_check_of_a_running_server(server: Server) -> None:
     assert (answer.returncode, answer.stderr) == (1, "valence: worker-7: the scheduler does not list it\n")
 
 
-def test_a_process_that_numbered_itself_is_found_and_judged(server: Server) -> None:
-    """As in a container: a second tokenizer beside the one of the supervisor, which takes no number this way."""
-    command = [sys.executable, "-m", "services.api", "--instance", "auto", "--set", f"links.run_dir={server.run_dir}"]
-    command += ["--set", "api.port=0", "--set", "links.heartbeat_s=0.1"]
+def test_a_process_that_numbered_itself_is_found_and_judged(tmp_path: Path) -> None:
+    """As in a container. Alone it is not ready, and lives."""
+    own = ["--set", f"links.run_dir={tmp_path}", "--set", "links.heartbeat_s=0.1"]
+    command = [sys.executable, "-m", "services.api", "--instance", "auto", *own, "--set", "api.port=0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         line = next(line for line in process.stderr if "listening" in line)
-        port = int(line.rstrip().rpartition(":")[2])
-        answer = server.command("health", "--set", f"api.port={port}")
+        asked = [*own, "--set", f"api.port={int(line.rstrip().rpartition(':')[2])}", "--end-hung"]
+        command = [sys.executable, "-m", "valence", "health", *asked]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
         process.terminate()
         process.communicate()
-    assert (answer.returncode, answer.stdout) == (0, "api-0 is ready\n"), answer.stderr
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr.startswith("valence: api-0: unavailable: ")
     assert process.returncode == 0
