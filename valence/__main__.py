@@ -137,11 +137,11 @@ def health(
     from valence.programs import Program
     from valence.status import StatusClient
 
+    holders = [] if name else holders_here(tree)
     with StatusClient(tree) as client:
         if name:
             _report(name, unready(named(name), tree, client))
-            return
-        for holder in holders_here(tree):
+        for holder in holders:
             program = Program(holder.service, holder.number)
             killed = end_if_hung(holder, tree, client) if end_hung else ""
             _report(program.name, killed or unready(program, tree, client))

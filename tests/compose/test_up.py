@@ -5,6 +5,7 @@ Run by `make test-compose`; minutes, most of them for the images. The tests buil
 
 import concurrent.futures
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -95,6 +96,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """Skipped, loudly, only where there is no daemon and none can be started: what fails after that is a failure."""
+    faulthandler.cancel_dump_traceback_later()  # a test may take five minutes, and images take more
     with contextlib.ExitStack() as held:
         try:
             environment = held.enter_context(daemon.daemon())

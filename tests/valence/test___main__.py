@@ -42,7 +42,7 @@ def test_config_is_resolved_from_file_options_and_settings(tmp_path: Path) -> No
         (("serve", "--model", "/no/such/model.gguf"), 78, "no model at /no/such/model.gguf"),
         (("serve", "--config", "/no/such.toml"), 78, "cannot read /no/such.toml"),
         (("status", "--run-dir", "/no/such/run"), 1, "no server is running in /no/such/run"),
-        (("health", "--run-dir", "/no/such/run"), 1, "cannot bind ipc:///no/such/run"),
+        (("health", "--run-dir", "/no/such/run"), 1, "no process of /no/such/run with `--instance auto`"),
         (("chat", "--url", "http://127.0.0.1:1"), 1, "cannot talk to http://127.0.0.1:1"),
         (("bench", "nothing"), 1, "no benchmark 'nothing'"),
     ],
