@@ -6,16 +6,17 @@ FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
 LONG := tests/chaos $(addprefix tests/e2e/,test_hang.py test_schedulers.py test_workers.py test_fairness.py)
+COMPOSE := tests/compose/test_up.py
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-long check fmt sim fuzz bench lock clean
+.PHONY: help setup serve chat test test-long test-compose check fmt sim fuzz bench lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make or renew .venv
 
@@ -36,11 +37,14 @@ chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
 test: $(STAMP) ## tests that need no GPU, so many files at a time, then with real systems [WORKERS= ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/chaos $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/chaos --ignore=$(COMPOSE) $(ARGS)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/e2e $(addprefix --ignore=,$(LONG)) $(ARGS)
 
 test-long: $(STAMP) ## what kills, stops and fills real systems, for half an hour [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
+
+test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
+	$(BIN)/python -m pytest $(COMPOSE) $(ARGS)
 
 check: $(STAMP) ## lint, format, types
 	$(BIN)/ruff check .

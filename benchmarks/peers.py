@@ -2,6 +2,7 @@
 
 vLLM 0.24.0 (torch 2.11, FlashAttention 3, CUDA graphs), random weights, bf16, greedy, prefix caching off, one NVIDIA
 H200 (read bandwidth 4.27 TB/s, bf16 products 796 TFLOP/s), prompts of 512 tokens, outputs of 256.
+ROCm/ATOM's own figures are of its public dashboard.
 """
 
 from typing import NamedTuple
@@ -61,3 +62,19 @@ PEERS: dict[str, Figures] = {
         served={},
     ),
 }
+
+
+class Published(NamedTuple):
+    """What ROCm/ATOM has published for one GPU: random prompts and outputs of 0.8 to 1.0 times 1,024, fp8 KV."""
+
+    model: str
+    gpu: str
+    date: str
+    tokens_ms: dict[int, tuple[float, float]]  # concurrency: output tokens/s, mean ms per token of one stream
+
+
+PUBLISHED_CONTEXT = 0.9 * (1024 + 512)  # mean tokens of a sequence over its output
+ATOM = (
+    Published("Llama-3.3-70B", "MI355X", "2026-08-10", {4: (263, 14.6), 64: (3030, 20.0), 256: (6122, 40.1)}),
+    Published("gpt-oss-120b", "MI355X", "2026-05-24", {4: (868, 4.2), 64: (6037, 9.8), 256: (13595, 16.9)}),
+)

@@ -1,9 +1,18 @@
-"""Floors of a step on the development GPU: every byte read once at full bandwidth, every product at full rate. Pure."""
+"""Floors of a step: every byte read once at full bandwidth, every product at full rate. Pure.
 
-from benchmarks.peers import BANDWIDTH, FLOPS
+By default those of the development GPU in bf16; `predict.py` asks for others.
+"""
+
+from benchmarks.gpus import BF16, H200, Format, Machine
+from benchmarks.peers import FLOPS
 from benchmarks.shapes import ModelShape
 
-WIDTH = 2  # bytes of bf16
+HEAD_BYTES = 2  # the head stays in bf16 in every format
+
+
+def attention_elements(shape: ModelShape) -> int:
+    """Elements of a layer's projections around attention."""
+    return shape.hidden * (shape.qkv_width + shape.q_width)
 
 
 def layer_elements(shape: ModelShape, tokens: int) -> float:
@@ -23,13 +32,39 @@ def token_elements(shape: ModelShape) -> float:
     return shape.layers * layer_elements(shape, 1)
 
 
-def decode_floor_ms(shape: ModelShape, rows: int, context: float) -> float:
-    """A step of `rows` sequences with `context` tokens each."""
-    head = shape.hidden * shape.vocab
-    weights = shape.layers * layer_elements(shape, rows) + head
-    kv = rows * context * shape.layers * shape.kv_elements
-    products = 2 * rows * (token_elements(shape) + head)
-    return 1000 * max((weights + kv) * WIDTH / BANDWIDTH, products / FLOPS)
+def kv_tokens(shape: ModelShape, context: float) -> float:
+    """Tokens that one sequence's attention reads, summed over the layers."""
+    windowed = min(context, shape.window) if shape.window else context
+    return shape.layers * context if not shape.window else (context + windowed) * shape.layers / 2
+
+
+def read_bytes(shape: ModelShape, rows: int, context: float, form: Format = BF16) -> float:
+    """What a decode step of `rows` sequences with `context` tokens each must read."""
+    attention = attention_elements(shape)
+    mlp = layer_elements(shape, rows) - attention
+    weights = shape.layers * (attention * form.attention_bytes + mlp * form.mlp_bytes)
+    kv = rows * kv_tokens(shape, context) * shape.kv_elements * form.kv_bytes
+    return weights + shape.hidden * shape.vocab * HEAD_BYTES + kv
+
+
+def products_s(shape: ModelShape, rows: int, form: Format, machine: Machine) -> float:
+    """Time of the matrices' products of `rows` tokens at full rate."""
+    attention = attention_elements(shape)
+    mlp = layer_elements(shape, 1) - attention
+    elements = {form.attention_type: 0.0, form.mlp_type: 0.0, "bf16": 0.0}
+    elements[form.attention_type] += shape.layers * attention
+    elements[form.mlp_type] += shape.layers * mlp
+    elements["bf16"] += shape.hidden * shape.vocab
+    bf16 = machine.flops["bf16"]
+    return sum(2 * rows * count / machine.flops.get(kind, bf16) for kind, count in elements.items())
+
+
+def decode_floor_ms(
+    shape: ModelShape, rows: int, context: float, form: Format = BF16, machine: Machine = H200, reached: float = 1.0
+) -> float:
+    """A step of `rows` sequences with `context` tokens each, at the share `reached` of the bandwidth."""
+    reading_s = read_bytes(shape, rows, context, form) / (machine.bandwidth * reached)
+    return 1000 * max(reading_s, products_s(shape, rows, form, machine))
 
 
 def prefill_floor_s(shape: ModelShape, length: int, count: int) -> float:

@@ -18,6 +18,7 @@ class ModelShape(NamedTuple):
     top_k: int = 0  # experts per token
     qk_norm: bool = False
     tie: bool = False  # the head is the embedding table
+    window: int = 0  # tokens that every second layer's attention sees; 0: all in all layers
 
     @property
     def q_width(self) -> int:
@@ -43,6 +44,8 @@ class ModelShape(NamedTuple):
 QWEN3_600M = ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, qk_norm=True, tie=True)
 LLAMA_8B = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
 QWEN3_30B_A3B = ModelShape("Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 768, 151936, experts=128, top_k=8, qk_norm=True)
+LLAMA_70B = ModelShape("Llama-3.3-70B", 80, 8192, 64, 8, 128, 28672, 128256)
+GPT_OSS_120B = ModelShape("gpt-oss-120b", 36, 2880, 64, 8, 64, 2880, 201088, experts=128, top_k=4, window=128)
 MODELS = (QWEN3_600M, LLAMA_8B, QWEN3_30B_A3B)
 DECODE_BATCHES = (1, 16, 64, 256, 512)
 PREFILL_TOKENS = 8192

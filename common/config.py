@@ -100,6 +100,7 @@ class Api(Branch, frozen=True):
     admin_on_main: bool = False  # administrative routes at host:port, too
     metrics: Literal["main", "admin", "both"] = "both"  # where GET /metrics is
     max_messages: Positive = 2048  # of one chat
+    door: bool = False  # listen by sockets of `python -m services.api.door`, which alone needs a network
 
 
 class Tokenizer(Branch, frozen=True):

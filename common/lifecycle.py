@@ -22,7 +22,7 @@ import psutil
 import uvloop
 
 from common import config as configuration
-from common import crash, env, log
+from common import crash, env, lease, log
 from common.config import Config
 from common.errors import ConfigError
 from common.membership import Change, Membership, by_scheduler
@@ -297,7 +297,7 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
 def start(service: ServiceName) -> Process:
     """Command line, settings, logs and run directory of a service process. Exits with EXIT_CONFIG on bad settings."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}")
-    parser.add_argument("--instance", type=int, default=0, help="number of this replica")
+    parser.add_argument("--instance", default="0", help="number of this replica; auto: the lowest that is free")
     parser.add_argument("--config", default=env.config_path(), help="TOML file")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="one setting")
     arguments = parser.parse_args()
@@ -307,12 +307,22 @@ def start(service: ServiceName) -> Process:
         config = configuration.load(arguments.config, env.settings() + arguments.set)
         make_run_dir(config.run_dir)
         secure(config.links)
+        instance = number_of(arguments.instance, service, config)
     except ConfigError as error:
         end_on_config(error)
-    log.set_up(f"{service}-{arguments.instance}", config.log.level, config.log.format)
-    process = Process(service, arguments.instance, config)
+    log.set_up(f"{service}-{instance}", config.log.level, config.log.format)
+    process = Process(service, instance, config)
     process.recorder = crash.arm(config.run_dir, process.peer(""), configuration.fingerprint(config))
     return process
+
+
+def number_of(text: str, service: ServiceName, config: Config) -> int:
+    """What `--instance` says. A number that is taken is this process's until it ends. Raises ConfigError."""
+    if text == "auto":
+        return lease.take(config.run_dir, service).number
+    if not text.isdecimal():
+        raise ConfigError(f"--instance is a number or auto, not {text!r}")
+    return int(text)
 
 
 def end_on_config(error: ConfigError) -> NoReturn:

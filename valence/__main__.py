@@ -87,11 +87,19 @@ def status(
     from valence.status import StatusClient, document
     from valence.supervisor import Supervisor
 
-    path = rundir.find(run_dir, port)
-    tree = rundir.running_config(path)
+    try:
+        path = rundir.find(run_dir, port)
+        tree, views = rundir.running_config(path), Supervisor(path).processes()
+    except rundir.NotRunning:
+        own = [f"links.run_dir={json.dumps(run_dir)}"] if run_dir else []
+        tree, views = _load(config, "", port, "", own + (settings or [])), []  # containers have no supervisor of ours
+        if not tree.run_dir.is_dir():
+            raise
     with StatusClient(tree) as client:
         answers = client.ask_each()
-    found = document(Supervisor(path).processes(), answers, tree.links, time.time())
+    if not (views or answers):
+        _fail(f"no server is running in {tree.run_dir}")
+    found = document(views, answers, tree.links, time.time())
     if as_json:
         print(json.dumps(found))
         return
@@ -112,6 +120,38 @@ def _probe(name: str, tree: "Config") -> None:
     if why:
         _fail(f"{name}: {why}")
     print(f"{name} lives")
+
+
+@app.command()
+def health(
+    name: Annotated[str, typer.Argument(help="Process, like worker-0; empty: those of this container.")] = "",
+    end_hung: Annotated[bool, typer.Option("--end-hung", help="Kill those that have hung for half a minute.")] = False,
+    run_dir: RunDir = "",
+    config: ConfigFile = "",
+    settings: Settings = None,
+) -> None:
+    """Say whether a process is ready, also by the exit status: for the health checks of containers."""
+    own = [f"links.run_dir={json.dumps(run_dir)}"] if run_dir else []
+    tree = _load(config, "", None, "", own + (settings or []))
+    from valence.health import end_if_hung, holders_here, unready
+    from valence.live import named
+    from valence.programs import Program
+    from valence.status import StatusClient
+
+    holders = [] if name else holders_here(tree)
+    with StatusClient(tree) as client:
+        if name:
+            _report(name, unready(named(name), tree, client))
+        for holder in holders:
+            program = Program(holder.service, holder.number)
+            killed = end_if_hung(holder, tree, client) if end_hung else ""
+            _report(program.name, killed or unready(program, tree, client))
+
+
+def _report(name: str, why: str) -> None:
+    if why:
+        _fail(f"{name}: {why}")
+    print(f"{name} is ready")
 
 
 @app.command()
@@ -252,6 +292,14 @@ def models(as_json: AsJson = False) -> None:
     from valence.listings import models as listed
 
     print_listing(listed(), as_json)
+
+
+@app.command()
+def fetch(model: Model = "", config: ConfigFile = "", settings: Settings = None) -> None:
+    """Find the model, download it from the hub if it is not here, and print where its files are."""
+    from common.model_source import resolve
+
+    print(resolve(_load(config, model, None, "", settings).model.source).path)
 
 
 @app.command()

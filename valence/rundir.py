@@ -142,5 +142,10 @@ def running_config(path: Path) -> Config:
 
 def url(config: Config) -> str:
     """Where a client on this host reaches the API."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(config.api.host, config.api.host)
+    host = reachable(config.api.host)
     return f"http://[{host}]:{config.api.port}" if ":" in host else f"http://{host}:{config.api.port}"
+
+
+def reachable(host: str) -> str:
+    """An address to connect to for one to listen at."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)

@@ -16,7 +16,7 @@ BACKLOG = 2048
 
 
 class Listener:
-    """`sock` listens at `host`:`port`. The lock is held until `close`."""
+    """`sock` listens at `host`:`port`. The lock (-1: none) is held until `close`."""
 
     def __init__(self, sock: socket.socket, lock: int) -> None:
         self.sock = sock
@@ -40,29 +40,35 @@ def listen(host: str, port: int, run_dir: Path, setting: str = "api.port") -> Li
 
     Raises ConfigError if the address cannot be had, or another program has the port.
     """
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"{setting.replace('port', 'host')} {host}: {error.strerror}") from error
+    family, address = resolve(host, port, setting)
     if port == 0:
-        return _listening(_bind(family, address, setting, shared=False), -1)
+        return listening(bind(family, address, setting, shared=False), -1)
     mutex = os.open(run_dir / f"api-{port}.starting", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     lock = os.open(run_dir / f"api-{port}.listening", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(mutex, fcntl.LOCK_EX)  # one replica at a time probes, as probes see each other
         if _alone(lock):
-            _bind(family, address, setting, shared=False).close()  # binds only: a listening stranger refuses it
-        sock = _bind(family, address, setting, shared=True)
+            bind(family, address, setting, shared=False).close()  # binds only: a listening stranger refuses it
+        sock = bind(family, address, setting, shared=True)
         fcntl.flock(lock, fcntl.LOCK_SH)
     except ConfigError:
         os.close(lock)
         raise
     finally:
         os.close(mutex)
-    return _listening(sock, lock)
+    return listening(sock, lock)
 
 
-def _listening(sock: socket.socket, lock: int) -> Listener:
+def resolve(host: str, port: int, setting: str) -> tuple[int, object]:
+    """Address family and address. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"{setting.replace('port', 'host')} {host}: {error.strerror}") from error
+    return family, address
+
+
+def listening(sock: socket.socket, lock: int) -> Listener:
     sock.listen(BACKLOG)
     return Listener(sock, lock)
 
@@ -75,7 +81,8 @@ def _alone(lock: int) -> bool:
     return True
 
 
-def _bind(family: int, address: object, setting: str, shared: bool) -> socket.socket:
+def bind(family: int, address: object, setting: str, shared: bool) -> socket.socket:
+    """Raises ConfigError if it cannot be had. `shared`: others of this user may bind it, too."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))

@@ -12,8 +12,9 @@ import time
 from common.errors import ConfigError
 from common.lifecycle import Process
 from services.api.app import build, read_keys
+from services.api.door import Link
 from services.api.gateway import Gateway
-from services.api.listener import Listener, listen
+from services.api.listener import Listener, listen, listening
 from services.api.server import Server
 
 log = logging.getLogger("api")
@@ -22,9 +23,10 @@ SWEEP_S = 5.0
 
 async def serve(process: Process) -> None:
     """Runs until `process.stopping` and everything open has ended. Raises ConfigError if it cannot listen."""
-    api = process.config.api
-    listener, admin = listen(api.host, api.port, process.config.run_dir), admin_listener(process)
-    await run(process, Gateway(process), listener, admin)
+    api, run_dir = process.config.api, process.config.run_dir
+    link = Link(run_dir) if api.door else None
+    listener = listening(link.sock, -1) if link else listen(api.host, api.port, run_dir)
+    await run(process, Gateway(process), listener, admin_listener(process), link)
 
 
 def admin_listener(process: Process) -> Listener | None:
@@ -40,17 +42,23 @@ def admin_listener(process: Process) -> Listener | None:
     return listen(api.admin_host, port, process.config.run_dir, "api.admin_port")
 
 
-async def run(process: Process, gateway: Gateway, listener: Listener, admin: Listener | None = None) -> None:
-    """The same, on listeners that are given."""
+async def run(
+    process: Process, gateway: Gateway, listener: Listener, admin: Listener | None = None, door: Link | None = None
+) -> None:
+    """The same, on listeners that are given; without the door that one came from it ends, to listen afresh."""
     keyring = read_keys(gateway)
     server = Server(build(gateway, keyring), gateway.config.api)
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     background = [asyncio.create_task(gateway.node.run()), asyncio.create_task(_sweep(gateway))]
     stopping = asyncio.create_task(process.stopping.wait())
+    if door:
+        background.append(asyncio.create_task(door.watch()))
     gateway.node.state = "ready"
     admin_server = Server(build(gateway, keyring, admin=True), gateway.config.api) if admin else None
+    serving_admin = None
     if admin and admin_server:
-        background.append(asyncio.create_task(admin_server.serve(sockets=[admin.sock])))
+        serving_admin = asyncio.create_task(admin_server.serve(sockets=[admin.sock]))
+        background.append(serving_admin)
         log.info("administrative routes at %s", admin.url)
     log.info("listening at %s", listener.url)
     try:
@@ -61,14 +69,14 @@ async def run(process: Process, gateway: Gateway, listener: Listener, admin: Lis
         await linger(gateway)
         await drain(gateway, server)
         await serving
-        if admin_server:
+        if admin_server and serving_admin:
             admin_server.should_exit = True
-            await background[-1]
+            await serving_admin
     finally:
         for task in (stopping, *background):
             task.cancel()
         gateway.node.leave()
-        for each in (listener, admin):
+        for each in (listener, admin, door):
             if each:
                 each.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from common.config import Config, load
 from common.errors import ConfigError
-from common.lifecycle import Node, Process, make_run_dir, scheduler_endpoint
+from common.lifecycle import Node, Process, make_run_dir, number_of, scheduler_endpoint
 from common.membership import Change
 from common.protocol import Abort, Goodbye, Heartbeat, Hello, Load, Member, Members, Peer, ToApi, ToScheduler
 from common.transport import AsyncInbox, LinkCounters, Push
@@ -54,6 +54,16 @@ def test_how_a_service_ends_is_its_exit_status(tmp_path: Path, body: str, status
     _, errors = process.communicate(timeout=30)
     assert process.returncode == status
     assert words in errors
+
+
+def test_replicas_of_one_command_line_number_themselves(tmp_path: Path) -> None:
+    config = load(None, [f"links.run_dir={tmp_path}"])
+    assert [number_of("auto", "api", config) for _ in range(2)] == [0, 1]
+    assert number_of("auto", "worker", config) == 0
+    assert number_of("7", "worker", config) == 7
+    for text in ("-1", "x", ""):
+        with pytest.raises(ConfigError, match=f"--instance is a number or auto, not {text!r}"):
+            number_of(text, "worker", config)
 
 
 def test_a_process_without_descriptors_beats_on_with_its_last_figures(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def test_help_lists_the_commands_and_imports_little() -> None:
     assert answer.returncode == 0, answer.stderr
     for command in ("serve", "status", "restart", "scale", "stop", "chat", "models", "ops", "config", "logs", "bench"):
         assert command in answer.stdout
+    assert "health" in answer.stdout and "fetch" in answer.stdout
 
 
 def test_config_is_resolved_from_file_options_and_settings(tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_config_is_resolved_from_file_options_and_settings(tmp_path: Path) -> No
         (("serve", "--model", "/no/such/model.gguf"), 78, "no model at /no/such/model.gguf"),
         (("serve", "--config", "/no/such.toml"), 78, "cannot read /no/such.toml"),
         (("status", "--run-dir", "/no/such/run"), 1, "no server is running in /no/such/run"),
+        (("health", "--run-dir", "/no/such/run"), 1, "no process of /no/such/run with `--instance auto`"),
         (("chat", "--url", "http://127.0.0.1:1"), 1, "cannot talk to http://127.0.0.1:1"),
         (("bench", "nothing"), 1, "no benchmark 'nothing'"),
     ],
@@ -51,6 +53,13 @@ def test_errors_are_one_line(arguments: tuple[str, ...], status: int, reason: st
     assert answer.stderr.startswith("valence: ")
     assert reason in answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+def test_fetch_says_where_a_model_is() -> None:
+    answer = valence("fetch", "--model", "bundled")
+    assert answer.returncode == 0 and Path(answer.stdout.strip()).is_file()
+    answer = valence("fetch", "--model", "/no/such/model")
+    assert (answer.returncode, answer.stdout) == (78, "") and "no model at /no/such/model" in answer.stderr
 
 
 def test_version() -> None:

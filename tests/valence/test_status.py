@@ -1,6 +1,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 
@@ -114,6 +117,23 @@ def test_status_of_a_running_server(server: Server) -> None:
     table = server.command("status").stdout
     assert "SmolLM2-135M-Instruct: ready" in table
     assert "scheduler" in table
+
+
+def test_status_where_nothing_of_ours_supervises(tmp_path: Path) -> None:
+    """As in a container: the scheduler is found by the settings that all services have."""
+    own = ["--set", f"links.run_dir={tmp_path}", "--set", "links.heartbeat_s=0.1"]
+    with subprocess.Popen([sys.executable, "-m", "services.scheduler", "--instance", "auto", *own]) as scheduler:
+        command = [sys.executable, "-m", "valence", "status", "--json", *own]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        while scheduler.poll() is None and answer.returncode:
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        scheduler.terminate()
+    found = json.loads(answer.stdout)
+    assert [(row["service"], row["instance"], row["state"]) for row in found["processes"]] == [
+        ("scheduler", 0, "ready")
+    ]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (1, f"valence: no server is running in {tmp_path}\n")
 
 
 def test_status_while_the_scheduler_does_not_answer(server: Server) -> None:
