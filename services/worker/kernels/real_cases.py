@@ -42,7 +42,16 @@ MIXTURE = ("moe_gated", "moe_route", "norm_route")
 # What a captured decode step calls; these are also captured and replayed.
 CAPTURED = (
     *("gather_tokens", "embedding", "rms_norm", "linear", "norm_linear", "add_linear", "norm_gated_linear"),
-    *("rope_kv_write", "paged_attention", "norm_route", "moe_gated", "silu_and_mul", "draw", "store_tokens"),
+    *(
+        "rope_kv_write",
+        "paged_attention",
+        "norm_route",
+        "moe_gated",
+        "moe_tiled",
+        "silu_and_mul",
+        "draw",
+        "store_tokens",
+    ),
 )
 DRAWN = ("draw", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 DECODE_CONTEXT = 777  # tokens: several partitions of any attention kernel, and no whole number of pages
@@ -158,7 +167,7 @@ def _ropes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 def _rope_writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         heads = s["num_heads"], s["num_kv_heads"], s["head_dim"], s["rotary_dim"]
-        yield make_rope_kv_case(tokens, *heads, bool(s.get("qk_norm")), bool(s.get("kv_fp8")))
+        yield make_rope_kv_case(tokens, *heads, bool(s.get("qk_norm")), bool(s.get("kv_fp8")), s["block_tokens"])
 
 
 def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
