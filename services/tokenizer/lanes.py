@@ -93,10 +93,19 @@ class Lanes:
             lane.asked[sequence.seq_id] = sequence
             lane.upstream.put(question)
 
+    @property
+    def asking(self) -> bool:
+        return any(lane.asked for lane in self.all.values())
+
     def found(self, seq_ids: set[int], lane: Lane) -> None:
-        """A scheduler has sent something for these: it has what it was asked for."""
-        for seq_id in lane.asked.keys() & seq_ids:
-            self._settle(lane.asked[seq_id], lane)
+        """A scheduler has sent something for these: it has those that are looked for.
+
+        Also if it does not owe an answer any more: a successor reads what its predecessor was asked, and may have got
+        the sequence from the dead tokenizer's last words.
+        """
+        for other in list(self.all.values()):
+            for seq_id in other.asked.keys() & seq_ids:
+                self._settle(other.asked[seq_id], lane)
 
     def denied(self, seq_id: int, lane: Lane) -> None:
         """It does not have what it was asked for. If nobody has, the sequence is admitted like any other."""

@@ -160,7 +160,7 @@ class Streams:
             return
         lane = self.lanes.lane(scheduler)
         find = lane.sequences.get
-        if lane.asked:
+        if self.lanes.asking:
             self.lanes.found({*columns[0], *(finished.seq_id for finished in batch.finished)}, lane)
         self._check_tokens(columns[0], columns[2], lane)
         for finished in batch.finished:

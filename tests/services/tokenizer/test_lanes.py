@@ -286,6 +286,18 @@ def test_a_scheduler_that_has_gone_does_not_have_it(pair: Pair, how: str) -> Non
     assert pair.taken(1) == [again("", origin=OLD)]
 
 
+def test_a_successor_may_answer_what_its_predecessor_was_asked(pair: Pair) -> None:
+    """It reads the same link, and may have got the sequence from the dead tokenizer's last words."""
+    pair.admit(origin=OLD)
+    pair.taken(0), pair.taken(1)
+    pair.lanes.renewed(1)
+    pair.tokens(1, "ab")
+    assert pair.flush() == ("ab", [])
+    assert pair.taken(0) == [Abort(OLD)]
+    pair.streams.refused(Refused(X, "not_found", ""), 0)
+    assert not pair.taken(0) and not pair.taken(1)
+
+
 def test_a_scheduler_that_drains_still_answers(pair: Pair) -> None:
     pair.admit(origin=OLD)
     pair.taken(1)
