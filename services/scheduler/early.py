@@ -16,6 +16,7 @@ class Early:
 
     def __init__(self, limit: int) -> None:
         self.events: list[FleetEvent] = []
+        self._names: set[tuple[int, int]] = set()  # first id and n of the requests
         self._limit = limit
 
     def add(self, event: Admit | Abort | Stop | Pause | ApiLost | TokenizerLost) -> SendRefused | None:
@@ -24,9 +25,7 @@ class Early:
             if self.events:
                 self.events.append(event)
         elif isinstance(event, Admit):
-            if len(self.events) >= self._limit:
-                return self._squeeze(event)
-            self.events.append(event)
+            return self._admit(event)
         elif len(self.events) < self._limit or self._keeps(event.seq_id):
             self._note(event)
         return None
@@ -48,10 +47,18 @@ class Early:
             return
         self.events.append(event)
 
-    def _squeeze(self, admit: Admit) -> SendRefused | None:
-        if admit.output or admit.origin >= 0 or admit.again:
-            self.events.append(admit)
-        elif not any(isinstance(event, Admit) and event.seq_id == admit.seq_id for event in self.events):
+    def _admit(self, admit: Admit) -> SendRefused | None:
+        """A repeat is one request, which must not be refused once and run once; what was accepted before counts."""
+        accepted = bool(admit.output or admit.origin >= 0 or admit.again)
+        name = admit.seq_id, admit.n
+        if name in self._names:
+            if accepted:
+                same = (isinstance(kept, Admit) and (kept.seq_id, kept.n) == name for kept in self.events)
+                self.events[list(same).index(True)] = admit
+            return None
+        if not accepted and len(self.events) >= self._limit:
             text = "the scheduler has just started and its queue is full"
             return SendRefused(tokenizer_of(admit.seq_id), Refused(admit.seq_id, RejectReason.OVERLOADED, text))
+        self.events.append(admit)
+        self._names.add(name)
         return None

@@ -151,9 +151,13 @@ class Lanes:
     # --- changes of the schedulers ------------------------------------------------------------------------------------
 
     def renewed(self, instance: int) -> None:
-        """Another process is this scheduler now. It knows nothing: all that it should have is handed to it again."""
+        """Another process is this scheduler now. It knows nothing: all that it should have is handed to it again.
+
+        But it reads what was on its way to its predecessor, which may be an admission of what has been taken away.
+        """
         lane = self.lane(instance)
         lane.upstream.clear()
+        lane.moved += lane.leaving
         lane.leaving.clear()
         for seq_id in list(lane.asked):
             self.denied(seq_id, lane)

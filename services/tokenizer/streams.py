@@ -135,6 +135,8 @@ class Streams:
             self.lanes.denied(message.seq_id, lane)
         elif (sequence := lane.sequences.get(message.seq_id)) is None:
             self.counts.unknown_results += 1
+        elif message.reason == RejectReason.OVERLOADED and sequence.request.readmitted:
+            pass  # its first admission, read late: what was accepted before is not refused for want of room
         elif message.seq_id == sequence.request.submit.seq_id and not sequence.request.readmitted:
             self.refuse(sequence.request, Reject(RejectReason(message.reason), message.message, message.param))
         else:

@@ -33,6 +33,14 @@ def test_what_befalls_a_kept_request_is_kept_beyond_the_limit_and_once() -> None
     assert len(early.events) == 6
 
 
+def test_a_repeat_is_one_request_and_what_was_accepted_before_counts() -> None:
+    early = Early(9)
+    first, again = admit(1), Admit(1, pack_i32([5]), Sampling(max_tokens=3), again=True)
+    for event in (first, Abort(7), first, again, first):
+        assert early.add(event) is None
+    assert early.events == [again, Abort(7)]
+
+
 def test_beyond_the_limit_only_new_requests_are_refused() -> None:
     early = Early(1)
     early.add(admit(1))

@@ -316,7 +316,9 @@ def test_new_scheduler_gets_every_open_sequence_with_its_output(bench: Bench) ->
     ]
     bench.take((FIRST + 1, 1, ord("b")), (FIRST + 1, 2, ord("c")))
     assert (FIRST + 1, 0, 3, "abc") in bench.flush()[0]
-    bench.streams.refused(Refused(FIRST, "overloaded", "full"), 0)
+    bench.streams.refused(Refused(FIRST, "overloaded", "its first admission, read late"), 0)
+    assert bench.flush() == ([], [])
+    bench.streams.refused(Refused(FIRST, "unavailable", "the server is shutting down"), 0)
     assert [(end.seq_id, end.reason) for end in bench.flush()[1]] == [(FIRST, FinishReason.ERROR)]
 
 
