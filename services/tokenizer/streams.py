@@ -68,6 +68,11 @@ def unpacked(batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None
     return (seq_ids, first_index, tokens) if len(seq_ids) == len(first_index) == len(tokens) else None
 
 
+def _is_late(message: Refused, sequence: Sequence) -> bool:
+    """Whether it is of the first admission: what was accepted before is not refused for want of room."""
+    return message.reason == RejectReason.OVERLOADED and sequence.request.readmitted
+
+
 class Streams:
     def __init__(self, lanes: Lanes) -> None:
         self.vocabulary = Vocabulary([])  # until the model's is loaded
@@ -133,10 +138,8 @@ class Streams:
         lane = self.lanes.lane(scheduler)
         if message.reason == RejectReason.NOT_FOUND:  # the answer to a question, which may have become idle
             self.lanes.denied(message.seq_id, lane)
-        elif (sequence := lane.sequences.get(message.seq_id)) is None:
+        elif (sequence := lane.sequences.get(message.seq_id)) is None or _is_late(message, sequence):
             self.counts.unknown_results += 1
-        elif message.reason == RejectReason.OVERLOADED and sequence.request.readmitted:
-            pass  # its first admission, read late: what was accepted before is not refused for want of room
         elif message.seq_id == sequence.request.submit.seq_id and not sequence.request.readmitted:
             self.refuse(sequence.request, Reject(RejectReason(message.reason), message.message, message.param))
         else:
