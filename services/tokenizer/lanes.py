@@ -109,6 +109,7 @@ class Lanes:
 
     def denied(self, seq_id: int, lane: Lane) -> None:
         """It does not have what it was asked for. If nobody has, the sequence is admitted like any other."""
+        lane.leaving.pop(seq_id, None)
         sequence = lane.asked.pop(seq_id, None)
         if sequence is not None and not any(seq_id in other.asked for other in self.all.values()):
             self._admit(sequence, admission(sequence))
@@ -122,8 +123,12 @@ class Lanes:
         """This scheduler has it. Others may have an old copy, or get it yet from the dead tokenizer's last words."""
         origin = sequence.request.submit.origin
         for other in self.all.values():
-            other.asked.pop(sequence.seq_id, None)
-            if other is not lane and origin >= 0:
+            owes = other.asked.pop(sequence.seq_id, None) is not None
+            if other is lane:
+                continue
+            if owes:
+                other.moved.append(sequence.seq_id)  # it may yet take over what it was asked for
+            if origin >= 0:
                 other.upstream.put(Abort(origin))
         self.place(sequence, lane)
 

@@ -298,6 +298,40 @@ def test_a_successor_may_answer_what_its_predecessor_was_asked(pair: Pair) -> No
     assert not pair.taken(0) and not pair.taken(1)
 
 
+def test_who_owes_an_answer_gets_it_only_after_its_last_word(pair: Pair) -> None:
+    """It may take the sequence over yet, read the Abort, and its end would be taken for that of a later admission."""
+    pair.admit(origin=OLD)
+    pair.taken(0), pair.taken(1)
+    pair.tokens(1, "a")
+    pair.lanes.heard(0, 1.0, 5.0)
+    assert pair.taken(0) == [Abort(OLD), Abort(X)]
+    pair.only(0)
+    pair.lanes.leave(1)
+    assert not pair.taken(0)
+    pair.tokens(0, "", finished=[Finished(X, FinishReason.ABORT)])
+    assert pair.flush() == ("a", [])
+    pair.lanes.leave(1)
+    assert pair.taken(0) == [again("a", origin=OLD)]
+
+
+def test_what_a_predecessor_was_told_to_end_does_not_return_to_its_successor_at_once(pair: Pair) -> None:
+    """That reads what was on its way: an admission, then its Abort, whose answer comes later."""
+    pair.only(0)
+    pair.admit()
+    pair.only(1)
+    pair.lanes.leave(0)
+    pair.lanes.heard(0, 1.0, 5.0)
+    pair.lanes.renewed(0)
+    pair.lanes.heard(0, 1.1, 5.0)
+    pair.only(0)
+    pair.lanes.leave(1)
+    assert not any(isinstance(message, Admit) and message.again for message in pair.taken(0))
+    pair.tokens(0, "", finished=[Finished(X, FinishReason.ABORT)])
+    assert pair.flush() == ("", [])
+    pair.lanes.leave(1)
+    assert pair.taken(0) == [again("")]
+
+
 def test_a_scheduler_that_drains_still_answers(pair: Pair) -> None:
     pair.admit(origin=OLD)
     pair.taken(1)
