@@ -4,7 +4,7 @@ import pytest
 
 from tests.sim.world import World
 
-SEEDS = 240
+SEEDS = 1000
 GROUP = 20
 
 
