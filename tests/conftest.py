@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+if importlib.util.find_spec("hypothesis") is not None:  # tests of kernels on a bare machine with a GPU do without
+    from hypothesis import HealthCheck, settings
+
+    # How fast values are drawn says how busy the machine is.
+    settings.register_profile("patient", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    settings.load_profile("patient")
+
 
 def _has_gpu() -> bool:
     if not (Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()):

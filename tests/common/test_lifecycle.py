@@ -125,7 +125,7 @@ class System:
         return self.process.peer(self.node.inbox.endpoint)
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 

@@ -51,6 +51,12 @@ class Says(msgspec.Struct):
     load: Load
 
 
+class Greets(msgspec.Struct):
+    """A tokenizer's first word to a scheduler, which is answered before anything that comes after it is read."""
+
+    node: int
+
+
 @dataclass
 class Choice:
     prompt: list[int]
@@ -207,7 +213,9 @@ class World:
             side.inbox.append(TokenizerLost(old.instance))
         new = self.nodes[old.instance] = Node(old.instance, self)
         for side in self.sides:
-            if not side.hangs:  # it answers a Hello before it reads anything else
+            if side.hangs:
+                side.inbox.append(Greets(old.instance))
+            else:
                 new._hear(side.instance, side.incarnation, Says(side.draining, side.fleet.load()))
         for choice in [each for each in self.choices.values() if each.tokenizer == old.instance]:
             node = self.random.choice(self.nodes)
@@ -277,8 +285,7 @@ class World:
         for side in self.sides:
             if side.hangs:
                 continue
-            count = self.random.randint(0, len(side.inbox))
-            self._handle(side, [side.inbox.popleft() for _ in range(count)])
+            self._read(side, [side.inbox.popleft() for _ in range(self.random.randint(0, len(side.inbox)))])
             if side.worker.plans and self.random.random() < 0.5:
                 side.worker.step(False)
                 self._handle(side, [GroupResult(0, side.worker.results.popleft())])
@@ -286,6 +293,18 @@ class World:
             for _ in range(self.random.randint(0, len(node.inbox))):
                 node.take()
             node.flush()
+
+    def _read(self, side: Side, messages: list[Any]) -> None:
+        events: list[Any] = []
+        for message in messages:
+            if isinstance(message, Greets):
+                self._handle(side, events)
+                events = []
+                says = Says(side.draining, side.fleet.load())
+                self.nodes[message.node].inbox.append((side.instance, side.incarnation, says))
+            else:
+                events.append(message)
+        self._handle(side, events)
 
     def _handle(self, side: Side, events: list[Any]) -> None:
         effects = side.fleet.handle(events, self.now_s)

@@ -28,7 +28,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 def test_the_lives_meet_what_is_rare() -> None:
     """A simulator that never preempts or never fails proves nothing about these."""
     seen: dict[str, float] = {}
-    for seed in range(30):
+    for seed in range(90):
         world = World(seed)
         world.run()
         heirs = [client.heir for client in world.clients.values() if client.heir is not None]
