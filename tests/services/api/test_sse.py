@@ -189,7 +189,7 @@ def test_a_client_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
         task = rig.start()
         await turn()
         rig.wire.writable = False
-        for index in range(4):
+        for index in range(5):
             rig.feed((0, index, "a"))
         await task
         assert rig.wire.aborted and not rig.hub.choices
