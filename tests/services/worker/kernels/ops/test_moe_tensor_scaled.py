@@ -1,38 +1,13 @@
-import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.moe_tensor_scaled import moe_tensor_scaled
 from services.worker.kernels.packing.weight_tiles import untile_weight
-from services.worker.kernels.registry import Case
-
-OP, ROUNDING = moe_tensor_scaled, 0.05
+from tests.services.worker.kernels.ops import scaled_experts
 
 
 def dequantized(weight: Tensor, scales: Tensor, expert: int) -> Tensor:
     return untile_weight(weight[expert]).double() * scales[expert].item()
 
 
-def run(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What the op makes of the residual stream, and the dense experts of the dequantized weights in float64."""
-    x, weights, experts, gate_up, gate_up_scales, down, down_scales, residual = case.make(dtype)
-    wanted = residual.double()
-    for token in range(len(x)):
-        for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
-            up = dequantized(gate_up, gate_up_scales, expert)
-            gate, value = (up @ x[token].double()).chunk(2)
-            gated = gate / (1 + (-gate).exp()) * value
-            wanted[token] += weight * (dequantized(down, down_scales, expert) @ gated)
-    OP.meaning(x, weights, experts, gate_up, gate_up_scales, down, down_scales, residual)
-    return residual, wanted
-
-
 def test_is_near_the_dense_experts() -> None:
-    """Activations are rounded too, so the sums differ by a few hundredths of their size."""
-    for dtype in OP.tolerances:
-        for case in OP.cases:
-            got, wanted = run(case, dtype)
-            assert got.dtype == dtype
-            if len(wanted):
-                before = case.make(dtype)[-1].double()
-                size = (wanted - before).square().mean().sqrt()
-                assert (got.double() - wanted).square().mean().sqrt() < ROUNDING * size + 0.01
+    scaled_experts.check(moe_tensor_scaled, dequantized, rounding=0.05)
