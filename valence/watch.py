@@ -90,7 +90,8 @@ class Watch:
             return f"it has not joined for {missing_s:.0f} s" if missing_s > START_S else ""
         if program.service == "scheduler":
             return f"it has not answered for {missing_s:.1f} s" if missing_s > self._dead_after_s else ""
-        allowed_s = GONE_S if mark.listed_by >= self._schedulers else self._dead_after_s
+        # One whose scheduler has left looks for another one.
+        allowed_s = GONE_S if mark.listed_by == self._schedulers else self._dead_after_s
         if mark.state == "draining":
             allowed_s = max(allowed_s, LEAVE_S)
         return "the scheduler has given it up" if missing_s > allowed_s else ""

@@ -173,3 +173,18 @@ def test_of_two_schedulers_the_silent_one_is_killed_and_what_only_it_knew_is_not
     run.lose(WORKER)  # its own
     assert run.rounds(LINKS.dead_after_s) == []
     assert run.rounds(20) == [Verdict(second, 5, "it has not answered for 5.5 s")]
+
+
+def test_one_whose_scheduler_has_left_may_take_its_time_to_find_another() -> None:
+    run = started()
+    second = Program("scheduler", 1)
+    run.states[second], run.pids[second], run.members[second] = "running", 5, "ready"
+    assert run.rounds(10) == []
+    run.lose(second)
+    del run.states[second]
+    lost = run.members.pop(WORKER)
+    assert run.rounds(LINKS.dead_after_s) == []
+    run.members[WORKER] = lost
+    assert run.rounds(10) == []
+    run.lose(WORKER)
+    assert run.rounds(5) == [Verdict(WORKER, 3, "the scheduler has given it up")]
