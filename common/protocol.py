@@ -87,8 +87,7 @@ class ModelFacts(Struct, frozen=True):
     dtype: str = ""
     ops_hash: str = ""
     kv_dtype: str = ""
-    # Tokens of context to which attending costs a token as much as its way through the weights; 0: not known.
-    attention_parity: int = 0
+    attention_parity: int = 0  # context to which attending costs a token as much as the weights do; 0: not known
 
 
 class Finished(Struct, frozen=True):

@@ -6,11 +6,14 @@ word (ROCm/aiter#5679: 16 heads and 8 tokens on gfx942), so heads are padded her
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.ops.mla_decode import LATENT, ROPE
 
+ARGUMENTS = ("q", "kv_buffer", "o", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_lens", "max_seqlen_q")
 SIXTEEN_QUERIES = (1, 4)  # tokens per row that kernels of 16 heads have on both architectures
 WIDER = (32, 64, 128)  # heads whose kernels take any
 WIDER_ONCE = (128,)  # and in older releases
@@ -38,3 +41,30 @@ def refuses_latent(shapes: Mapping[str, int]) -> str | None:
     if (latent, rope) != (LATENT, ROPE):
         return f"latents of {LATENT} and {ROPE} numbers, not of {latent} and {rope}"
     return None
+
+
+def attended(
+    function: Function,
+    heads: int,
+    q: Tensor,
+    cache: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    max_query: int,
+    latent: int,
+    scale: float,
+) -> Tensor:
+    """By `function`, called with so many heads. rows: query_starts, kv_starts and kv_slots of the ops."""
+    query_starts, kv_starts, kv_slots = rows
+    out = torch.empty((len(q), heads, latent), dtype=q.dtype, device=q.device)
+    function(
+        q=padded(q, heads),
+        kv_buffer=paged(cache),
+        o=out,
+        qo_indptr=query_starts,
+        kv_indptr=kv_starts,
+        kv_indices=kv_slots,
+        kv_last_page_lens=torch.ones_like(kv_starts[1:]),
+        max_seqlen_q=max_query,
+        sm_scale=scale,
+    )
+    return out[:, : q.shape[1]]

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
-from services.worker.kernels.impl.aiter._mla import WIDER, WIDER_ONCE, padded, padded_heads, paged, refuses_latent
+from services.worker.kernels.impl.aiter._mla import ARGUMENTS, WIDER, WIDER_ONCE, attended, padded_heads, refuses_latent
 from services.worker.kernels.ops.mla_decode import MAX_VERIFY, mla_decode
 from services.worker.kernels.registry import Facts, Impl
 
-ARGUMENTS = ("q", "kv_buffer", "o", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_lens", "max_seqlen_q")
 DECODE = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale"))
 LATER = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale", "page_size"))  # has more numbers of heads
 
@@ -25,19 +24,7 @@ def attend(
 ) -> Tensor:
     heads = padded_heads(q.shape[1], max_query, WIDER_ONCE if LATER.missing() else WIDER)
     assert heads is not None and max_query <= MAX_VERIFY, (q.shape, max_query)
-    out = torch.empty((len(q), heads, latent), dtype=q.dtype, device=q.device)
-    DECODE(
-        q=padded(q, heads),
-        kv_buffer=paged(cache),
-        o=out,
-        qo_indptr=query_starts,
-        kv_indptr=kv_starts,
-        kv_indices=kv_slots,
-        kv_last_page_lens=torch.ones_like(kv_starts[1:]),
-        max_seqlen_q=max_query,
-        sm_scale=scale,
-    )
-    return out[:, : q.shape[1]]
+    return attended(DECODE, heads, q, cache, (query_starts, kv_starts, kv_slots), max_query, latent, scale)
 
 
 def refuses(facts: Facts) -> str | None:

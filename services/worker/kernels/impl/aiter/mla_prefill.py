@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
-from services.worker.kernels.impl.aiter._mla import padded, paged, refuses_latent
-from services.worker.kernels.impl.aiter.mla_decode import ARGUMENTS
+from services.worker.kernels.impl.aiter._mla import ARGUMENTS, attended, refuses_latent
 from services.worker.kernels.ops.mla_prefill import mla_prefill
 from services.worker.kernels.registry import Facts, Impl
 
@@ -24,19 +23,7 @@ def attend(
     scale: float,
 ) -> Tensor:
     heads = next(heads for heads in HEADS if heads >= q.shape[1])
-    out = torch.empty((len(q), heads, latent), dtype=q.dtype, device=q.device)
-    PREFILL(
-        q=padded(q, heads),
-        kv_buffer=paged(cache),
-        o=out,
-        qo_indptr=query_starts,
-        kv_indptr=kv_starts,
-        kv_indices=kv_slots,
-        kv_last_page_lens=torch.ones_like(kv_starts[1:]),
-        max_seqlen_q=max_query,
-        sm_scale=scale,
-    )
-    return out[:, : q.shape[1]]
+    return attended(PREFILL, heads, q, cache, (query_starts, kv_starts, kv_slots), max_query, latent, scale)
 
 
 def refuses(facts: Facts) -> str | None:
