@@ -12,7 +12,15 @@ from services.worker.kernels.ops.moe_tiled import moe_tiled
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
-from services.worker.quant.contract import ExpertFormat, ExpertWeights, StoredTensor, Weight, WeightFormat
+from services.worker.quant.contract import (
+    PLAIN,
+    ExpertExtras,
+    ExpertFormat,
+    ExpertWeights,
+    StoredTensor,
+    Weight,
+    WeightFormat,
+)
 from services.worker.quant.experts import DenseExpertFormat, TiledExpertFormat
 from services.worker.quant.grouped import GroupedFormat
 from services.worker.quant.int4 import Int4Format
@@ -56,13 +64,15 @@ class WeightPolicy:
         names = ", ".join(part.name for part in parts)
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
 
-    def make_experts(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+    def make_experts(
+        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor], extras: ExpertExtras = PLAIN
+    ) -> ExpertWeights:
         """One layer's experts (see ExpertFormat). Raises ConfigError when no format can keep them."""
         reasons = []
         for expert_format in self.experts:
-            reason = expert_format.refuses(gate_up, down)
+            reason = expert_format.refuses(gate_up, down, extras)
             if reason is None:
-                return expert_format.make(gate_up, down)
+                return expert_format.make(gate_up, down, extras)
             reasons.append(f"{expert_format.name}: {reason}")
         raise ConfigError(f"no weight format for {down[0].name} of {down[0].source} ({'; '.join(reasons)})")
 

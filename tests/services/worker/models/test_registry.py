@@ -1,12 +1,148 @@
-import pytest
+"""Every architecture in the folder against transformers, from files: a new one is tested by being there."""
 
-from services.worker.models import llama, qwen3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from common.columns import pack_i32
+from services.worker.models import llama, mistral, qwen3
 from services.worker.models.registry import Found, all_models, find_model, index
+from services.worker.models.spec import Config
+from tests.services.worker.layers.test_decoder import run
+from tests.services.worker.tiny import VOCABULARY, Tiny, config_values, every
+
+LENGTHS = [2, 9, 23, 64]
+NEW = 8
+TOLERANCE = 1e-4  # of logits between about -4 and 4, in float32
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Without the last number, which may stand for an image."""
+    generator = torch.Generator().manual_seed(seed)
+    return [int(token) for token in torch.randint(3, VOCABULARY - 1, (count,), generator=generator)]
+
+
+PROMPTS = [tokens(length, length) for length in LENGTHS]
+
+
+def is_greedy(tiny: Tiny, prompt: list[int], output: list[int]) -> bool:
+    """Whether each token is the one that transformers finds likeliest behind all before it."""
+    logits = tiny.logits([*prompt, *output[:-1]])
+    return output == logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
+@pytest.fixture(scope="module")
+def wanted(make_tiny: Callable[[str], Tiny]) -> Callable[[str], list[list[int]]]:
+    """transformers' greedy tokens behind PROMPTS."""
+    made: dict[str, list[list[int]]] = {}
+
+    def make(name: str) -> list[list[int]]:
+        if name not in made:
+            outputs = make_tiny(name).driver().generate(PROMPTS, NEW)
+            assert all(is_greedy(make_tiny(name), *pair) for pair in zip(PROMPTS, outputs, strict=True))
+            made[name] = outputs
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", every())
+def test_logits_are_transformers_under_any_chunking(make_tiny: Callable[[str], Tiny], name: str) -> None:
+    tiny, prompt = make_tiny(name), tokens(150, 1)
+    expected = tiny.logits(prompt)
+    assert expected.std() > 0.5, "a checkpoint whose logits are all alike would prove nothing"
+    for chunks in ([150], [64, 63, 22, 1]):
+        torch.testing.assert_close(run(tiny.decoder, prompt, chunks), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", every())
+def test_rows_of_unlike_lengths_decode_beside_chunks_of_others(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    assert make_tiny(name).driver().generate(PROMPTS, NEW, 7) == wanted(name)
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_a_preempted_row_goes_on_elsewhere(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    """Removed after 3 tokens, added again in other blocks with prompt and output, nothing computed."""
+    driver, prompt = make_tiny(name).driver(), PROMPTS[2]
+    size = len(prompt)
+    output = driver.step([(0, 0, size, True)], added=[driver.start(0, prompt, range(5))])
+    for position in range(size, size + 2):
+        output += driver.step([(0, position, 1, True)])
+    again = driver.start(2, prompt + output, range(20, 26), num_prompt=size)
+    driver.step([(2, 0, 10, False)], removed=pack_i32([0]), added=[again])
+    output += driver.step([(2, 10, size - 7, True)])
+    for position in range(size + 3, size + NEW - 1):
+        output += driver.step([(2, position, 1, True)])
+    assert output == wanted(name)[2]
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_a_prefix_hit_reads_the_other_rows_blocks(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    driver, prompt = make_tiny(name).driver(), PROMPTS[3]
+    driver.step([(0, 0, 64, True)], added=[driver.start(0, prompt, range(9))])
+    hit = driver.start(1, prompt, [*range(7), 30, 31, 32], computed=56)
+    output = driver.step([(0, 64, 1, True), (1, 56, 8, True)], added=[hit])[1:]
+    for position in range(64, 64 + NEW - 1):
+        output += driver.step([(1, position, 1, True)])
+    assert output == wanted(name)[3]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "text"),
+    [
+        ("Qwen3MoeForCausalLM", {"num_local_experts": None}, "'num_local_experts' is missing"),
+        ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 9}, "'num_experts_per_tok' is 9, but there are 8 experts"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "'mlp_only_layers' is 3, expected list"),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": None}, "'moe_intermediate_size' is missing"),
+        ("GptOssForCausalLM", {"swiglu_limit": 9.0}, "'swiglu_limit' is 9.0, supported: 7.0"),
+        ("GptOssForCausalLM", {"layer_types": ["full_attention"]}, "'layer_types' has 1 entries for 3 layers"),
+        ("GptOssForCausalLM", {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention', supported: sliding"),
+        ("GptOssForCausalLM", {"sliding_window": -1}, "'sliding_window' is -1"),
+        ("GptOssForCausalLM", {"num_hidden_layers": 10**12, "layer_types": None}, "num_layers is 1000000000000"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
+        ("Gemma3ForCausalLM", {"hidden_activation": "gelu"}, "'hidden_activation' is 'gelu'"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
+        ("Glm4MoeForCausalLM", {"n_group": 3}, "1 of 3 groups of 8 experts"),
+        ("Glm4MoeForCausalLM", {"n_group": 8}, "1 of 8 groups of 8 experts"),
+        ("Glm4MoeForCausalLM", {"topk_group": 3}, "3 of 2 groups"),
+        ("Glm4MoeForCausalLM", {"num_experts_per_tok": 5}, "more than the chosen groups have"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(architecture: str, changes: dict[str, Any], text: str) -> None:
+    values = config_values(architecture) | changes
+    with pytest.raises(ValueError, match=text):
+        all_models()[architecture].model.read(Config(values))
+
+
+def test_configurations_of_the_years_before() -> None:
+    """Keys that transformers 5 no longer writes."""
+    gemma = {"hidden_size": 48, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2}
+    old = {"rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 512}
+    values = {"text_config": gemma | old | {"hidden_activation": "gelu_pytorch_tanh"}, "vision_config": {}}
+    spec = all_models()["Gemma3ForConditionalGeneration"].model.read(Config(values))
+    assert spec.windows == (512, 512, 512, 512, 512, 0, 512) and spec.tie_embeddings and spec.vocab_size == 262_208
+    assert spec.local_rope is not None and (spec.local_rope.theta, spec.local_rope.kind) == (1e4, "default")
+    assert (spec.rope.theta, spec.rope.kind, spec.head_dim) == (1e6, "linear", 256)
+    qwen = config_values("Qwen2ForCausalLM") | {"layer_types": None, "max_window_layers": 1}
+    assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen)).windows == (0, 24, 24)
+    assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen | {"use_sliding_window": None})).windows == ()
 
 
 def test_finds_every_file_of_the_folder() -> None:
     found = all_models()
-    assert found["LlamaForCausalLM"] == found["MistralForCausalLM"] == Found("llama.py", llama.MODEL)
+    assert found["LlamaForCausalLM"] == Found("llama.py", llama.MODEL)
+    assert (
+        found["MistralForCausalLM"] == found["Mistral3ForConditionalGeneration"] == Found("mistral.py", mistral.MODEL)
+    )
     assert found["Qwen3ForCausalLM"].file == "qwen3.py" and found["Qwen2ForCausalLM"].file == "qwen2.py"
 
 
@@ -15,7 +151,7 @@ def test_first_known_architecture_counts() -> None:
 
 
 def test_unknown_architecture_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"Unheard is not supported; supported: LlamaForCausalLM, Mistral"):
+    with pytest.raises(ValueError, match=r"Unheard is not supported; supported: .*LlamaForCausalLM, Mistral"):
         find_model(["Unheard"])
     with pytest.raises(ValueError, match=r"\(none\)"):
         find_model([])

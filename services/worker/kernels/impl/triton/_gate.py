@@ -20,6 +20,17 @@ def activated(gate, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def expert_gate(gate, up, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As the op moe_biased names them, fp32."""
+    if ACTIVATION == "silu":
+        return gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+
+
+@triton.jit
 def gate_kernel(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, stride, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
