@@ -230,9 +230,9 @@ class Driver:
         return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
 
 
-def load_decoder(folder: Path) -> Decoder:
-    """As the worker does in its exact mode; every tensor must have been asked for."""
-    source, bindings = open_model(str(folder)), bind(("torch",), Facts("cpu"))
+def load_decoder(folder: Path, opaque: bool = False) -> Decoder:
+    """As the worker does in its exact mode; every tensor must have been asked for. `opaque`: to be compiled."""
+    source, bindings = open_model(str(folder)), bind(("torch",), Facts("cpu"), opaque=opaque)
     architectures = source.config["architectures"]
     assert isinstance(architectures, list)
     _, model = find_model(architectures)

@@ -1,20 +1,37 @@
 """Every architecture in the folder against transformers, from files: a new one is tested by being there."""
 
+import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from common.columns import pack_i32
+from common import config as configuration
+from common.columns import pack_i32, unpack_i32
+from common.protocol import RowStart, Sampling, StepPlan
+from services.worker import compile as levels
+from services.worker.model_engine import ModelEngine
 from services.worker.models import llama, mistral, qwen3
 from services.worker.models.registry import Found, all_models, find_model, index
-from services.worker.models.spec import Config
+from services.worker.models.spec import SLIDING, Config
 from tests.services.worker.layers.test_decoder import run
-from tests.services.worker.tiny import VOCABULARY, Tiny, config_values, every
+from tests.services.worker.tiny import (
+    VARIANTS,
+    VOCABULARY,
+    Tiny,
+    config_values,
+    every,
+    load_decoder,
+    make_reference,
+)
 
 LENGTHS = [2, 9, 23, 64]
 NEW = 8
+WINDOW = {"sliding_window": 24, "use_sliding_window": True}
 TOLERANCE = 1e-4  # of logits between about -4 and 4, in float32
 
 
@@ -93,6 +110,72 @@ def test_a_prefix_hit_reads_the_other_rows_blocks(
     for position in range(64, 64 + NEW - 1):
         output += driver.step([(1, position, 1, True)])
     assert output == wanted(name)[3]
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_its_pieces_can_be_traced_whole(make_tiny: Callable[[str], Tiny], name: str) -> None:
+    """What levels 2 and 3 compile and capture: a break in a graph would be an error."""
+    tiny, prompt = make_tiny(name), PROMPTS[2]
+    decoder = load_decoder(tiny.folder, opaque=True)
+    torch._dynamo.reset()
+    decoder.pieces = levels.compile_pieces(levels.TRACED, decoder)
+    torch.testing.assert_close(
+        run(decoder, prompt, [20, 3]), run(tiny.decoder, prompt, [20, 3]), rtol=0, atol=TOLERANCE
+    )
+
+
+MADE_UP = '''
+"""A family that nobody has: Qwen3's norms on heads, a window in every layer, names of its own for the projections."""
+
+from dataclasses import replace
+
+from services.worker.models.qwen3 import NAMES
+from services.worker.models.spec import ModelDef, read_decoder, read_windows
+
+
+def read(config):
+    return read_decoder(config, qk_norm=True, windows=read_windows(config))
+
+
+MODEL = ModelDef(("MadeUpForCausalLM",), ("all of it",), read, NAMES, prefixes={"body.": "model.", "eyes.": None})
+'''
+
+
+def test_drill_a_made_up_model_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Added to the folder it is found, loaded, held against transformers by the tests above, and serves."""
+    import transformers
+
+    models: Any = importlib.import_module("services.worker.models")
+    (tmp_path / "made_up.py").write_text(MADE_UP)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    theirs = type("MadeUpForCausalLM", (transformers.Qwen3ForCausalLM,), {})
+    monkeypatch.setattr(transformers, "MadeUpForCausalLM", theirs, raising=False)
+    monkeypatch.setitem(VARIANTS, "made up", ("MadeUpForCausalLM", {"layer_types": [SLIDING] * 3, **WINDOW}))
+    all_models.cache_clear()
+    try:
+        folder = tmp_path_factory.mktemp("made-up")
+        reference = make_reference("made up")
+        tensors = {f"body.{k}".replace("body.model.", "body."): v for k, v in reference.state_dict().items()}
+        tensors = {k.replace("body.lm_head", "lm_head"): v.contiguous() for k, v in tensors.items()}
+        reference.save_pretrained(folder)
+        save_file(tensors | {"eyes.weight": torch.ones(1)}, folder / "model.safetensors")
+        tiny = Tiny(reference, folder, load_decoder(folder))
+        test_logits_are_transformers_under_any_chunking(lambda name: tiny, "made up")
+        settings = [f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "kv.blocks=20"]
+        engine = ModelEngine(configuration.load(None, settings), lambda progress: None)
+        assert engine.facts.architecture == "MadeUpForCausalLM"
+        prompt = PROMPTS[2]
+        row = RowStart(0, 1, pack_i32(prompt), len(prompt), 0, pack_i32(range(3)), Sampling(2, temperature=0.0))
+        step = {"slots": [0], "positions": [0], "counts": [len(prompt)]}
+        columns = {key: pack_i32(values) for key, values in step.items()}
+        token = list(unpack_i32(engine.execute(StepPlan(1, added=[row], samples=b"\1", **columns)).tokens()))
+        assert is_greedy(tiny, prompt, token)
+    finally:
+        all_models.cache_clear()
+        sys.modules.pop("services.worker.models.made_up", None)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["made_up.py"], "files touched: one"
 
 
 @pytest.mark.parametrize(
