@@ -11,7 +11,7 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
-from services.worker.quant.contract import PLAIN, ExpertExtras, ExpertWeights, StoredTensor, Weight
+from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
 from services.worker.quant.stacked import unstack
 
@@ -58,10 +58,10 @@ class CheckpointParameters:
         return weight
 
     def experts(
-        self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], extras: ExpertExtras = PLAIN
+        self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], biases: ExpertBiases | None = None
     ) -> ExpertWeights:
         pairs = [[self._tensors[name] for name in names] for names in gate_up]
-        experts = self._policy.make_experts(pairs, [self._tensors[name] for name in down], extras)
+        experts = self._policy.make_experts(pairs, [self._tensors[name] for name in down], biases)
         self._count((*(name for names in gate_up for name in names), *down))
         return experts
 
@@ -123,10 +123,10 @@ def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tupl
     if moe is None or experts is None:
         gate_up = [(name, inner, hidden, spec.mlp_bias) for name in names.gate_up]
         return [*gate_up, (names.down, hidden, inner, spec.mlp_bias)]
-    shapes = [(experts.router, moe.num_experts, hidden, moe.bias)]
+    shapes = [(experts.router, moe.num_experts, hidden, moe.clamped)]
     for e in range(moe.num_experts):
-        shapes += [(name.format(i=layer, e=e), moe.inner, hidden, moe.bias) for name in experts.gate_up]
-        shapes.append((experts.down.format(i=layer, e=e), hidden, moe.inner, moe.bias))
+        shapes += [(name.format(i=layer, e=e), moe.inner, hidden, moe.clamped) for name in experts.gate_up]
+        shapes.append((experts.down.format(i=layer, e=e), hidden, moe.inner, moe.clamped))
     if moe.shared_inner:
         shapes += [(name, moe.shared_inner, hidden, spec.mlp_bias) for name in experts.shared_gate_up]
         shapes.append((experts.shared_down, hidden, moe.shared_inner, spec.mlp_bias))

@@ -34,7 +34,7 @@ from services.worker.kernels.registry import Case, Op
 SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
-    *("renormalize", "max_rows", "step_tokens", "window", "sinks", "moe_bias", "gelu"),
+    *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
@@ -47,7 +47,7 @@ CAPTURED = (
         "paged_attention",
         "norm_route",
         "moe_gated",
-        "moe_biased",
+        "moe_clamped",
         "moe_tiled",
         "silu_and_mul",
         "draw",
@@ -203,11 +203,11 @@ def _routes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 def _norm_routes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         shape = s["hidden_size"], s["num_experts"], s["top_k"]
-        yield make_norm_route_case(tokens, *shape, bool(s.get("renormalize")), bool(s.get("moe_bias")))
+        yield make_norm_route_case(tokens, *shape, bool(s.get("renormalize")), bool(s.get("clamped")))
 
 
 def _mixtures(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
-    for tokens in () if s.get("moe_bias") else sorted({*sizes.all, *suspect_tokens("moe_gated", sizes.all[-1])}):
+    for tokens in () if s.get("clamped") else sorted({*sizes.all, *suspect_tokens("moe_gated", sizes.all[-1])}):
         yield make_moe_case(tokens, s["num_experts"], s["top_k"], s["hidden_size"], s["expert_size"])
 
 

@@ -23,7 +23,7 @@ from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
 from services.worker.layers.rope import Rotation
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
-from services.worker.quant.contract import PLAIN, ExpertExtras, Norm, Weight
+from services.worker.quant.contract import ExpertBiases, Norm, Weight
 
 Mlp = GatedMlp | NormedMlp | MoeMlp
 
@@ -204,17 +204,17 @@ class LayerBuilder:
         wide = moe.grouped is not None
         router = Router(
             self.tensor(parts.router, wide),
-            self.tensor(bias_of(parts.router), wide) if moe.bias else None,
+            self.tensor(bias_of(parts.router), wide) if moe.clamped else None,
             self.tensor(parts.correction, wide=True) if wide else None,
         )
         numbers = range(moe.num_experts)
         gate, up = ([name.format(i=self.index, e=e) for e in numbers] for name in parts.gate_up)
         down = [parts.down.format(i=self.index, e=e) for e in numbers]
-        extras = PLAIN._replace(activation=moe.activation)
-        if moe.bias:
-            biases = [self.parameters.tensor(*map(bias_of, names)) for names in (gate, up, down)]
-            rows = [bias.view(moe.num_experts, -1) for bias in biases]
-            extras = ExpertExtras(moe.activation, torch.cat(rows[:2], 1), rows[2])
-        experts = self.parameters.experts(list(zip(gate, up, strict=True)), down, extras)
+        biases = None
+        if moe.clamped:
+            rows = [self.parameters.tensor(*map(bias_of, names)) for names in (gate, up, down)]
+            stacks = [bias.view(moe.num_experts, -1) for bias in rows]
+            biases = ExpertBiases(torch.cat(stacks[:2], 1), stacks[2])
+        experts = self.parameters.experts(list(zip(gate, up, strict=True)), down, biases)
         shared = self.mlp(parts.shared_gate_up, parts.shared_down) if moe.shared_inner else None
         return MoeMlp(router, experts, moe, self.bindings, shared)

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import functional
 
-from services.worker.kernels.ops.linear import linear
 from services.worker.kernels.ops.moe_route_biased import moe_route_biased
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.ops.rms_norm import rms_norm
@@ -34,7 +34,7 @@ class MoeMlp:
         self.router, self.experts, self.shared = router, experts, shared
         self._spec = spec
         self._norm_route, self._rms_norm = bindings(norm_route), bindings(rms_norm)
-        self._linear, self._route_biased = bindings(linear), bindings(moe_route_biased)
+        self._route_biased = bindings(moe_route_biased)
 
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
@@ -50,7 +50,8 @@ class MoeMlp:
             weight, bias, _ = self.router
             return self._norm_route(x, norm.weight, norm.eps, weight, bias, spec.top_k, spec.renormalize)
         normed = self._rms_norm(x, norm.weight, norm.eps)
-        logits = self._linear(normed.float(), self.router.weight, self.router.bias)
+        # not the op: kernels are bound for the activations' dtype
+        logits = functional.linear(normed.float(), self.router.weight, self.router.bias)
         weights, experts = self._route_biased(
             logits,
             correction,

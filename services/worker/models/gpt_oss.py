@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.worker.kernels.ops.moe_biased import LIMIT, SLOPE
+from services.worker.kernels.ops.moe_clamped import LIMIT, SLOPE
 from services.worker.models.llama import NAMES as LLAMA_NAMES
 from services.worker.models.spec import (
     Config,
@@ -35,7 +35,7 @@ def read(config: Config) -> DecoderSpec:
     config.require("swiglu_alpha", (SLOPE,))
     config.require("swiglu_limit", (LIMIT,))
     inner = config.get(int, "intermediate_size")
-    moe = read_moe(config, config.get(int, "num_local_experts"), inner, True, bias=True, activation="clamped_swiglu")
+    moe = read_moe(config, config.get(int, "num_local_experts"), inner, True, clamped=True)
     attention_bias = config.get(bool, "attention_bias", True)
     windows = read_windows(config, lambda layer: layer % 2 == 0)
     return read_decoder(config, qkv_bias=attention_bias, out_bias=attention_bias, moe=moe, windows=windows, sinks=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from services.worker.quant.contract import PLAIN, ExpertExtras, ExpertWeights, Weight
+from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
 REQUIRED = object()
@@ -47,7 +47,7 @@ class Parameters(Protocol):
         ...
 
     def experts(
-        self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], extras: ExpertExtras = PLAIN
+        self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], biases: ExpertBiases | None = None
     ) -> ExpertWeights:
         """The gated MLPs of one layer's experts, in their order: names of gate and up [I, N], and of down [N, I]."""
         ...
@@ -102,8 +102,7 @@ class MoeSpec:
     renormalize: bool
     dense_layers: tuple[int, ...] = ()  # these have an ordinary MLP
     router_bias: bool = False
-    bias: bool = False  # of the router and of the experts
-    activation: str = "silu"  # see the op moe_biased
+    clamped: bool = False  # router and experts have biases, and these the gate of the op moe_clamped
     grouped: GroupedRouting | None = None  # None: softmax over all experts
     shared_inner: int = 0  # width of the MLP that every token goes through besides; 0: there is none
 

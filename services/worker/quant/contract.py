@@ -156,15 +156,11 @@ class ExpertWeights(Protocol):
         ...
 
 
-class ExpertExtras(NamedTuple):
-    """What a mixture's MLPs have beyond silu(gate) * up and products: see the op moe_biased."""
+class ExpertBiases(NamedTuple):
+    """Of experts whose gate is bounded, too: see the op moe_clamped. In the activations' dtype."""
 
-    activation: str = "silu"
-    gate_up_bias: torch.Tensor | None = None  # [E, 2I], gate first, activation dtype
-    down_bias: torch.Tensor | None = None  # [E, N]
-
-
-PLAIN = ExpertExtras()
+    gate_up: torch.Tensor  # [E, 2I], gate first
+    down: torch.Tensor  # [E, N]
 
 
 class ExpertFormat(Protocol):
@@ -174,13 +170,19 @@ class ExpertFormat(Protocol):
     def name(self) -> str: ...
 
     def refuses(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor], extras: ExpertExtras
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
     ) -> str | None:
         """Why this format cannot keep these checkpoint tensors, or None when it can."""
         ...
 
     def make(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor], extras: ExpertExtras
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         """Per expert: gate and up, each [I, N], and down [N, I]. Each is read straight to its place."""
         ...

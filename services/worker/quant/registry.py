@@ -13,8 +13,7 @@ from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
 from services.worker.quant.contract import (
-    PLAIN,
-    ExpertExtras,
+    ExpertBiases,
     ExpertFormat,
     ExpertWeights,
     StoredTensor,
@@ -65,14 +64,17 @@ class WeightPolicy:
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
 
     def make_experts(
-        self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor], extras: ExpertExtras = PLAIN
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
     ) -> ExpertWeights:
         """One layer's experts (see ExpertFormat). Raises ConfigError when no format can keep them."""
         reasons = []
         for expert_format in self.experts:
-            reason = expert_format.refuses(gate_up, down, extras)
+            reason = expert_format.refuses(gate_up, down, biases)
             if reason is None:
-                return expert_format.make(gate_up, down, extras)
+                return expert_format.make(gate_up, down, biases)
             reasons.append(f"{expert_format.name}: {reason}")
         raise ConfigError(f"no weight format for {down[0].name} of {down[0].source} ({'; '.join(reasons)})")
 

@@ -94,6 +94,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeForCausalLM",
         {"head_dim": 8, **MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
     ),
+    "gpt_oss_64": ("GptOssForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}),
     "mixtral": (
         "MixtralForCausalLM",
         {"sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},

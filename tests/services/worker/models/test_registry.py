@@ -1,6 +1,8 @@
 """Every architecture in the folder against transformers, from files: a new one is tested by being there."""
 
+import copy
 import importlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,10 @@ from safetensors.torch import save_file
 
 from common import config as configuration
 from common.columns import pack_i32, unpack_i32
+from common.errors import ConfigError
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import compile as levels
+from services.worker.kernels.packing.mx import decode_mxfp4, encode_mxfp4
 from services.worker.model_engine import ModelEngine
 from services.worker.models import llama, mistral, qwen3
 from services.worker.models.registry import Found, all_models, find_model, index
@@ -124,10 +128,55 @@ def test_its_pieces_can_be_traced_whole(make_tiny: Callable[[str], Tiny], name: 
     )
 
 
+def test_experts_in_mxfp4_are_what_they_decode_to(make_tiny: Callable[[str], Tiny], tmp_path: Path) -> None:
+    """A checkpoint as OpenAI publishes them, against transformers with the decoded numbers."""
+    tiny = make_tiny("gpt_oss_64")
+    reference, tensors = copy.deepcopy(tiny.reference), dict(tiny.tensors)
+    for name, parameter in reference.named_parameters():
+        if name.endswith("_proj") and ".experts." in name:
+            packed, scales = encode_mxfp4(tensors.pop(name).transpose(1, 2))
+            parameter.data = decode_mxfp4(packed, scales).transpose(1, 2)
+            tensors[f"{name}_blocks"] = packed.view(*scales.shape, 16).contiguous()
+            tensors[f"{name}_scales"] = scales.contiguous()
+    (tmp_path / "config.json").write_text((tiny.folder / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    decoded, prompt = Tiny(reference, tmp_path, load_decoder(tmp_path)), PROMPTS[3]
+    assert (decoded.logits(prompt) - tiny.logits(prompt)).abs().max() > 0.1
+    torch.testing.assert_close(run(decoded.decoder, prompt, [64]), decoded.logits(prompt), rtol=0, atol=TOLERANCE)
+
+
+def test_what_a_multimodal_checkpoint_has_besides_is_left_out_and_all_else_is_named(
+    make_tiny: Callable[[str], Tiny], tmp_path: Path
+) -> None:
+    """Under the names of transformers 4 too; a layer for multi-token prediction goes the same way."""
+    tiny, prompt = make_tiny("Gemma3ForConditionalGeneration"), PROMPTS[2]
+    assert any("vision_tower" in name for name in tiny.tensors)
+    (tmp_path / "config.json").write_text((tiny.folder / "config.json").read_text())
+    old = {
+        re.sub(r"^model\.language_model\.", "language_model.model.", name).removeprefix("model.")
+        if "language_model" not in name[:9]
+        else name: value
+        for name, value in tiny.tensors.items()
+    }
+    save_file(old, tmp_path / "model.safetensors")
+    wanted = run(tiny.decoder, prompt, [len(prompt)])
+    assert torch.equal(run(load_decoder(tmp_path), prompt, [len(prompt)]), wanted)
+    save_file(old | {"audio_tower.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r'no place for "audio_tower\.weight"'):
+        load_decoder(tmp_path)
+    glm = make_tiny("Glm4MoeForCausalLM")
+    (tmp_path / "config.json").write_text((glm.folder / "config.json").read_text())
+    extra = {f"model.layers.{n}.eh_proj.weight": torch.ones(1) for n in (3, 30)}
+    save_file(glm.tensors | extra, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r'no place for "model\.layers\.30\.eh_proj\.weight"'):
+        load_decoder(tmp_path)
+    extra.popitem()
+    save_file(glm.tensors | extra, tmp_path / "model.safetensors")
+    assert torch.equal(run(load_decoder(tmp_path), prompt, [5]), run(glm.decoder, prompt, [5]))
+
+
 MADE_UP = '''
 """A family that nobody has: Qwen3's norms on heads, a window in every layer, names of its own for the projections."""
-
-from dataclasses import replace
 
 from services.worker.models.qwen3 import NAMES
 from services.worker.models.spec import ModelDef, read_decoder, read_windows

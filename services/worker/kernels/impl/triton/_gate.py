@@ -20,14 +20,14 @@ def activated(gate, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def expert_gate(gate, up, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """As the op moe_biased names them, fp32."""
-    if ACTIVATION == "silu":
-        return gate / (1.0 + tl.exp(-gate)) * up
-    else:
+def expert_gate(gate, up, CLAMPED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """silu(gate) * up, or the clamped_swiglu of the op moe_clamped, fp32."""
+    if CLAMPED:
         gate = tl.minimum(gate, 7.0)
         up = tl.minimum(tl.maximum(up, -7.0), 7.0)
         return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    else:
+        return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit

@@ -24,7 +24,7 @@ def gate_pairs(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    CLAMPED: tl.constexpr,
     BLOCK_I: tl.constexpr,
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
@@ -65,7 +65,7 @@ def gate_pairs(  # type: ignore[no-untyped-def]
         bias_ptrs = bias_ptr + expert * (2 * INNER) + row_in
         g += tl.load(bias_ptrs).to(tl.float32)
         u += tl.load(bias_ptrs + INNER).to(tl.float32)
-    gated = expert_gate(g, u, ACTIVATION)
+    gated = expert_gate(g, u, CLAMPED)
     tl.store(out_ptr + pair.to(tl.int64) * INNER + row, gated.to(out_ptr.dtype.element_ty), mask=row < INNER)
 
 

@@ -78,7 +78,7 @@ def gate_blocks(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    CLAMPED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -121,7 +121,7 @@ def gate_blocks(  # type: ignore[no-untyped-def]
             bias_ptrs = bias_ptr + expert * (2 * INNER) + row_in
             gate += tl.load(bias_ptrs).to(tl.float32)[:, None]
             up += tl.load(bias_ptrs + INNER).to(tl.float32)[:, None]
-        gated = expert_gate(gate, up, ACTIVATION)
+        gated = expert_gate(gate, up, CLAMPED)
         out_ptrs = out_ptr + pair.to(tl.int64)[None, :] * INNER + row[:, None]
         tl.store(out_ptrs, gated.to(out_ptr.dtype.element_ty), mask=real[None, :] & (row < INNER)[:, None])
 
