@@ -1,6 +1,6 @@
-"""Llama 2, 3 and later ones of the same layers."""
+"""Llama 2, 3 and later ones of the same layers; some files that call themselves so have a sliding window."""
 
-from services.worker.models.spec import Config, DecoderNames, DecoderSpec, ModelDef, read_decoder
+from services.worker.models.spec import Config, DecoderNames, DecoderSpec, ModelDef, read_decoder, read_windows
 
 NAMES = DecoderNames(
     embedding="model.embed_tokens.weight",
@@ -21,10 +21,15 @@ NAMES = DecoderNames(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
+    config = config.text
     config.require("pretraining_tp", (1,))
     attention_bias = config.get(bool, "attention_bias", False)
     return read_decoder(
-        config, qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=config.get(bool, "mlp_bias", False)
+        config,
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+        mlp_bias=config.get(bool, "mlp_bias", False),
+        windows=read_windows(config),
     )
 
 

@@ -269,6 +269,19 @@ def test_configurations_of_the_years_before() -> None:
     assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen | {"use_sliding_window": None})).windows == ()
 
 
+def test_the_document_lists_every_file() -> None:
+    files: dict[str, list[str]] = {}
+    for name, found in all_models().items():
+        files.setdefault(found.file, []).append(name)
+    rows = [
+        f"| `{file}` | {', '.join(names)} | {'; '.join(all_models()[names[0]].model.features)} |"
+        for file, names in sorted(files.items())
+    ]
+    document = Path(__file__).parents[4].joinpath("docs", "models.md").read_text()
+    table = "| file | architectures | features |\n|---|---|---|\n" + "\n".join(rows) + "\n\n"
+    assert table in document, f"docs/models.md needs:\n{table}"
+
+
 def test_finds_every_file_of_the_folder() -> None:
     found = all_models()
     assert found["LlamaForCausalLM"] == Found("llama.py", llama.MODEL)
