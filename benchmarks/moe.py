@@ -292,7 +292,9 @@ def main() -> int:
             us = per_call_us(partial(moe_gated.run_plan, plan), list(layers))
             norm = torch.ones(shape.hidden, dtype=DTYPE, device="cuda")
             routers = [torch.randn(shape.num_experts, shape.hidden, device="cuda").to(DTYPE) for _ in layers]
-            routed = [(v.x, norm, 1e-6, router, shape.top_k, True) for v, router in zip(layers, routers, strict=True)]
+            routed = [
+                (v.x, norm, 1e-6, router, None, shape.top_k, True) for v, router in zip(layers, routers, strict=True)
+            ]
             route_us = per_call_us(norm_route.run, routed)
             whole = [(norm, router, v) for v, router in zip(layers, routers, strict=True)]
             mlp_us = per_call_us(partial(mlp, plan, shape.top_k), whole)
