@@ -67,6 +67,8 @@ SMALL = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
     "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
     "query_pre_attn_scalar": 24,
     "image_token_id": VOCABULARY - 1,
 }
@@ -93,6 +95,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe_mixed": (
         "Qwen3MoeForCausalLM",
         {"head_dim": 8, **MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
+    "glm4_moe_biased": (
+        "Glm4MoeForCausalLM",
+        {"head_dim": 16, "attention_bias": True, "n_routed_experts": 8, "moe_intermediate_size": 40, "n_group": 4}
+        | {"topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2, "norm_topk_prob": False},
     ),
     "gpt_oss_64": ("GptOssForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}),
     "mixtral": (
