@@ -60,6 +60,8 @@ class Scheduler(Branch, frozen=True):
     priority_ageing_s: NotNegative = 30.0  # waiting so long counts as one level of priority; 0: priorities are absolute
     # A chunk beside rows that decode costs at most what a full one costs after so many tokens; 0: no such limit.
     chunk_context: NonNegative = 8192
+    # Tokens of chunks beside rows that decode; more while many sequences wait, as policy.py says; 0: the whole budget.
+    chunk_beside: NonNegative = 512
 
 
 class Worker(Branch, frozen=True):

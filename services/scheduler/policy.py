@@ -66,6 +66,16 @@ def step_cost(step_tokens: int, chunk_context: int, parity: int) -> float:
     return chunk_cost(step_tokens, chunk_context, parity) if chunk_context and parity else math.inf
 
 
+def beside_tokens(step_tokens: int, chunk_beside: int, decoding: int, filling: int) -> int:
+    """Tokens of chunks in a step in which `decoding` rows decode while `filling` sequences are, or could be, filled.
+
+    Both sides wait for the step, so its budget is shared by their numbers; `chunk_beside` at least, 0: no such limit.
+    """
+    if not (chunk_beside and decoding):
+        return step_tokens
+    return min(max(chunk_beside, step_tokens * filling // (filling + decoding)), step_tokens)
+
+
 def longest_sequence(max_model_len: int, num_blocks: int, block_tokens: int) -> int:
     """Tokens that one sequence may have when it runs alone: bounded by the model and by the KV blocks that exist."""
     return min(max_model_len, num_blocks * block_tokens)
