@@ -61,9 +61,9 @@ def affordable(cost: float, context: int, parity: int) -> int:
     return max(int(2 * cost / (linear + math.sqrt(linear * linear + 2 * cost / parity))), 1)
 
 
-def step_cost(step_tokens: int, chunk_context: int, parity: int) -> float:
-    """What the chunks of a step with decoding rows may cost together; these wait for them."""
-    return chunk_cost(step_tokens, chunk_context, parity) if chunk_context and parity else math.inf
+def step_cost(tokens: int, chunk_context: int, parity: int) -> float:
+    """What chunks of together `tokens` beside decoding rows may cost; these wait for them."""
+    return chunk_cost(tokens, chunk_context, parity) if chunk_context and parity else math.inf
 
 
 def beside_tokens(step_tokens: int, chunk_beside: int, decoding: int, filling: int) -> int:
