@@ -30,7 +30,7 @@ from services.worker.kernels.impl.triton._prefill_attention import (
     Tile,
     choose_splits,
     choose_tile,
-    count_blocks,
+    expected_blocks,
     forget_choices,
     launch,
     prefill,
@@ -142,8 +142,9 @@ class Problem:
 
     def splits(self, tile: Tile) -> int:
         block_q = tile.block_m // (self.heads.queries // self.heads.keys)
-        programs = count_blocks(len(self.q), len(self.load.counts), block_q) * self.heads.keys
-        return choose_splits(programs, self.rows.max_context, self.q.device)
+        programs = expected_blocks(len(self.q), len(self.load.counts), block_q) * self.heads.keys
+        part_bytes = self.q.numel() * 4
+        return choose_splits(programs, self.rows.max_context, part_bytes, self.q.device)
 
     def run(self, tile: Tile | None = None, splits: int | None = None) -> None:
         """As the worker would, or with the choices made."""

@@ -61,7 +61,7 @@ class Scheduler(Branch, frozen=True):
     # Chunks beside rows that decode cost at most what as many tokens cost after so many others; 0: no such limit.
     chunk_context: NonNegative = 16_384
     # Tokens of chunks beside rows that decode; more while many sequences wait, as policy.py says; 0: the whole budget.
-    chunk_beside: NonNegative = 512
+    chunk_beside: NonNegative = 768
 
 
 class Worker(Branch, frozen=True):

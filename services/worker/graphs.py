@@ -25,7 +25,8 @@ TOKENS_PER_CHUNK = 32  # a layout has a row for so many tokens of chunks, and on
 LONG_CONTEXT = 16_384  # chunks behind more than this have layouts of their own, where many parts of it are read at once
 LONG_DECODE = (16, 64, 128, 256, 512)
 LONG_CHUNK_TOKENS = (128, 256, 512, 768)
-USUAL_CONTEXT = 2048  # what the attention of other chunks is laid out for; any length is right
+LONG_ROWS = 5  # of chunks in such a layout
+USUAL_CONTEXT = 2000  # what the attention of other chunks is laid out for; any length is right
 
 
 class GraphKey(NamedTuple):
@@ -38,7 +39,8 @@ class GraphKey(NamedTuple):
     @property
     def chunk_rows(self) -> int:
         """Rows of chunks; the last one holds what pads them."""
-        return self.chunk // TOKENS_PER_CHUNK + 1 if self.chunk else 0
+        most = self.chunk // TOKENS_PER_CHUNK + 1 if self.chunk else 0
+        return min(most, LONG_ROWS) if self.long else most
 
     @property
     def rows(self) -> int:

@@ -66,6 +66,8 @@ def test_chunks_far_in_a_prompt_have_layouts_of_their_own() -> None:
     assert choose(beside._replace(positions=np.array([9, 9])), captured)[0] == GraphKey(8, 256)  # type: ignore[index]
     assert choose(beside._replace(counts=np.array([1, 1])), captured)[0].long  # type: ignore[index]
     far = beside._replace(counts=np.array([1, 1]), samples=np.array([True, True]))
+    assert choose(make_step([5] * 4)._replace(positions=beside.positions[[1, 0, 0, 0]]), captured)[0].long  # type: ignore[index]
+    assert choose(make_step([5] * 5)._replace(positions=beside.positions[[1, 0, 0, 0, 0]]), captured) is None
     assert choose(far, captured)[0] == GraphKey(2), "rows that decode may have any context"  # type: ignore[index]
 
 
