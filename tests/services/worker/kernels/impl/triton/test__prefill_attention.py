@@ -140,7 +140,7 @@ def test_long_contexts_of_few_programs_are_split(monkeypatch: pytest.MonkeyPatch
     assert choose_splits(8, 100_000, 2**20, cpu) == 16
     assert choose_splits(8, 4096, 2**20, cpu) == 4
     # sums that are large are better not joined too often
-    assert choose_splits(16, 50_000, 2**23, cpu) < choose_splits(16, 50_000, 2**20, cpu) == 16
+    assert choose_splits(8, 50_000, 2**23, cpu) < choose_splits(8, 50_000, 2**20, cpu) == 16
     # one program more than fit at once would need twice the time
     assert choose_splits(133, 50_000, 2**20, cpu) > 1
 
