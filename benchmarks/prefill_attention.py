@@ -25,6 +25,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.report import Result, report
 from benchmarks.tuning import seconds
 from services.worker.kernels import tuned
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton._prefill_attention import (
     SHORT,
     Tile,
@@ -312,7 +313,7 @@ def main() -> int:
             right &= fine
         if right:
             made = f"python -m benchmarks.prefill_attention; {conditions}"
-            path = tuned.write("prefill_attention", tuned.arch(device), made, entries)
+            path = tuned.write("prefill_attention", arch_of(device), made, entries)
             console.print(f"written: {path}, after {time.monotonic() - start_s:.0f} s", markup=False)
         tuned.read.cache_clear()
         forget_choices()

@@ -512,7 +512,7 @@ def count_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
 
 def expected_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
     """Query blocks of rows whose last ones are half full."""
-    return triton.cdiv(num_tokens, block_q) + (num_rows - 1) // 2
+    return -(-num_tokens // block_q) + (num_rows - 1) // 2
 
 
 def choose_splits(programs: int, span: int, part_bytes: int, device: torch.device) -> int:
