@@ -97,7 +97,7 @@ class Builds(NamedTuple):
 
 
 def build_ahead(bindings: Bindings, dry_run: Callable[[], None], report: Callable[[int, int], None]) -> None:
-    """Compiles the kernels that `dry_run` needs by all cores, where a model's ops are Triton's: it computes nothing then.
+    """Compiles by all cores what `dry_run` needs, where a model's ops are Triton's: it computes nothing then.
 
     With an op of torch's among them it would read what no kernel has written, so that indices could lie anywhere.
     """
