@@ -144,24 +144,17 @@ def warm(shape: Experts, plans: list[Few | Grouped]) -> None:
         torch.zeros_like(x),
     )
     for plan in plans:
-        run_plan(plan, *layer)
+        moe_gated.run_plan(plan, *layer)
     router = torch.zeros(shape.num_experts, shape.hidden, dtype=DTYPE, device="cuda")
     for tokens in (1, 64, 4096):
         rows = torch.zeros(tokens, shape.hidden, dtype=DTYPE, device="cuda")
-        norm_route.run(rows, rows[0], 1e-6, router, shape.top_k, True)
+        norm_route.run(rows, rows[0], 1e-6, router, None, shape.top_k, True)
     torch.cuda.synchronize()
 
 
 def mlp(plan: Few | Grouped, top_k: int, norm: Tensor, router: Tensor, layer: Layer) -> None:
-    normed, weights, chosen = norm_route.run(layer.residual, norm, 1e-6, router, top_k, True)
-    run_plan(plan, normed, weights, chosen, layer.gate_up, layer.down, layer.residual)
-
-
-def run_plan(plan: Few | Grouped, *layer: Tensor) -> None:
-    if isinstance(plan, Few):
-        moe_gated.run_few(plan, *layer)
-    else:
-        moe_gated.run_grouped(plan, *layer)
+    normed, weights, chosen = norm_route.run(layer.residual, norm, 1e-6, router, None, top_k, True)
+    moe_gated.run_plan(plan, normed, weights, chosen, layer.gate_up, layer.down, layer.residual)
 
 
 def candidates(shape: Experts, sizes: Iterable[int]) -> Iterator[Few | Grouped]:
@@ -212,7 +205,7 @@ def tune(shape: Experts, layers: list[Layer]) -> tuple[Few | Grouped, float, flo
             (tile, partial(moe_gated.grouped_down, Tile(*tile), block_m), down_sets) for tile in DOWN_TILES[block_m]
         )
         finalists.append((Grouped(block_m, Tile(*up_tile), Tile(*down_tile)), up_us, down_us))
-    chosen, _ = best((entry, partial(run_plan, entry[0]), list(layers)) for entry in finalists)
+    chosen, _ = best((entry, partial(moe_gated.run_plan, entry[0]), list(layers)) for entry in finalists)
     plan, up_us, down_us = chosen
     return plan, up_us, down_us
 
@@ -297,7 +290,7 @@ def main() -> int:
             plan, up_us, down_us = _moe_plan.choose(shape, size, device, DTYPE), 0.0, 0.0
             if not options.no_tune:
                 plan, up_us, down_us = tune(shape, layers)
-            us = per_call_us(partial(run_plan, plan), list(layers))
+            us = per_call_us(partial(moe_gated.run_plan, plan), list(layers))
             norm = torch.ones(shape.hidden, dtype=DTYPE, device="cuda")
             routers = [torch.randn(shape.num_experts, shape.hidden, device="cuda").to(DTYPE) for _ in layers]
             routed = [(v.x, norm, 1e-6, router, shape.top_k, True) for v, router in zip(layers, routers, strict=True)]

@@ -55,6 +55,8 @@ def facts_of(
         "hidden_size": spec.hidden_size,
         "block_tokens": block_tokens,
         "kv_fp8": int(kv_dtype.itemsize == 1),
+        "window": max(spec.windows, default=0),
+        "sinks": int(spec.sinks),
     }
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
@@ -152,7 +154,7 @@ class ModelEngine:
             model = loaded.model
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
-                rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
+                rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
             parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
             self._runner, num_blocks = start(parts, config, level, stages)
         stages.end()

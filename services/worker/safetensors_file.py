@@ -44,6 +44,10 @@ class SafetensorsTensor:
         stored: torch.Tensor = self.handle.get_tensor(self.name)
         return stored.to(dtype=dtype, copy=True)
 
+    def entry(self, index: int) -> torch.Tensor:
+        part: torch.Tensor = self.handle.get_slice(self.name)[index]
+        return part
+
     def blocks(self) -> torch.Tensor:
         raise ValueError(f'tensor "{self.name}" is stored as {self.storage}, not in blocks')
 

@@ -1,8 +1,7 @@
-"""Llama and its exact relatives (Mistral without a sliding window)."""
+"""Llama 2, 3 and later ones of the same layers."""
 
 from services.worker.models.spec import Config, DecoderNames, DecoderSpec, ModelDef, read_decoder
 
-UNLIMITED = 2**62
 NAMES = DecoderNames(
     embedding="model.embed_tokens.weight",
     final_norm="model.norm.weight",
@@ -22,8 +21,6 @@ NAMES = DecoderNames(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
-    if config.get(int, "sliding_window", UNLIMITED) < config.get(int, "max_position_embeddings"):
-        config.require("sliding_window", ())
     config.require("pretraining_tp", (1,))
     attention_bias = config.get(bool, "attention_bias", False)
     return read_decoder(
@@ -32,7 +29,7 @@ def read(config: Config) -> DecoderSpec:
 
 
 MODEL = ModelDef(
-    architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    architectures=("LlamaForCausalLM",),
     features=("grouped-query attention", "tied and untied head", "rope: default, linear, llama3, yarn", "biases"),
     read=read,
     names=NAMES,

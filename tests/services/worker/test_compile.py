@@ -77,7 +77,7 @@ class Drawn:
         values = self.tensor(*names)
         return DenseWeight(values, None, DenseProducts(values, self._bindings))
 
-    def tensor(self, *names: str) -> Tensor:
+    def tensor(self, *names: str, wide: bool = False) -> Tensor:
         return torch.cat([self._tensors[name] for name in names])
 
     def has(self, name: str) -> bool:

@@ -75,7 +75,7 @@ def test_random_weights_need_no_checkpoint(folder: Path) -> None:
 def test_what_cannot_run_is_a_configuration_error(folder: Path) -> None:
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace("Qwen3ForCausalLM", "NobodyForCausalLM"))
-    with pytest.raises(ConfigError, match=r"NobodyForCausalLM is not supported; supported: LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match=r"NobodyForCausalLM is not supported; supported: .*LlamaForCausalLM"):
         load(folder)
     (folder / "config.json").write_text(text.replace('"silu"', '"gelu"'))
     with pytest.raises(ConfigError, match="hidden_act"):

@@ -23,7 +23,7 @@ from services.worker.startup import Figures, Parts, Stages, explained, measure, 
 def make_parts(tiny: Any, kv_dtype: torch.dtype = torch.float32) -> Parts:
     decoder = tiny.decoder
     shape = memory.Shape(max_rows=5, max_len=60, block_tokens=8)
-    rope = RopeTable(decoder.spec.rope, shape.max_len, decoder.final_norm.weight)
+    rope = RopeTable(decoder.spec.ropes, shape.max_len, decoder.final_norm.weight)
     return Parts(decoder, bind(("torch",), Facts("cpu")), rope, shape, (2,), torch.device("cpu"), kv_dtype)
 
 
