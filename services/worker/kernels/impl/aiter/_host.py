@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,15 +25,24 @@ SIGNATURES = Path(__file__).with_name("signatures.json")
 Parameters = Mapping[str, bool]  # by name: whether a call must give it
 
 
+class Twin(NamedTuple):
+    """What serves the same call where AITER was installed without its compiled part: `call`, by means of `by`."""
+
+    call: Callable[..., Any]
+    by: "Function"
+
+
 class Function:
     """`places`: where it may be, "module:attribute", the first that is there counts (AITER has moved modules).
 
     `needs`: what every call gives, and a host must know. `takes`: given too where the host knows it; only what may be
-    left out without another result.
+    left out without another result. `twin`: used where none of the places is there.
     """
 
-    def __init__(self, *places: str, needs: Sequence[str], takes: Sequence[str] = ()) -> None:
-        self.places, self.needs, self.takes = places, tuple(needs), tuple(takes)
+    def __init__(
+        self, *places: str, needs: Sequence[str], takes: Sequence[str] = (), twin: Twin | None = None
+    ) -> None:
+        self.places, self.needs, self.takes, self.twin = places, tuple(needs), tuple(takes), twin
 
     def missing(self) -> str | None:
         """Why this host's AITER cannot be called so, or None."""
@@ -55,7 +64,8 @@ def bound(wanted: Function) -> tuple[Callable[..., Any], frozenset[str]] | str:
     """The host's function and what of `takes` it does not know, or the reason why there is none."""
     found = find(wanted.places)
     if isinstance(found, str):
-        return found
+        twin = wanted.twin
+        return found if twin is None or twin.by.missing() is not None else (twin.call, frozenset(wanted.takes))
     place, function = found
     parameters = parameters_of(place, function)
     if isinstance(parameters, str):
