@@ -2,8 +2,8 @@
 
     python -m tests.gpu.aiter_model SOURCE NAME FOLDER
 
-SOURCE is a wheel or source tree of AITER, of which the Triton part serves what it can; the rest is Triton's and torch's.
-NAME is one of tests/gpu/conftest.py. Writes one line of JSON.
+SOURCE is a wheel or source tree of AITER. What its Triton part lacks is served by our Triton kernels and torch.
+NAME is one of `models`. Writes one line of JSON.
 """
 
 import importlib
@@ -18,11 +18,30 @@ import torch
 
 from services.worker import model_engine
 from services.worker.kernels import known_bad
-from tests.gpu.conftest import Small
+from services.worker.models.registry import all_models
+from tests.gpu.conftest import SMALL, Small
 from tests.services.worker.kernels.impl.aiter import bare
 from tests.services.worker.kernels.impl.aiter.contract import unpack
 
 PROMPTS, LENGTH, GENERATED = 24, 75, 24
+GPT_OSS = {
+    "intermediate_size": 256,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "max_position_embeddings": 131072,
+}
+
+
+def models() -> list[str]:
+    """The small checkpoints, and one of GPT-OSS as soon as the models that are served include it."""
+    if "GptOssForCausalLM" in all_models():
+        SMALL.setdefault("gpt_oss", ("GptOssConfig", GPT_OSS))
+    return list(SMALL)
 
 
 def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor, list[list[int]], list[str]]:
@@ -36,7 +55,7 @@ def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor
 
     patch = pytest.MonkeyPatch()
     patch.setattr(model_engine, "bind_tested", bind)
-    driver = small.engine('worker.kernels=["aiter","triton","torch"]', "worker.compile_level=0")
+    driver = small.engine('worker.kernels=["aiter","triton","torch"]', "worker.compile_level=0", "model.max_len=512")
     model = driver.engine._runner.model
     seen, original = [], model.logits
 
@@ -61,6 +80,7 @@ def main(source: str, name: str, work: str) -> None:
     patch.setattr(host, "ARCHES", (f"sm_{properties.major}{properties.minor}",))
     patch.setattr(known_bad, "RULES", ())
     bare.install(unpack(Path(source), Path(work)), "gfx950")
+    models()
     small = Small(name, Path(work) / name)
     prompts = torch.randint(3, 4096, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(7)).tolist()
     got, outputs, ops = logits_and_ops(small, prompts)

@@ -39,9 +39,7 @@ class Function:
     left out without another result. `twin`: used where none of the places is there.
     """
 
-    def __init__(
-        self, *places: str, needs: Sequence[str], takes: Sequence[str] = (), twin: Twin | None = None
-    ) -> None:
+    def __init__(self, *places: str, needs: Sequence[str], takes: Sequence[str] = (), twin: Twin | None = None) -> None:
         self.places, self.needs, self.takes, self.twin = places, tuple(needs), tuple(takes), twin
 
     def missing(self) -> str | None:

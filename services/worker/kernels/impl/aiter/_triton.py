@@ -82,7 +82,13 @@ def _gemm_blocks(*, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dt
 
 
 def _rotate(
-    *, input: Tensor, cos: Tensor, sin: Tensor, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool
+    *,
+    input: Tensor,  # noqa: A002 AITER's name
+    cos: Tensor,
+    sin: Tensor,
+    rotate_style: int,
+    reuse_freqs_front_part: bool,
+    nope_first: bool,
 ) -> Tensor:
     """Its blocks are whole heads of a power of two, of which all or half is turned; others are for torch."""
     head_dim, angles = input.shape[-1], cos.shape[-1]
@@ -132,15 +138,13 @@ def _whole(*, x: Tensor, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return numbers, scale
 
 
-def _by_group(
-    *, x: Tensor, quant_dtype: torch.dtype, group_size: int, transpose_scale: bool
-) -> tuple[Tensor, Tensor]:
+def _by_group(*, x: Tensor, quant_dtype: torch.dtype, group_size: int, transpose_scale: bool) -> tuple[Tensor, Tensor]:
     """The kernel is for results of several heads, which it joins; here a row is one."""
     numbers, scales = _BY_GROUP(x=x.unsqueeze(1), group_size=group_size, dtype_quant=quant_dtype)
     return numbers, scales.T.contiguous().view(scales.shape) if transpose_scale else scales
 
 
-def _gate(*, out: Tensor, input: Tensor) -> None:
+def _gate(*, out: Tensor, input: Tensor) -> None:  # noqa: A002 the same
     _GATE(x=input, out=out)
 
 
