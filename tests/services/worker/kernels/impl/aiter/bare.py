@@ -24,10 +24,11 @@ from typing import Any
 import torch
 
 from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.rope import make_rope_case
 from services.worker.kernels.real_cases import real_cases
 from services.worker.kernels.registry import Case, Facts, Impl, find_impls
 from services.worker.kernels.trial import try_case
-from tests.services.worker.kernels.impl.aiter.cases import CASES
+from tests.services.worker.kernels.impl.aiter.cases import CASES, paged
 from tests.services.worker.kernels.impl.aiter.contract import INTERPRETS, UNITS, stand_in_gpu, unpack
 from tests.services.worker.kernels.impl.aiter.fake import fp8_of
 from tests.services.worker.kernels.impl.aiter.hold import facts_of, native
@@ -35,7 +36,11 @@ from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
 
 LAUNCHED: Counter[str] = Counter()  # AITER's kernels that a GPU ran, by name
 HALF = (torch.bfloat16, torch.float16)
-FEW = 3  # cases of an op that are interpreted: the smallest
+FEW = 2  # cases of an op that are interpreted: the smallest, but of what is slow there
+INTERPRETED = {
+    "rope": (make_rope_case(9, 1, 64, 64), make_rope_case(9, 1, 64, 32)),
+    "rope_kv_write": (paged("fused", (2, 1, 64)), paged("normed", (2, 1, 64), normed=True)),
+}
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint", "instruction_sched_variant")
 # Ops that are refused as a whole without the compiled part, since it alone knows weights in tiles.
 PLAIN_WEIGHTS = ("row_scaled_linear", "block_scaled_linear")
@@ -120,7 +125,8 @@ def cases(impl: Impl[Any], device: torch.device, arch: str) -> Iterator[tuple[Ca
     """Each case in each dtype and in each layout of pages that the kernels read, as that architecture has it."""
     own = CASES.get(impl.op.name, impl.op.cases)
     if device.type == "cpu":
-        wanted = sorted((case for case in own if size_of(case)), key=size_of)[:FEW]
+        smallest = sorted((case for case in own if size_of(case)), key=size_of)[:FEW]
+        wanted = [*INTERPRETED.get(impl.op.name, smallest)]
     else:
         wanted = [*own, *(() if impl.op.name in PLAIN_WEIGHTS else real_cases(impl.op, REAL, "cuda"))]
     for case in wanted:
@@ -135,7 +141,7 @@ def cases(impl: Impl[Any], device: torch.device, arch: str) -> Iterator[tuple[Ca
 
 
 def size_of(case: Case) -> int:
-    """Numbers of its smallest activation: 0 where a case is of no tokens."""
+    """How many numbers its arguments are; 0 where one is empty."""
     shapes = [tensor.numel() for tensor in case.make(torch.bfloat16) if isinstance(tensor, torch.Tensor)]
     return 0 if 0 in shapes else sum(shapes)
 
