@@ -75,7 +75,7 @@ def bind_tested(
         if bench.uncalled:
             tried = tuple(verdict for verdict in verdicts if verdict.cases or verdict.reason or not verdict.op)
             rest = msgspec.structs.replace(job, shapes={**job.shapes, "uncalled": 1}, verdicts=tried)
-            verdicts = judged(rest, config, bench, report)
+            verdicts = judged(rest, config, bench, report) or verdicts
     finder = finder_without(facts, verdicts)
     return bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER), verdicts
 

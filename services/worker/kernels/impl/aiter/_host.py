@@ -3,7 +3,7 @@
 AITER differs from image to image: parameters come, go and move. A `Function` finds out what the host's own takes: from
 its Python signature where that is real, from the schema that it is registered under with torch where it is a wrapper,
 else from signatures.json, what all the releases listed there have in common. What is missing is a sentence for `bind`,
-at start and never while serving. Public: `Function`, `refusal`, `HALF`. State: what was found, once.
+at start and never while serving. Public: `Function`, `constant`, `refusal`, `HALF`. State: what was found, once.
 """
 
 import importlib
@@ -74,6 +74,14 @@ def bound(wanted: Function) -> tuple[Callable[..., Any], frozenset[str]] | str:
     if more := [name for name, must in parameters.items() if must and name not in given]:
         return f"{_dotted(place)} of this host wants {', '.join(more)} too"
     return function, frozenset(wanted.takes) - parameters.keys()
+
+
+@cache
+def constant(place: str) -> Any:
+    """A value of AITER's, of one of its enumerations say; only where it is there."""
+    found = find((place,))
+    assert not isinstance(found, str), found
+    return found[1]
 
 
 def refusal(facts: Facts, *functions: Function, dtypes: Sequence[torch.dtype] = HALF) -> str | None:

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from services.worker.kernels.impl.aiter import _host
-from services.worker.kernels.impl.aiter._host import Function, Twin, bound, refusal
+from services.worker.kernels.impl.aiter._host import Function, Twin, bound, constant, refusal
 from services.worker.kernels.registry import Facts
 
 GPU = Facts("cuda", "gfx942", torch.bfloat16)
@@ -116,6 +116,13 @@ def test_the_file_of_signatures_is_of_both_releases() -> None:
         assert old[row] is not None and new[row] is not None
     assert old["aiter:silu_and_mul"] == {"out": True, "input": True}
     assert new["aiter:silu_and_mul"] == {"out": True, "input": True, "limit": False}
+
+
+def test_a_constant_is_looked_up_once(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.Kind = SimpleNamespace(Silu=7)
+    assert constant("aiter:Kind.Silu") == 7
+    monkeypatch.setattr(_host, "find", None)
+    assert constant("aiter:Kind.Silu") == 7
 
 
 def test_a_twin_serves_only_where_the_function_is_not(host: Any) -> None:
