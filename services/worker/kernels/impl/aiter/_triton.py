@@ -6,6 +6,8 @@ compiled function of that name takes. No twins: kernels that return what ours ha
 those for weights in tiles; ops that need them are refused there.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -116,7 +118,7 @@ def _rotate_both(
     reuse_freqs_front_part: bool,
     nope_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    style = {
+    style: dict[str, Any] = {
         "rotate_style": rotate_style,
         "reuse_freqs_front_part": reuse_freqs_front_part,
         "nope_first": nope_first,
