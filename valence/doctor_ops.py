@@ -45,7 +45,7 @@ def _table(config: Config, again: bool, report: Report) -> tuple[str, list[OpRow
     kv_dtype = storage_dtype(config.kv.dtype, activation, arch)
     facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
     cache = open_aiter(config, arch, cache_root(config))
-    bench = Bench(device, cache_root(config), cache.folder if cache else None, again=again)
+    bench = Bench(device, cache_root(config), cache.folder if cache else None, again=again, uncalled=True)
     level = levels.choose_level(config.worker.compile_level, device)
     bindings, verdicts = bind_tested(config, facts, spec, level, bench, report)
     name = f"{source.name} on {arch or 'the CPU'}, activations {facts.dtype}, KV cache {kv_dtype}".replace("torch.", "")
