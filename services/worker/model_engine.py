@@ -25,6 +25,7 @@ from services.worker import memory
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_builders
 from services.worker.graphs import RING
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
@@ -37,7 +38,7 @@ from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.startup import Figures, Parts, Stages, arch_of, explained, open_cache, start
+from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
 log = logging.getLogger("worker")

@@ -30,11 +30,13 @@ from services.worker.kernels.ops.rope import make_rope_case
 from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
 from services.worker.kernels.ops.silu_and_mul import make_silu_case
 from services.worker.kernels.registry import Case, Op
+from services.worker.kernels.scaled_cases import scaled_cases
 
 SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
+    "uncalled",  # 1: cases also of ops that this model does not call
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
@@ -77,17 +79,16 @@ def sizes_of(shapes: Mapping[str, int], device: str) -> Sizes:
 
 
 def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Case, ...]:
-    """None at all if this model does not call the op."""
-    if not shapes.get("hidden_size"):
+    """None at all if this model does not call the op, unless the shapes ask for `uncalled` ones too."""
+    if not shapes.get("hidden_size") or op.name in OWN:
         return op.cases
-    if op.name in MIXTURE and not shapes.get("num_experts"):
-        return ()
-    if op.name in OWN:
-        return op.cases
+    sizes = sizes_of(shapes, device)
     make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
-    if make is None:
-        return ()
-    return tuple({case.name: case for case in make(shapes, sizes_of(shapes, device))}.values())
+    called = make is not None and (op.name not in MIXTURE or bool(shapes.get("num_experts")))
+    cases = {case.name: case for case in make(shapes, sizes)} if make is not None and called else {}
+    if cases or not shapes.get("uncalled"):
+        return tuple(cases.values())
+    return scaled_cases(op.name, shapes, sizes.all) or op.cases
 
 
 def may_differ(op: Op[Any]) -> float:

@@ -33,8 +33,10 @@ class MoeMlp:
     ) -> None:
         self.router, self.experts, self.shared = router, experts, shared
         self._spec = spec
-        self._norm_route, self._rms_norm = bindings(norm_route), bindings(rms_norm)
-        self._route_biased = bindings(moe_route_biased)
+        # only what is called is asked for: what a start compiles depends on it
+        self._norm_route = bindings(norm_route) if spec.grouped is None else None
+        self._rms_norm = bindings(rms_norm)
+        self._route_biased = bindings(moe_route_biased) if spec.grouped is not None else None
 
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
@@ -46,9 +48,10 @@ class MoeMlp:
     def _route(self, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
         """The normed rows [T, N], and the weights and numbers of their experts [T, K]."""
         spec, grouped, correction = self._spec, self._spec.grouped, self.router.correction
-        if grouped is None or correction is None:
+        if self._norm_route is not None:
             weight, bias, _ = self.router
             return self._norm_route(x, norm.weight, norm.eps, weight, bias, spec.top_k, spec.renormalize)
+        assert self._route_biased is not None and grouped is not None and correction is not None
         normed = self._rms_norm(x, norm.weight, norm.eps)
         # not the op: kernels are bound for the activations' dtype
         logits = functional.linear(normed.float(), self.router.weight, self.router.bias)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import RowStart, Sampling, StepPlan
-from services.worker.kernels.registry import Facts, bind
+from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
@@ -238,9 +238,9 @@ class Driver:
         return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
 
 
-def load_decoder(folder: Path, opaque: bool = False) -> Decoder:
+def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None) -> Decoder:
     """As the worker does in its exact mode; every tensor must have been asked for. `opaque`: to be compiled."""
-    source, bindings = open_model(str(folder)), bind(("torch",), Facts("cpu"), opaque=opaque)
+    source, bindings = open_model(str(folder)), bindings or bind(("torch",), Facts("cpu"), opaque=opaque)
     architectures = source.config["architectures"]
     assert isinstance(architectures, list)
     _, model = find_model(architectures)

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from common.errors import ConfigError
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import compile as levels
 from services.worker.kernels.packing.mx import decode_mxfp4, encode_mxfp4
-from services.worker.model_engine import ModelEngine
+from services.worker.kernels.registry import bind
+from services.worker.model_engine import ModelEngine, facts_of
 from services.worker.models import llama, mistral, qwen3
 from services.worker.models.registry import Found, all_models, find_model, index
 from services.worker.models.spec import SLIDING, Config
+from services.worker.sampler import Sampler
 from tests.services.worker.layers.test_decoder import run
 from tests.services.worker.tiny import (
     VARIANTS,
@@ -36,6 +39,7 @@ from tests.services.worker.tiny import (
 LENGTHS = [2, 9, 23, 64]
 NEW = 8
 WINDOW = {"sliding_window": 24, "use_sliding_window": True}
+NOT_IN_TRITON = {"Glm4MoeForCausalLM": {"moe_route_biased"}}
 TOLERANCE = 1e-4  # of logits between about -4 and 4, in float32
 
 
@@ -67,6 +71,18 @@ def wanted(make_tiny: Callable[[str], Tiny]) -> Callable[[str], list[list[int]]]
         return made[name]
 
     return make
+
+
+@pytest.mark.parametrize("name", every())
+def test_on_a_gpu_triton_has_every_op_of_a_model(make_tiny: Callable[[str], Tiny], name: str) -> None:
+    """Then a start compiles by all cores, and a step is launched without torch's small kernels."""
+    tiny = make_tiny(name)
+    facts = facts_of(torch.device("cpu"), torch.bfloat16, tiny.decoder.spec, 16, torch.bfloat16)
+    bindings = bind(("triton", "torch"), replace(facts, device="cuda", arch="sm_90"))
+    load_decoder(tiny.folder, bindings=bindings)
+    Sampler(bindings)
+    others = {row.op for row in bindings.table if row.op in bindings.asked and row.provider != "triton"}
+    assert others == NOT_IN_TRITON.get(name, set())
 
 
 @pytest.mark.parametrize("name", every())
