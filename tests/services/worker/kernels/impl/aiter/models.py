@@ -102,7 +102,7 @@ def serve(model: Decoder, bindings: Bindings, kv_dtype: torch.dtype = torch.floa
     rows = Rows(Shape(8, MAX_LEN, BLOCK_TOKENS), spec.vocab_size, (2,), torch.device("cpu"))
     storage = torch.zeros(KvCache.shape(spec, num_blocks, BLOCK_TOKENS), dtype=kv_dtype)
     cache = KvCache(storage, layout=bindings.layout)
-    return Served(Runner(model, rows, cache, RopeTable(spec.rope, MAX_LEN, like), bindings), count())
+    return Served(Runner(model, rows, cache, RopeTable(spec.ropes, MAX_LEN, like), bindings), count())
 
 
 def start(slot: int, tokens: Sequence[int], blocks: Sequence[int], computed: int = 0) -> RowStart:
