@@ -5,6 +5,7 @@ from dataclasses import replace
 from services.worker.models.llama import NAMES as LLAMA_NAMES
 from services.worker.models.spec import (
     LANGUAGE_PART,
+    MOST_ROPE,
     SLIDING,
     Config,
     DecoderSpec,
@@ -50,6 +51,9 @@ def read(config: Config) -> DecoderSpec:
         text.require(key, ())
     text.require("use_bidirectional_attention", (False,))
     head_dim, period = text.get(int, "head_dim"), text.get(int, "sliding_window_pattern")
+    scalar = text.get(float, "query_pre_attn_scalar")
+    if period < 1 or not 0 < scalar < MOST_ROPE:
+        raise ValueError(f"config: 'sliding_window_pattern' is {period}, 'query_pre_attn_scalar' is {scalar}")
     local = RopeSpec(text.get(float, "rope_local_base_freq"), head_dim)
     if text.mapping("rope_parameters").get(SLIDING):
         local = read_rope(text, head_dim, SLIDING)
@@ -65,7 +69,7 @@ def read(config: Config) -> DecoderSpec:
         post_norms=True,
         norm_offset=1.0,
         embed_scale=text.get(int, "hidden_size") ** 0.5,
-        attention_scale=text.get(float, "query_pre_attn_scalar") ** -0.5,
+        attention_scale=scalar**-0.5,
     )
 
 

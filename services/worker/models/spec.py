@@ -367,8 +367,9 @@ def read_decoder(config: Config, **changes: Any) -> DecoderSpec:
         max_position=config.get(int, "max_position_embeddings"),
         tie_embeddings=config.get(bool, "tie_word_embeddings", False),
     )
+    spec = replace(spec, **changes)
     check_sizes(spec)
-    return replace(spec, **changes)
+    return spec
 
 
 def check_sizes(spec: DecoderSpec) -> None:
@@ -379,9 +380,9 @@ def check_sizes(spec: DecoderSpec) -> None:
             raise ValueError(f"config: {name} is {found}, not between 1 and {most}")
     if not 0 <= spec.rms_eps < 1:
         raise ValueError(f"config: 'rms_norm_eps' is {spec.rms_eps}, not between 0 and 1")
-    rope = spec.rope
-    if not 1 <= rope.rotary_dim <= spec.head_dim:
-        raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
-    for name, value in {"rope_theta": rope.theta, **(rope.scaling or {})}.items():
-        if not 0 < value < MOST_ROPE and name not in ROPE_FLAGS:
-            raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")
+    for rope in spec.ropes:
+        if not 1 <= rope.rotary_dim <= spec.head_dim or rope.rotary_dim != spec.rope.rotary_dim:
+            raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
+        for name, value in {"rope_theta": rope.theta, **(rope.scaling or {})}.items():
+            if not 0 < value < MOST_ROPE and name not in ROPE_FLAGS:
+                raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")

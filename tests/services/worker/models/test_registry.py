@@ -39,7 +39,7 @@ from tests.services.worker.tiny import (
 LENGTHS = [2, 9, 23, 64]
 NEW = 8
 WINDOW = {"sliding_window": 24, "use_sliding_window": True}
-NOT_IN_TRITON = {"Glm4MoeForCausalLM": {"moe_route_biased"}}
+
 TOLERANCE = 1e-4  # of logits between about -4 and 4, in float32
 
 
@@ -82,7 +82,7 @@ def test_on_a_gpu_triton_has_every_op_of_a_model(make_tiny: Callable[[str], Tiny
     load_decoder(tiny.folder, bindings=bindings)
     Sampler(bindings)
     others = {row.op for row in bindings.table if row.op in bindings.asked and row.provider != "triton"}
-    assert others == NOT_IN_TRITON.get(name, set())
+    assert others == set()
 
 
 @pytest.mark.parametrize("name", every())
@@ -259,6 +259,9 @@ def test_drill_a_made_up_model_is_one_file(
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
         ("Gemma3ForCausalLM", {"hidden_activation": "gelu"}, "'hidden_activation' is 'gelu'"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
+        ("Gemma3ForCausalLM", {"query_pre_attn_scalar": -1}, "'query_pre_attn_scalar' is -1"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "'sliding_window_pattern' is 0"),
+        ("Gemma3ForCausalLM", {"rope_parameters": None, "rope_local_base_freq": -1.0}, "'rope_theta' is -1.0"),
         ("Glm4MoeForCausalLM", {"n_group": 3}, "1 of 3 groups of 8 experts"),
         ("Glm4MoeForCausalLM", {"n_group": 8}, "1 of 8 groups of 8 experts"),
         ("Glm4MoeForCausalLM", {"topk_group": 3}, "3 of 2 groups"),
