@@ -24,11 +24,13 @@ from typing import Any
 import torch
 
 from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.quantize_groups import make_groups_case
+from services.worker.kernels.ops.quantize_rows import make_quantize_case
 from services.worker.kernels.ops.rope import make_rope_case
 from services.worker.kernels.real_cases import real_cases
 from services.worker.kernels.registry import Case, Facts, Impl, find_impls
 from services.worker.kernels.trial import try_case
-from tests.services.worker.kernels.impl.aiter.cases import CASES, paged
+from tests.services.worker.kernels.impl.aiter.cases import ATTENTION, CASES, paged
 from tests.services.worker.kernels.impl.aiter.contract import INTERPRETS, UNITS, stand_in_gpu, unpack
 from tests.services.worker.kernels.impl.aiter.fake import fp8_of
 from tests.services.worker.kernels.impl.aiter.hold import facts_of, native
@@ -36,11 +38,6 @@ from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
 
 LAUNCHED: Counter[str] = Counter()  # AITER's kernels that a GPU ran, by name
 HALF = (torch.bfloat16, torch.float16)
-FEW = 2  # cases of an op that are interpreted: the smallest, but of what is slow there
-INTERPRETED = {
-    "rope": (make_rope_case(9, 1, 64, 64), make_rope_case(9, 1, 64, 32)),
-    "rope_kv_write": (paged("fused", (2, 1, 64)), paged("normed", (2, 1, 64), normed=True)),
-}
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint", "instruction_sched_variant")
 # Ops that are refused as a whole without the compiled part, since it alone knows weights in tiles.
 PLAIN_WEIGHTS = ("row_scaled_linear", "block_scaled_linear")
@@ -61,6 +58,26 @@ REAL = {
     "block_tokens": 16,
     "max_rows": 64,
     "step_tokens": 1024,
+}
+
+
+def small_numbers(dtype: torch.dtype) -> tuple[Any, ...]:
+    """Their scale is far below 1."""
+    x, *rest = make_quantize_case(5, 576).make(dtype)
+    return x / 100, *rest
+
+
+FEW = 2  # cases of an op that are interpreted: the smallest, but of what is slow there
+INTERPRETED = {
+    "rope": (make_rope_case(9, 1, 64, 64), make_rope_case(9, 1, 64, 32)),
+    "rope_kv_write": (
+        paged("fused", (2, 1, 64)),
+        paged("normed", (2, 1, 64), normed=True),
+        paged("partial", (2, 1, 64), rotary_dim=32),
+    ),
+    "paged_attention": tuple(case for case in ATTENTION if case.name in ("prompts", "window64")),
+    "quantize_groups": (make_groups_case(3, 256, 128, True), make_groups_case(5, 512, 128, False)),
+    "quantize_tensor": (make_quantize_case(5, 576), Case("small", small_numbers)),
 }
 
 
