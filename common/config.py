@@ -74,6 +74,7 @@ class Worker(Branch, frozen=True):
     self_test: Literal["auto", "on", "off"] = "auto"  # kernels against torch, before they serve; auto: on AMD GPUs
     self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
     near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
+    tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
 
 
 class Api(Branch, frozen=True):
@@ -116,7 +117,7 @@ class Replicated(Branch, frozen=True):
 class Services(Branch, frozen=True):
     api: Replicated = Replicated()
     tokenizer: Replicated = Replicated()
-    worker: Replicated = Replicated()  # each a group of its own: worker i runs on the i-th GPU that it can see
+    worker: Replicated = Replicated()  # each a group of its own: of n ranks, worker i has n GPUs from the i * n-th on
     scheduler: Replicated = Replicated()  # each with the workers whose number leaves its own as the remainder
 
 

@@ -28,6 +28,7 @@ from services.worker.layers.decoder import Decoder, Pieces
 EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
 AUTOMATIC = -1
 CPU_OPS = ("grouped_linear",)  # no weight on a GPU calls them
+GROUP_OPS = ("all_reduce", "all_gather")  # nor does one that no other rank has a share of
 OWN = "services.worker."
 TRITON_BUILDS = "services.worker.kernels.impl.triton._builds"
 
@@ -102,7 +103,7 @@ def build_ahead(bindings: Bindings, dry_run: Callable[[], None], report: Callabl
 
     With an op of torch's among them it would read what no kernel has written, so that indices could lie anywhere.
     """
-    if {row.provider for row in bindings.table if row.op not in CPU_OPS} != {"triton"}:
+    if {row.provider for row in bindings.table if row.op not in CPU_OPS + GROUP_OPS} != {"triton"}:
         return
     from services.worker.kernels.impl.triton import _ahead
 
