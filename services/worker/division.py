@@ -1,12 +1,13 @@
-"""How the checkpoint of a decoder is divided among the ranks of a group: which part of each tensor, and what joins them.
+"""How a decoder's checkpoint is divided among the ranks of a group: which part of each tensor, and what joins them.
 
-Called by the loader for each parameter. A tensor that no rule names is an error: kept whole it would be counted by each
-rank. Without a rank all is as it is in the checkpoint.
+Called by the loader for each parameter. A tensor that no rule names is an error: kept whole it might be counted by
+each rank.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from common.errors import ConfigError
 from services.worker.kernels.registry import Bindings
 from services.worker.models.spec import DecoderNames, DecoderSpec
 from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
@@ -39,7 +40,11 @@ class Division:
         self._starts = [Rank(r, rank.ranks).of(spec.vocab_size).begin for r in range(rank.ranks)] + [spec.vocab_size]
 
     def part(self, tensor: StoredTensor) -> StoredTensor:
-        """What this rank reads. Raises KeyError for a tensor that no rule names."""
+        """What this rank reads. Raises ConfigError for a tensor that no rule names."""
+        if tensor.name not in self._cuts:
+            raise ConfigError(
+                f'{tensor.source}: "{tensor.name}" cannot be divided among ranks; set worker.tensor_parallel to 1'
+            )
         cut = self._cuts[tensor.name]
         if cut is WHOLE:
             return tensor

@@ -1,8 +1,8 @@
 """One process's place in a tensor-parallel group: how its ranks meet, and what they agree on while they start.
 
-Owner: the engine, which joins before it loads anything. Ranks meet in a file of the run directory; collectives are those
-of torch's default process group: NCCL's (RCCL's) on GPUs, gloo's on a CPU, on the loopback interface only. Nobody waits
-for the dead: a group whose process has died ends as a whole (ranks.py).
+Owner: the engine, which joins before it loads anything. Ranks meet in a file of the run directory; collectives are
+those of torch's default process group: NCCL's (RCCL's) on GPUs, gloo's on a CPU, on the loopback interface only. Nobody
+waits for the dead: a group whose process has died ends as a whole (ranks.py).
 """
 
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ class Group:
         """Waits for all ranks."""
         self.rank = Rank(place.rank, place.ranks)
         env.set_defaults(LOOPBACK)
-        self._store = dist.FileStore(place.meeting, place.ranks)
+        self._store = dist.FileStore(place.meeting, place.ranks)  # type: ignore[attr-defined]
         self._store.set_timeout(PATIENCE)
         self._told = 0  # how often something was agreed on; the same at all ranks
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "nccl",
-            store=dist.PrefixStore("collectives", self._store),
+            store=dist.PrefixStore("collectives", self._store),  # type: ignore[attr-defined]
             rank=place.rank,
             world_size=place.ranks,
             timeout=PATIENCE,

@@ -26,7 +26,7 @@ class Seat(NamedTuple):
 
 
 def take_seat(config: Config, instance: int, root: Path = Path("/"), rank: int = 0) -> Seat:
-    """For a rank of worker number `instance`. Where there is no GPU for it, nothing changes: choosing a device says so."""
+    """For a rank of worker number `instance`. Where it has no GPU nothing changes: choosing a device says so."""
     ranks = config.worker.tensor_parallel
     first = 0 if config.worker.device == "cuda:0" else instance * ranks
     if config.worker.kind != "model" or config.worker.device == "cpu":

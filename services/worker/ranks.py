@@ -1,7 +1,7 @@
 """The other ranks of a tensor-parallel group, as rank 0 has them: it starts them, hands plans on, and ends with them.
 
-To everybody else a group is one worker process: rank 0 alone receives plans and answers. Each other rank is a child of
-it (rank_child.py) with a socket pair, over which it gets every plan before rank 0 runs it, and so in the same order. One
+To everybody else a group is one worker process: rank 0 alone receives plans and answers. Each other rank is a child
+(rank_child.py) with a socket pair, over which it gets every plan before rank 0 runs it, and so in the same order. A
 thread waits for the end of any of them and then ends this process; the kernel ends the children with it. So a group
 leaves as a whole, and its successor is started like that of any worker (ADR 0026).
 """

@@ -5,6 +5,7 @@ know: they call a `Weight`. Every rank calls in the same order. docs/adr/0026 sa
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch.nn import functional
@@ -50,7 +51,7 @@ class VocabularyWeight:
         self.out_features, self.in_features = starts[-1], part.in_features
         self.format_name, self.num_bytes = part.format_name, part.num_bytes
         self._begin, self._size = starts[rank], part.out_features
-        self._sizes = [end - begin for begin, end in zip(starts, starts[1:], strict=False)]
+        self._sizes = [end - begin for begin, end in pairwise(starts)]
         self._widest = max(self._sizes)
         self._all_reduce, self._all_gather = bindings(all_reduce), bindings(all_gather)
 
