@@ -19,35 +19,30 @@ from services.worker.model_engine import ModelEngine
 from tests.gpu.conftest import Driver
 
 GREEDY = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
-DRAWN = (
-    Sampling(max_tokens=100, temperature=1.5, seed=7, ignore_eos=True),
+SAMPLING = (
+    GREEDY,
+    GREEDY,
     Sampling(max_tokens=100, temperature=1.2, seed=8, top_k=30, top_p=0.9, ignore_eos=True),
-    Sampling(max_tokens=100, temperature=1.2, seed=9, presence_penalty=0.5, repetition_penalty=1.2, ignore_eos=True),
+    Sampling(max_tokens=100, temperature=1.5, seed=9, presence_penalty=0.5, repetition_penalty=1.2, ignore_eos=True),
     Sampling(max_tokens=100, temperature=0.0, logit_bias=((17, 3.0),), frequency_penalty=0.8, ignore_eos=True),
 )
-TOKENS = 12
+TOKENS = 8
 
 
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
-    return [torch.randint(3, 131, (length,), generator=generator).tolist() for length in (1, 7, 30, 12)]
+    return [torch.randint(3, 131, (length,), generator=generator).tolist() for length in (1, 7, 30, 12, 20)]
 
 
-def tokens_of(folder: Path, place: Place | None = None) -> list[list[list[int]]]:
-    """Greedy in whole prompts, greedy in chunks, drawn; each by prompt."""
+def tokens_of(folder: Path, place: Place | None = None) -> list[list[int]]:
+    """By prompt, with the sampling of that place; prompts go in chunks."""
     ranks = 1 if place is None else place.ranks
     settings = [
         *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=80"),
         *("scheduler.max_rows=8", "kv.block_tokens=8", 'worker.kernels=["torch"]', f"worker.tensor_parallel={ranks}"),
     ]
     engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
-    driver = Driver(engine)
-    asked = prompts()
-    return [
-        driver.generate(asked, TOKENS),
-        driver.generate(asked, TOKENS, chunk=5),
-        driver.generate(asked, TOKENS, sampling=DRAWN),
-    ]
+    return Driver(engine).generate(prompts(), TOKENS, SAMPLING, chunk=16)
 
 
 def main() -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from services.worker.compile import TRACED, compile_pieces
 from services.worker.division import Division, cuts_of
-from services.worker.kernels.registry import Facts, bind
+from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import build_decoder
 from services.worker.loader import load_parameters
 from services.worker.models.registry import find_model
@@ -74,14 +75,15 @@ def test_ranks_draw_the_tokens_of_one(said: list[dict[str, Any]], alone: Callabl
         assert tokens[name] == alone(name), f"rank {rank} of {len(said)}"
 
 
-def loaded(folder: Path, rank: Rank) -> Any:
-    """One rank's decoder, which is not run, and its parameters."""
+def loaded(folder: Path, rank: Rank, bindings: Bindings = BINDINGS) -> Any:
+    """One rank's decoder and its parameters."""
     source = open_model(str(folder))
     _, model = find_model(source.config["architectures"])  # type: ignore[arg-type]
     spec = model.read(Config(source.config))
-    division = Division(spec, model.names, rank, BINDINGS)
-    parameters = load_parameters(source.tensors, model, spec, choose_policy("float32"), division=division)
-    return build_decoder(local_spec(spec, rank), model, parameters, BINDINGS), parameters
+    division = Division(spec, model.names, rank, bindings)
+    policy = choose_policy("float32", bindings=bindings)
+    parameters = load_parameters(source.tensors, model, spec, policy, division=division)
+    return build_decoder(local_spec(spec, rank), model, parameters, bindings), parameters
 
 
 @pytest.mark.parametrize("name", ["llama_tied_biased", "qwen3_moe_mixed"])
@@ -124,6 +126,19 @@ def test_parts_of_all_ranks_are_the_whole(folder: Path) -> None:
                 assert torch.equal(torch.cat(parts[::2]), whole) and torch.equal(torch.cat(parts[1::2]), whole), key
             else:
                 assert torch.equal(torch.cat(parts, cut.dim), whole), key
+
+
+@pytest.mark.parametrize("name", ["llama_tied_biased", "qwen3_moe"])
+def test_a_compiler_takes_collectives_as_they_are(make_tiny: Callable[[str], Tiny], folder: Path, name: str) -> None:
+    """A group of one has all of them in its graph."""
+    torch._dynamo.reset()
+    tiny = make_tiny(name)
+    bindings = bind(("torch",), Facts("cpu"), opaque=True)
+    decoder, _ = loaded(folder / name, Rank(0, 1), bindings)
+    decoder.pieces = compile_pieces(TRACED, decoder)
+    tokens = replace(tiny, decoder=decoder).driver().generate([[5, 9, 77], [30]], 4)
+    torch._dynamo.reset()
+    assert tokens == tiny.driver().generate([[5, 9, 77], [30]], 4)
 
 
 def test_a_tensor_without_a_rule_is_an_error(folder: Path) -> None:
