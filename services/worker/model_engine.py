@@ -81,8 +81,9 @@ def choose_device(name: str, instance: int = 0) -> torch.device:
     count = torch.cuda.device_count()
     if number >= count:
         raise ConfigError(
-            f"worker-{instance} has no GPU: {count} can be seen, and each worker needs one of its own; lower "
-            f'services.worker.replicas, or set worker.device to "cuda:0" where each worker sees only its own'
+            f"worker-{instance} has no GPU: {count} can be seen, and each worker needs one of its own, or as many as "
+            f"worker.tensor_parallel says; lower services.worker.replicas, or set worker.device to "
+            f'"cuda:0" where each worker sees only its own'
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
@@ -155,7 +156,8 @@ class ModelEngine:
         started_s = time.perf_counter()
         stages = Stages(report)
         stages("model")
-        device = choose_device(config.worker.device, instance)
+        name = config.worker.device
+        device = choose_device("cuda" if place is not None and name == "cuda:0" else name, instance)
         level = levels.choose_level(config.worker.compile_level, device)
         if device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
@@ -229,6 +231,11 @@ class ModelEngine:
 
     def reset(self) -> None:
         self._runner.rows.reset()
+
+    def close(self) -> None:
+        """A group's ranks do so at the same time."""
+        if self._group is not None:
+            self._group.leave()
 
     def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:
         """No block is both, so they may be copied singly where there is no memory for all at once."""

@@ -80,6 +80,7 @@ class WorkerProcess:
         self._flush(keep=0)
         self.to_scheduler.send(Goodbye())
         self.to_scheduler.close(linger_ms=500)
+        engine.close()
         self.beacon.end()
         self.inbox.close()
 

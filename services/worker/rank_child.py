@@ -49,10 +49,12 @@ def main() -> None:
     join = msgspec.msgpack.decode(link.recv_bytes(), type=Join)
     log.set_up(f"worker-{join.instance}.{join.rank}", join.config.log.level, join.config.log.format)
     try:
-        follow(engine_at(join, lambda progress: None), link)
+        engine = engine_at(join, lambda progress: None)
+        follow(engine, link)
+        engine.close()
     except ConfigError as error:
         end_on_config(error)
-    os._exit(0)  # no library's clean-up: it may wait for ranks that have ended
+    os._exit(0)  # no library's clean-up
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import msgspec
 from common.config import Config
 from common.lifecycle import EXIT_CONFIG
 from common.protocol import Message, Progress, StepPlan
+from common.run_dir import make_run_dir
 from common.transport import new_incarnation
 from services.worker.engine import Engine, Pending
 from services.worker.placement import take_seat
@@ -53,6 +54,7 @@ class Ranks:
 
     def __init__(self, config: Config, instance: int, command: Sequence[str] = COMMAND) -> None:
         folder = config.run_dir
+        make_run_dir(folder)
         for left in folder.glob(f"worker-{instance}.*.ranks"):  # by groups that were killed
             left.unlink(missing_ok=True)
         self.meeting = str(folder / f"worker-{instance}.{new_incarnation():x}.ranks")
@@ -97,12 +99,15 @@ class Ranks:
         log.critical("rank %d (pid %d) %s; the whole group ends, to start afresh", rank, child.pid, how)
         os._exit(EXIT_CONFIG if status == EXIT_CONFIG else 1)
 
-    def close(self) -> None:
-        """Lets the children end; they are killed if they do not."""
+    def dismiss(self) -> None:
+        """Nothing more will be told: the children do what they have been told, and end."""
         self._leaving = True
         for link in self._links:
             with socket.socket(fileno=os.dup(link.fileno())) as end:
                 end.shutdown(socket.SHUT_RDWR)
+
+    def join(self) -> None:
+        """Waits for the end of all, which is near; those that do not end are killed."""
         for child in self.children:
             try:
                 child.wait(LEAVE_S)
@@ -133,7 +138,9 @@ class LeadingEngine:
         return self._own.figures()
 
     def close(self) -> None:
-        self._ranks.close()
+        self._ranks.dismiss()
+        self._own.close()
+        self._ranks.join()
 
 
 def engine_at(join: Join, report: Callable[[Progress], None]) -> Engine:

@@ -51,6 +51,9 @@ class Noted:
     def reset(self) -> None:
         self.seen.append("Reset")
 
+    def close(self) -> None:
+        self.seen.append("closed")
+
 
 def test_every_rank_is_told_all_that_the_first_does(tmp_path: Path) -> None:
     ranks = Ranks(config_in(tmp_path, 3), 5, (*FAKE, str(tmp_path)))
@@ -62,9 +65,10 @@ def test_every_rank_is_told_all_that_the_first_does(tmp_path: Path) -> None:
     for step in range(2, 6):
         engine.execute(StepPlan(step, slots=bytes(200_000)))
     engine.close()
-    assert own.seen == ["StepPlan 1", "Reset", *(f"StepPlan {step}" for step in range(2, 6))]
+    told = ["StepPlan 1", "Reset", *(f"StepPlan {step}" for step in range(2, 6))]
+    assert own.seen == [*told, "closed"]
     for rank in (1, 2):
-        assert (tmp_path / str(rank)).read_text().splitlines() == [f"5 3 {ranks.meeting}", *own.seen]
+        assert (tmp_path / str(rank)).read_text().splitlines() == [f"5 3 {ranks.meeting}", *told]
     assert all(child.poll() == 0 for child in ranks.children), "they have ended, and were not killed"
 
 
