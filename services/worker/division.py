@@ -39,13 +39,13 @@ class Division:
         self._vocabulary = (names.embedding, names.head)
         self._starts = [Rank(r, rank.ranks).of(spec.vocab_size).begin for r in range(rank.ranks)] + [spec.vocab_size]
 
-    def part(self, tensor: StoredTensor) -> StoredTensor:
-        """What this rank reads. Raises ConfigError for a tensor that no rule names."""
-        if tensor.name not in self._cuts:
+    def part(self, name: str, tensor: StoredTensor) -> StoredTensor:
+        """What this rank reads of the parameter `name`. Raises ConfigError where no rule names it."""
+        if name not in self._cuts:
             raise ConfigError(
-                f'{tensor.source}: "{tensor.name}" cannot be divided among ranks; set worker.tensor_parallel to 1'
+                f'{tensor.source}: "{name}" cannot be divided among ranks; set worker.tensor_parallel to 1'
             )
-        cut = self._cuts[tensor.name]
+        cut = self._cuts[name]
         if cut is WHOLE:
             return tensor
         if cut.once:

@@ -82,7 +82,7 @@ class CheckpointParameters:
 
     def _part(self, name: str) -> StoredTensor:
         tensor = self._tensors[name]
-        return tensor if self._division is None else self._division.part(tensor)
+        return tensor if self._division is None else self._division.part(name, tensor)
 
     def unread(self) -> list[str]:
         """Tensors that the model declared but did not ask for."""

@@ -18,6 +18,7 @@ from services.worker.compile import (
     CAPTURED,
     EAGER,
     FUSIBLE,
+    GROUP_OPS,
     INDUCTOR,
     TRACED,
     Builds,
@@ -33,7 +34,7 @@ from services.worker.kernels.ops.add_linear import add_linear
 from services.worker.kernels.ops.embedding import embedding
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_linear import norm_linear
-from services.worker.kernels.registry import Bindings, Facts, Impl, Op, bind
+from services.worker.kernels.registry import Binding, Bindings, Facts, Impl, Op, all_ops, bind
 from services.worker.layers.decoder import Decoder, Pieces, build_decoder
 from services.worker.loader import expected_shapes
 from services.worker.models.qwen3 import MODEL
@@ -224,3 +225,13 @@ def test_nothing_is_built_ahead_where_an_op_is_torchs() -> None:
         raise AssertionError("must not run")
 
     build_ahead(bind(("torch",), Facts("cpu")), dry_run, lambda done, total: None)
+
+
+def test_collectives_of_no_group_keep_nothing_from_being_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "services.worker.kernels.impl.triton._ahead.is_first", lambda: bool(asked.append("is it first"))
+    )
+    table = [Binding(op, "torch" if op in GROUP_OPS else "triton", "") for op in ("linear", *GROUP_OPS)]
+    build_ahead(Bindings(table, {}), lambda: None, lambda done, total: None)
+    assert asked and set(GROUP_OPS) <= set(all_ops())
