@@ -4,6 +4,7 @@
 the next one is awaited. It measures where the host's time goes; in the real system the core has a process of its own.
 """
 
+import atexit
 import gc
 import time
 from collections import deque
@@ -68,6 +69,7 @@ class Offline:
         self._stage = ("", self._started_s)
         self.stages_s: dict[str, float] = {}
         self.engine: Engine = (lead if config.worker.tensor_parallel > 1 else ModelEngine)(config, self._report)
+        atexit.register(self.engine.close)
         self._report(Progress(""))
         self.ready_s = time.perf_counter() - self._started_s
         self.core = SchedulerCore(config.scheduler, config.kv, seed=1)

@@ -65,7 +65,7 @@ class Scheduler(Branch, frozen=True):
 class Worker(Branch, frozen=True):
     kind: Literal["model", "null"] = "model"
     device: Literal["auto", "cpu", "cuda", "cuda:0"] = "auto"  # cuda:0: the first GPU, whatever the replica's number
-    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among the configured replicas
+    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among configured replicas and ranks
     kernels: tuple[str, ...] = ("aiter", "triton", "numba", "torch")  # providers, first choice first
     compile_level: Annotated[int, Meta(ge=-1, le=3)] = -1  # 0 eager, 1 dynamo, 2 inductor, 3 and graphs; -1: 3 on a GPU
     max_graph_rows: Annotated[int, Meta(ge=0, le=4096)] = 512  # largest decode batch that is captured

@@ -65,6 +65,14 @@ def test_two_ranks_say_what_one_says(divided: System, alone: list[Stream]) -> No
     assert [p["instance"] for p in divided.status()["processes"] if p["service"] == "worker"] == [0]
 
 
+def test_streams_do_not_notice_a_group_that_leaves_in_order(divided: System, alone: list[Stream]) -> None:
+    """SIGTERM: its steps are finished, all ranks end, and the next group goes on."""
+    gone = [worker(divided, 0), second_rank(divided)]
+    same(alone, asyncio.run(run(divided, ASKED, [gone[0].terminate])))
+    whole_again(divided, gone)
+    assert "terminated by" not in divided.output(), "it ended by itself"
+
+
 @pytest.mark.parametrize("victim", [second_rank, lambda system: worker(system, 0)], ids=["rank 1", "rank 0"])
 def test_streams_end_as_if_no_rank_had_been_killed(
     divided: System, alone: list[Stream], victim: Callable[[System], psutil.Process]
