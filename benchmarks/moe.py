@@ -26,6 +26,7 @@ from triton.errors import TritonError
 from benchmarks.gate import check
 from benchmarks.kernel_time import ceilings, per_call_us
 from services.worker.kernels import tuned
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route, norm_route
 from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
 from services.worker.kernels.ops.moe_gated import moe_gated as gated_op
@@ -239,7 +240,7 @@ def keep(device: torch.device, made: str, rows: list[dict[str, Any]], folder: Pa
     def key(row: tuned.Row) -> tuple[int, ...]:
         return (*(row[name] for name in Experts._fields), row["tokens"])
 
-    arch = tuned.arch(device)
+    arch = arch_of(device)
     merged = {key(row): dict(row) for row in (*tuned.read("moe_gated", arch, folder), *rows)}
     return tuned.write("moe_gated", arch, made, [merged[place] for place in sorted(merged)], folder)
 

@@ -58,8 +58,10 @@ class Scheduler(Branch, frozen=True):
     step_deadline_s: NotNegative = 0.0  # a worker that is silent about a step for so long is replaced; 0: as measured
     max_waiting_tokens: NonNegative = 0  # prompt tokens in the queue; 0: 512 times step_tokens
     priority_ageing_s: NotNegative = 30.0  # waiting so long counts as one level of priority; 0: priorities are absolute
-    # A chunk beside rows that decode costs at most what a full one costs after so many tokens; 0: no such limit.
-    chunk_context: NonNegative = 8192
+    # Chunks beside rows that decode cost at most what as many tokens cost after so many others; 0: no such limit.
+    chunk_context: NonNegative = 16_384
+    # Tokens of chunks beside rows that decode; more while many sequences wait, as policy.py says; 0: the whole budget.
+    chunk_beside: NonNegative = 768
 
 
 class Worker(Branch, frozen=True):

@@ -6,6 +6,7 @@ import torch
 
 from common.config import Worker
 from services.worker.kernels import registry as kernels
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.models import registry as model_files
 
 
@@ -27,6 +28,4 @@ def facts(device: str) -> kernels.Facts:
     """What the first device of this kind is."""
     if device == "cpu" or not torch.cuda.is_available():
         return kernels.Facts("cpu")
-    properties = torch.cuda.get_device_properties(0)
-    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-    return kernels.Facts("cuda", arch, torch.bfloat16)
+    return kernels.Facts("cuda", arch_of(torch.device("cuda")), torch.bfloat16)

@@ -28,6 +28,7 @@ from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
@@ -41,7 +42,7 @@ from services.worker.runner import StepTokens
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.startup import Figures, Parts, Stages, arch_of, explained, open_cache, start
+from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
 log = logging.getLogger("worker")

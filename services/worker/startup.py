@@ -25,6 +25,7 @@ from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
 from services.worker.group import Group
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
@@ -34,15 +35,6 @@ from services.worker.shortage import is_out_of_memory
 from services.worker.state import Rows
 
 log = logging.getLogger("worker")
-
-
-def arch_of(device: torch.device) -> str:
-    """gfx942, sm_90; empty on a CPU."""
-    if device.type == "cpu":
-        return ""
-    properties = torch.cuda.get_device_properties(device)
-    arch: str = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
-    return arch.partition(":")[0]
 
 
 class Parts(NamedTuple):

@@ -17,7 +17,7 @@ from services.worker import memory, warmup
 from services.worker.graphs import GraphKey
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers.rope import RopeTable
-from services.worker.startup import Figures, Parts, Stages, arch_of, explained, measure, open_cache, run_all, start
+from services.worker.startup import Figures, Parts, Stages, explained, measure, open_cache, run_all, start
 
 
 def make_parts(tiny: Any, kv_dtype: torch.dtype = torch.float32) -> Parts:
@@ -172,7 +172,3 @@ def test_figures_have_listed_names_and_tell_what_was_compiled_later(monkeypatch:
     assert (first["kernels_compiled"], first["kernels_found"]) == (5, 7)
     monkeypatch.setattr(levels, "builds", lambda: levels.Builds(6, 9))
     assert figures() == first | {"kernels_late": 1.0}
-
-
-def test_a_cpu_has_no_architecture() -> None:
-    assert arch_of(torch.device("cpu")) == ""
