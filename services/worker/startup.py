@@ -105,8 +105,7 @@ def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], 
     def compiling(done: int, total: int) -> None:
         stages("compile", done, total)
 
-    if parts.group is None:  # a run that computes nothing cannot take part in the ranks' collectives
-        levels.build_ahead(parts.bindings, partial(run_all, probe, plans, lambda done, total: None), compiling)
+    levels.build_ahead(parts.bindings, partial(run_all, probe, plans, lambda done, total: None), compiling)
     run_all(probe, plans, compiling)
     stages("memory")
     meter.restart()

@@ -114,7 +114,7 @@ def test_a_cpu_gets_a_share_of_free_memory(parts: Parts) -> None:
 
 
 def test_the_rank_with_the_least_room_decides(parts: Parts) -> None:
-    """All ranks of a group share one block table, and no kernel is built by a run that computes nothing."""
+    """All ranks of a group share one block table."""
 
     class Group:
         def least(self, number: int) -> int:
