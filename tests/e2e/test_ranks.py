@@ -70,7 +70,6 @@ def test_streams_do_not_notice_a_group_that_leaves_in_order(divided: System, alo
     gone = [worker(divided, 0), second_rank(divided)]
     same(alone, asyncio.run(run(divided, ASKED, [gone[0].terminate])))
     whole_again(divided, gone)
-    assert "terminated by" not in divided.output(), "it ended by itself"
 
 
 @pytest.mark.parametrize("victim", [second_rank, lambda system: worker(system, 0)], ids=["rank 1", "rank 0"])
