@@ -38,10 +38,8 @@ GPT_OSS = {
 
 
 def models() -> list[str]:
-    """The small checkpoints, and one of GPT-OSS as soon as the models that are served include it."""
-    if "GptOssForCausalLM" in all_models():
-        SMALL.setdefault("gpt_oss", ("GptOssConfig", GPT_OSS))
-    return list(SMALL)
+    """The small checkpoints, and one of GPT-OSS where the models that are served include it."""
+    return list(dict.fromkeys([*SMALL, *(["gpt_oss"] if "GptOssForCausalLM" in all_models() else [])]))
 
 
 def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor, list[list[int]], list[str]]:
@@ -80,7 +78,7 @@ def main(source: str, name: str, work: str) -> None:
     patch.setattr(host, "ARCHES", (f"sm_{properties.major}{properties.minor}",))
     patch.setattr(known_bad, "RULES", ())
     bare.install(unpack(Path(source), Path(work)), "gfx950")
-    models()
+    SMALL.setdefault("gpt_oss", ("GptOssConfig", GPT_OSS))
     small = Small(name, Path(work) / name)
     prompts = torch.randint(3, 4096, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(7)).tolist()
     got, outputs, ops = logits_and_ops(small, prompts)

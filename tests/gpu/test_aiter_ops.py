@@ -63,12 +63,13 @@ def ran_ops(source: str, arch: str) -> Any:
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: Path(source).name)
 def test_triton_kernels_are_the_meaning(source: str, arch: str, name: str) -> None:
-    """Every case is passed, or refused by Triton on this GPU, which says why; none is wrong."""
+    """Every case is passed, or refused by Triton on this GPU, which says why."""
     report = ran_ops(source, arch)[name]
     print(*(f"{name} {case}: {how}" for case, how in report.items()), sep="\n")
-    assert not {case: how for case, how in report.items() if how.startswith("wrong")}
-    # gfx942's type of 8 bits is no other GPU's
-    assert any(how == "passed" for how in report.values()) or (arch == "gfx942" and "quant" in name)
+    assert not {case: how for case, how in report.items() if how.startswith(("wrong", "failed"))}
+    # gfx942's type of 8 bits is no other GPU's, and releases lack functions
+    left = [how for how in report.values() if not how.startswith("not bound") and "fp8e4b8" not in how]
+    assert "passed" in left or not left, report
 
 
 @elsewhere

@@ -1,10 +1,11 @@
 """AITER's Triton part alone, from a wheel or source tree, run through the provider and held against the ops' meanings.
 
-    python -m tests.services.worker.kernels.impl.aiter.bare SOURCE ARCH FOLDER [REGULAR EXPRESSION OF OPS]
+    python -m tests.services.worker.kernels.impl.aiter.bare SOURCE ARCH FOLDER [OPS OR ARCHITECTURE]
 
 What AITER_TRITON_ONLY=1 installs: `import aiter` gives nothing but the Triton modules. Without a GPU they are
 interpreted (set TRITON_INTERPRET=1); a GPU of NVIDIA compiles them, while AITER believes that it sees ARCH. Writes one
-line of JSON: by op, case, dtype and layout "passed", "wrong: ...", or "refused: ..." where Triton cannot.
+line of JSON: by op, case, dtype and layout "passed", "wrong: ...", "failed: ...", "refused: ..." where Triton cannot
+compile for this GPU, "not bound: ..." where the provider says that it cannot.
 """
 
 import importlib
@@ -14,7 +15,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,23 +24,28 @@ from typing import Any
 import torch
 
 from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.quantize_groups import make_groups_case
+from services.worker.kernels.ops.quantize_rows import make_quantize_case
 from services.worker.kernels.ops.rope import make_rope_case
 from services.worker.kernels.real_cases import real_cases
-from services.worker.kernels.registry import Case, Facts, Impl, find_impls
+from services.worker.kernels.registry import Bindings, Case, Facts, Impl, bind, find_impls
 from services.worker.kernels.trial import try_case
-from tests.services.worker.kernels.impl.aiter.cases import CASES, paged
+from tests.services.worker.kernels.impl.aiter.cases import ATTENTION, CASES, paged
 from tests.services.worker.kernels.impl.aiter.contract import INTERPRETS, UNITS, stand_in_gpu, unpack
 from tests.services.worker.kernels.impl.aiter.fake import fp8_of
 from tests.services.worker.kernels.impl.aiter.hold import facts_of, native
+from tests.services.worker.kernels.impl.aiter.models import (
+    BLOCK_TOKENS,
+    COMMON,
+    CONFIGS,
+    generate,
+    make_model,
+    serve,
+)
 from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
 
 LAUNCHED: Counter[str] = Counter()  # AITER's kernels that a GPU ran, by name
 HALF = (torch.bfloat16, torch.float16)
-FEW = 2  # cases of an op that are interpreted: the smallest, but of what is slow there
-INTERPRETED = {
-    "rope": (make_rope_case(9, 1, 64, 64), make_rope_case(9, 1, 64, 32)),
-    "rope_kv_write": (paged("fused", (2, 1, 64)), paged("normed", (2, 1, 64), normed=True)),
-}
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack", "schedule_hint", "instruction_sched_variant")
 # Ops that are refused as a whole without the compiled part, since it alone knows weights in tiles.
 PLAIN_WEIGHTS = ("row_scaled_linear", "block_scaled_linear")
@@ -61,6 +66,26 @@ REAL = {
     "block_tokens": 16,
     "max_rows": 64,
     "step_tokens": 1024,
+}
+
+
+def small_numbers(dtype: torch.dtype) -> tuple[Any, ...]:
+    """Their scale is far below 1."""
+    x, *rest = make_quantize_case(5, 576).make(dtype)
+    return x / 100, *rest
+
+
+FEW = 2  # cases of an op that are interpreted: the smallest, but of what is slow there
+INTERPRETED = {
+    "rope": (make_rope_case(9, 1, 64, 64), make_rope_case(9, 1, 64, 32)),
+    "rope_kv_write": (
+        paged("fused", (2, 1, 64)),
+        paged("normed", (2, 1, 64), normed=True),
+        paged("partial", (2, 1, 64), rotary_dim=32),
+    ),
+    "paged_attention": tuple(case for case in ATTENTION if case.name in ("prompts", "window64")),
+    "quantize_groups": (make_groups_case(3, 256, 128, True), make_groups_case(5, 512, 128, False)),
+    "quantize_tensor": (make_quantize_case(5, 576), Case("small", small_numbers)),
 }
 
 
@@ -163,8 +188,15 @@ def takes_shuffled(op: str, facts: Facts, made: tuple[Any, ...]) -> bool:
     if op == "paged_attention":
         return _attention.UNIFIED_SHUFFLED.missing() is None
     head_dim = facts.shapes["head_dim"]
-    whole = op == "rope_kv_write" and made[1].shape[-1] == head_dim and not head_dim & (head_dim - 1)
-    return whole and not fp8 and facts.dtype != torch.float16 and rope_kv_write.ROTATE_WRITE.missing() is None
+    # only rotation and write in one: others call the compiled part
+    whole = op == "rope_kv_write" and made[6] is None and made[1].shape[-1] == head_dim
+    return (
+        whole
+        and not head_dim & (head_dim - 1)
+        and not fp8
+        and facts.dtype != torch.float16
+        and rope_kv_write.ROTATE_WRITE.missing() is None
+    )
 
 
 def run(arch: str, device: torch.device, only: str = "") -> dict[str, dict[str, str]]:
@@ -185,18 +217,45 @@ def run(arch: str, device: torch.device, only: str = "") -> dict[str, dict[str, 
     return found
 
 
+def run_model(architecture: str, arch: str) -> dict[str, Any]:
+    """The largest difference of logits between this provider and torch, over what the latter's logits vary by."""
+    config = COMMON | CONFIGS[architecture]
+    shapes = {name: config[name] for name in ("head_dim", "hidden_size")} | {"block_tokens": BLOCK_TOKENS}
+    shapes |= {"num_heads": config["num_attention_heads"], "num_kv_heads": config["num_key_value_heads"]}
+    facts = Facts("cuda", arch, torch.bfloat16, shapes)
+    bound = bind(("aiter", "torch"), facts, finder=find_impls)
+    (got, tokens), (wanted, right) = (_generated(architecture, b) for b in (bound, bind(("torch",), Facts("cpu"))))
+    return {
+        "ops": [row.op for row in bound.table if row.provider == "aiter"],
+        "tokens": [tokens, right],
+        "apart": float((got - wanted).abs().max() / wanted.std()),
+    }
+
+
+def _generated(architecture: str, bindings: Bindings) -> tuple[torch.Tensor, list[list[int]]]:
+    """Logits of each sampled position, and the tokens."""
+    model, seen = make_model(architecture, bindings, torch.bfloat16), []
+    original = model.logits
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        seen.append(original(x).float())
+        return seen[-1]
+
+    model.logits = logits  # type: ignore[method-assign]
+    tokens = generate(serve(model, bindings, torch.bfloat16), [[3, 4, 5, 6, 7], [8, 9]], 3, chunk=16)
+    return torch.cat(seen), tokens
+
+
 def tried(impl: Impl[Any], case: Case, facts: Facts, device: torch.device) -> str:
     from triton.errors import TritonError
 
     try:
         with poisoned_allocations():
             wrong = try_case(impl, case, facts, device)
-    except (TritonError, RuntimeError, ValueError, TypeError, AssertionError, AttributeError, NotImplementedError) as e:
-        with suppress(RuntimeError):
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-        text = [line for line in str(e).splitlines() if line.strip()] or [""]
-        return f"refused: {type(e).__name__}: {text[-1].strip()[:200]}"
+    except (TritonError, RuntimeError, ValueError, TypeError, AssertionError, AttributeError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        cannot = isinstance(error, TritonError) or "PassManager" in str(error)
+        return f"{'refused' if cannot else 'failed'}: {type(error).__name__}: {lines[-1].strip()[:200]}"
     return "passed" if wrong is None else f"wrong: {wrong}"
 
 
@@ -208,7 +267,8 @@ def main(source: str, arch: str, work: str, only: str = "") -> None:
         stand_in_gpu(arch)
     install(unpack(Path(source), Path(work)), arch)
     importlib.import_module("triton")
-    print(json.dumps(run(arch, device, only)), flush=True)
+    report = run_model(only, arch) if only in CONFIGS else run(arch, device, only)
+    print(json.dumps(report), flush=True)
     os._exit(0)
 
 
