@@ -21,7 +21,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
-from services.worker import memory
+from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_builders
 from services.worker.graphs import RING
@@ -32,7 +32,6 @@ from services.worker.layers.kv_cache import storage_dtype
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
-from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
@@ -109,7 +108,7 @@ def load_model(
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
-        architecture, model = find_model(architectures)
+        architecture, model = fallback.find(architectures)
         spec = model.read(models.Config(source.config))
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
@@ -126,6 +125,15 @@ def load_model(
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
     is_random = config.model.weights == "random"
+    if model is fallback.MODEL:
+        if is_random:
+            raise ConfigError(f"{architecture} has no model file, and without one there are no random weights")
+        stages("weights")
+        try:
+            decoder = fallback.load(source.files.path, spec, activation, device, bindings)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{source.files.path}: {error}") from error
+        return Loaded(architecture, decoder, bindings, kv_dtype)
     tensors = draw_all(expected_shapes(spec, model.names), device) if is_random else source.tensors
     parameters = load_parameters(tensors, model, spec, policy, lambda done, total: stages("weights", done, total))
     return Loaded(architecture, build_decoder(spec, model, parameters, bindings), bindings, kv_dtype)
