@@ -99,9 +99,6 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface. query [1, H, T, D]; key, value [1, K, T, D]; returns [1, T, H, D]."""
@@ -109,9 +106,14 @@ def attend(
     keys, values, scale = paged.cache.layers[module.layer_idx]
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
     paged.write(k, v, keys, values, paged.slots, scale)
-    sinks = None if s_aux is None else s_aux.float()
-    factor = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    spec = AttentionSpec(factor, sliding_window or 0, softcap or 0.0, sinks, scale)
+    sinks = others.get("s_aux")
+    spec = AttentionSpec(
+        scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        window=others.get("sliding_window") or 0,
+        softcap=others.get("softcap") or 0.0,
+        sinks=None if sinks is None else sinks.float(),
+        kv_scale=scale,
+    )
     return paged.attend(q, keys, values, paged.rows, spec)[None], None
 
 
@@ -160,14 +162,21 @@ class TransformersDecoder(Decoder):
         return x
 
 
-def load(folder: Path, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, bindings: Bindings) -> Decoder:
+def load(
+    architecture: str,
+    folder: Path,
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    bindings: Bindings,
+) -> Decoder:
     """From safetensors in `folder`. Raises ValueError or OSError for a model that cannot run so."""
     import transformers
 
     transformers.AttentionInterface.register(NAME, attend)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    )
+    # its class by name, not by what the folder says: no code of a checkpoint's runs
+    kind = getattr(transformers, architecture)
+    model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
     model = model.eval().requires_grad_(False).to(device)
     if not model._supports_attention_backend:
         raise ValueError(f"{type(model).__name__} does not go through transformers' attention interface")

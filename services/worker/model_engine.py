@@ -130,7 +130,7 @@ def load_model(
             raise ConfigError(f"{architecture} has no model file, and without one there are no random weights")
         stages("weights")
         try:
-            decoder = fallback.load(source.files.path, spec, activation, device, bindings)
+            decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
         except (ValueError, OSError) as error:
             raise ConfigError(f"{source.files.path}: {error}") from error
         return Loaded(architecture, decoder, bindings, kv_dtype)

@@ -31,7 +31,7 @@ def make(name: str, folder: Path) -> Tiny:
     reference.save_pretrained(folder)
     spec = fallback.read(Config(json.loads((folder / "config.json").read_text())))
     bindings = bind(("torch",), Facts("cpu"))
-    return Tiny(reference, folder, fallback.load(folder, spec, torch.float32, torch.device("cpu"), bindings))
+    return Tiny(reference, folder, fallback.load(name, folder, spec, torch.float32, torch.device("cpu"), bindings))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
