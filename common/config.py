@@ -67,7 +67,7 @@ class Scheduler(Branch, frozen=True):
 class Worker(Branch, frozen=True):
     kind: Literal["model", "null"] = "model"
     device: Literal["auto", "cpu", "cuda", "cuda:0"] = "auto"  # cuda:0: the first GPU, whatever the replica's number
-    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among the configured replicas
+    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among configured replicas and ranks
     kernels: tuple[str, ...] = ("aiter", "triton", "numba", "torch")  # providers, first choice first
     compile_level: Annotated[int, Meta(ge=-1, le=3)] = -1  # 0 eager, 1 dynamo, 2 inductor, 3 and graphs; -1: 3 on a GPU
     max_graph_rows: Annotated[int, Meta(ge=0, le=4096)] = 512  # largest decode batch that is captured
@@ -76,6 +76,7 @@ class Worker(Branch, frozen=True):
     self_test: Literal["auto", "on", "off"] = "auto"  # kernels against torch, before they serve; auto: on AMD GPUs
     self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
     near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
+    tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
 
 
 class Api(Branch, frozen=True):
@@ -118,7 +119,7 @@ class Replicated(Branch, frozen=True):
 class Services(Branch, frozen=True):
     api: Replicated = Replicated()
     tokenizer: Replicated = Replicated()
-    worker: Replicated = Replicated()  # each a group of its own: worker i runs on the i-th GPU that it can see
+    worker: Replicated = Replicated()  # each a group of its own: of n ranks, worker i has n GPUs from the i * n-th on
     scheduler: Replicated = Replicated()  # each with the workers whose number leaves its own as the remainder
 
 

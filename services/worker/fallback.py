@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from common import config as configuration
+from common.errors import ConfigError
 from services.worker.kernels.ops.kv_write import kv_write
 from services.worker.kernels.ops.paged_attention import (
     AttentionRows,
@@ -35,7 +37,7 @@ CHECKED_TOKENS = (11, 12, 1)  # of the test at the start, in steps
 NEAR = 0.05  # relative error of all its logits; in 16 bits that of an exact model is below 0.02
 
 
-def find(architectures: Sequence[str]) -> tuple[str, ModelDef]:
+def find(architectures: Sequence[str], settings: configuration.Config) -> tuple[str, ModelDef]:
     """The model file's declaration, else MODEL if transformers knows one of them. Raises ValueError."""
     try:
         return find_model(architectures)
@@ -45,6 +47,8 @@ def find(architectures: Sequence[str]) -> tuple[str, ModelDef]:
         known = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
         for name in architectures:
             if name in known:
+                if settings.model.weights == "random" or settings.worker.tensor_parallel > 1:
+                    raise ValueError(f"{name} has no model file: no random weights, and one rank only") from None
                 return name, MODEL
         raise
 
@@ -170,19 +174,22 @@ def load(
     device: torch.device,
     bindings: Bindings,
 ) -> Decoder:
-    """From safetensors in `folder`. Raises ValueError or OSError for a model that cannot run so."""
+    """From safetensors in `folder`. Raises ConfigError for a model that cannot run so."""
     import transformers
 
     transformers.AttentionInterface.register(NAME, attend)
     # its class by name, not by what the folder says: no code of a checkpoint's runs
     kind = getattr(transformers, architecture)
-    model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
-    model = model.eval().requires_grad_(False).to(device)
-    if not model._supports_attention_backend:
-        raise ValueError(f"{type(model).__name__} does not go through transformers' attention interface")
-    decoder = TransformersDecoder(spec, model, bindings)
-    hold(decoder, bindings.layout)
-    log.warning("%s runs by transformers with our paged attention: slower than a model file", type(model).__name__)
+    try:
+        model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+        model = model.eval().requires_grad_(False).to(device)
+        if not model._supports_attention_backend:
+            raise ValueError(f"{architecture} does not go through transformers' attention interface")
+        decoder = TransformersDecoder(spec, model, bindings)
+        hold(decoder, bindings.layout)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    log.warning("%s runs by transformers with our paged attention: slower than a model file", architecture)
     return decoder
 
 

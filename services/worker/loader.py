@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from common.errors import ConfigError
+from services.worker.division import Division
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
@@ -25,15 +26,19 @@ def load_parameters(
     spec: DecoderSpec,
     policy: WeightPolicy,
     report: Report = lambda done, total: None,
+    division: Division | None = None,
 ) -> "CheckpointParameters":
-    """The parameters of `model` as `spec` describes it. Raises ConfigError naming tensors at fault and their files."""
+    """The parameters of `model` as `spec` describes it, or one rank's share of them.
+
+    Raises ConfigError naming tensors at fault and their files.
+    """
     tensors = served_tensors(tensors, model, spec)
     expected = expected_shapes(spec, model.names)
     # A tied head that the checkpoint repeats is the embedding once more.
     check_tensors(tensors, expected, (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored)
     use: Use = "tied" if spec.tie_embeddings else "embedding"
     return CheckpointParameters(
-        {name: tensors[name] for name in expected}, policy, {model.names.embedding: use}, report
+        {name: tensors[name] for name in expected}, policy, {model.names.embedding: use}, report, division
     )
 
 
@@ -41,9 +46,15 @@ class CheckpointParameters:
     """Reads each tensor on request; see `Parameters` in models/spec.py."""
 
     def __init__(
-        self, tensors: Mapping[str, StoredTensor], policy: WeightPolicy, uses: Mapping[str, Use], report: Report
+        self,
+        tensors: Mapping[str, StoredTensor],
+        policy: WeightPolicy,
+        uses: Mapping[str, Use],
+        report: Report,
+        division: Division | None = None,
     ) -> None:
         self._tensors = tensors
+        self._division = division
         self._policy = policy
         self._uses = uses
         self._report = report
@@ -53,26 +64,30 @@ class CheckpointParameters:
         return name in self._tensors
 
     def weight(self, *names: str) -> Weight:
-        weight = self._policy.make([self._tensors[name] for name in names], self._uses.get(names[0], "linear"))
+        weight = self._policy.make([self._part(name) for name in names], self._uses.get(names[0], "linear"))
         self._count(names)
-        return weight
+        return weight if self._division is None else self._division.join(names[0], weight)
 
     def experts(
         self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], biases: ExpertBiases | None = None
     ) -> ExpertWeights:
-        pairs = [[self._tensors[name] for name in names] for names in gate_up]
-        experts = self._policy.make_experts(pairs, [self._tensors[name] for name in down], biases)
+        pairs = [[self._part(name) for name in names] for names in gate_up]
+        experts = self._policy.make_experts(pairs, [self._part(name) for name in down], biases)
         self._count((*(name for names in gate_up for name in names), *down))
-        return experts
+        return experts if self._division is None else self._division.join_experts(experts)
 
     def tensor(self, *names: str, wide: bool = False) -> torch.Tensor:
-        parts = [self._tensors[name] for name in names]
+        parts = [self._part(name) for name in names]
         dtype = torch.float32 if wide else self._policy.activation
         values = torch.cat([part.dense(dtype) for part in parts]).to(self._policy.device)
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{parts[0].source}: {', '.join(names)} holds NaN or infinite values")
         self._count(names)
         return values
+
+    def _part(self, name: str) -> StoredTensor:
+        tensor = self._tensors[name]
+        return tensor if self._division is None else self._division.part(name, tensor)
 
     def unread(self) -> list[str]:
         """Tensors that the model declared but did not ask for."""

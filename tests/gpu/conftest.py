@@ -134,10 +134,12 @@ class Small:
 
     def engine(self, *settings: str) -> "Driver":
         from services.worker.model_engine import ModelEngine
+        from services.worker.ranks import lead
 
         base = ["worker.device=cuda", 'worker.kernels=["triton","torch"]', "kv.blocks=6000", "scheduler.max_rows=256"]
         config = configuration.load(None, [f"model.source={self.folder}", *base, *settings])
-        return Driver(ModelEngine(config, lambda stage: None))
+        make = lead if config.worker.tensor_parallel > 1 else ModelEngine
+        return Driver(make(config, lambda stage: None))
 
 
 def batches(sequences: Sequence[Sequence[int]], size: int = 32) -> Iterator[Sequence[Sequence[int]]]:

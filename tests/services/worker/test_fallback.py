@@ -60,8 +60,9 @@ def test_the_engine_serves_it_eagerly_and_says_so(tmp_path: Path, caplog: pytest
     one = {"slots": [0], "positions": [0], "counts": [20]}
     plan = StepPlan(1, added=[row], samples=b"\1", **{key: pack_i32(value) for key, value in one.items()})
     assert list(unpack_i32(served.execute(plan).tokens())) == tiny.greedy(prompt, 1)
-    with pytest.raises(ConfigError, match="has no model file, and without one there are no random weights"):
-        engine(tmp_path, "model.weights=random")
+    for setting in ("model.weights=random", "worker.tensor_parallel=2"):
+        with pytest.raises(ConfigError, match="has no model file: no random weights, and one rank only"):
+            engine(tmp_path, setting)
 
 
 def test_a_model_with_a_state_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_attention_in_another_way_is_found(tmp_path: Path, monkeypatch: pytest.M
         return whole(*arguments, **keywords | {"scaling": 0.1})
 
     monkeypatch.setattr(fallback, "attend", other)
-    with pytest.raises(ValueError, match="attends in another way"):
+    with pytest.raises(ConfigError, match="attends in another way"):
         make(FAMILIES[0], tmp_path)
 
 
@@ -91,8 +92,8 @@ def test_what_a_configuration_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'hidden_size' is missing"):
         fallback.read(Config({"architectures": FAMILIES}))
     with pytest.raises(ValueError, match=r"NobodyForCausalLM is not supported"):
-        fallback.find(["NobodyForCausalLM"])
-    assert fallback.find(["LlamaForCausalLM"])[1] is all_models()["LlamaForCausalLM"].model
+        fallback.find(["NobodyForCausalLM"], configuration.Config())
+    assert fallback.find(["LlamaForCausalLM"], configuration.Config())[1] is all_models()["LlamaForCausalLM"].model
 
 
 def test_positions_are_the_last_of_each_rows_context() -> None:

@@ -199,6 +199,16 @@ def test_a_step_without_memory_runs_in_pieces_with_the_same_tokens(
     assert [result.failed for result in results] == [b"", b""] and tried == [120, 80, 40, 40, 40, 3]
 
 
+def test_a_rank_of_a_group_does_not_run_pieces_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it in the whole step: it ends, and with it the group."""
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    tried = limit_memory(engine, monkeypatch, lambda step: False)
+    engine._group = object()  # type: ignore[assignment]
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.execute(starts(*PROMPTS))
+    assert tried == [120]
+
+
 def test_a_row_that_cannot_run_fails_alone_and_its_slot_can_be_used_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

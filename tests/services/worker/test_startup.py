@@ -113,6 +113,20 @@ def test_a_cpu_gets_a_share_of_free_memory(parts: Parts) -> None:
     assert list(dict.fromkeys(progress.stage for progress in seen)) == ["memory", "compile"]
 
 
+def test_the_rank_with_the_least_room_decides(parts: Parts) -> None:
+    """All ranks of a group share one block table."""
+
+    class Group:
+        def least(self, number: int) -> int:
+            assert number == 5 * 8, "what this rank has room for"
+            return 17
+
+    config = configuration.load(None, ["kv.memory_gib=0.01", "scheduler.step_tokens=24"])
+    together = parts._replace(group=Group())  # type: ignore[arg-type]
+    runner, num_blocks = start(together, config, levels.EAGER, Stages(lambda progress: None))
+    assert runner.cache.num_blocks == num_blocks == 17
+
+
 def test_compiled_pieces_give_the_same_tokens(make_tiny: Callable[[str], Any]) -> None:
     torch._dynamo.reset()
     config = configuration.load(None, ["kv.blocks=40", "scheduler.step_tokens=24"])
