@@ -10,6 +10,7 @@ from common.errors import ConfigError
 from services.worker import compile as levels
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_aiter
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Binding
 from services.worker.layers.kv_cache import storage_dtype
 from services.worker.model_engine import choose_device, facts_of
@@ -18,7 +19,6 @@ from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype
 from services.worker.self_test import Verdict
 from services.worker.source import open_model
-from services.worker.startup import arch_of
 from valence.doctor import Host, OpRow
 
 Report = Callable[[str, int], None]

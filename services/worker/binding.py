@@ -52,6 +52,8 @@ def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
         "top_k": moe.top_k if moe else 0,
         "expert_size": moe.inner if moe else 0,
         "renormalize": int(moe.renormalize) if moe else 0,
+        "clamped": int(moe.clamped) if moe else 0,
+        "gelu": int(spec.activation == "gelu_tanh"),
         "max_rows": config.scheduler.max_rows,
         "step_tokens": config.scheduler.step_tokens,
     }

@@ -35,7 +35,7 @@ from services.worker.kernels.scaled_cases import scaled_cases
 SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
-    *("renormalize", "max_rows", "step_tokens"),
+    *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
     "uncalled",  # 1: cases also of ops that this model does not call
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
@@ -49,6 +49,7 @@ CAPTURED = (
         "paged_attention",
         "norm_route",
         "moe_gated",
+        "moe_clamped",
         "moe_tiled",
         "silu_and_mul",
         "draw",
@@ -139,7 +140,8 @@ def _add_linears(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _gated(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all if s.get("intermediate_size") else ():
-        yield make_gated_case(tokens, s["hidden_size"], s["intermediate_size"])
+        gate = "gelu_tanh" if s.get("gelu") else "silu"
+        yield make_gated_case(tokens, s["hidden_size"], s["intermediate_size"], gate)
 
 
 def _gates(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
@@ -180,7 +182,7 @@ def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _attentions(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     heads = s["num_heads"], s["num_kv_heads"], s["head_dim"]
-    extras = Extras(block_tokens=s["block_tokens"], fp8=bool(s.get("kv_fp8")))
+    extras = Extras(s["block_tokens"], s.get("window", 0), sinks=bool(s.get("sinks")), fp8=bool(s.get("kv_fp8")))
 
     def case(name: str, counts: Sequence[int], context: Sequence[int]) -> Case:
         return make_attention_case(name, counts, context, heads, extras=extras)
@@ -201,11 +203,12 @@ def _routes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _norm_routes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
-        yield make_norm_route_case(tokens, s["hidden_size"], s["num_experts"], s["top_k"], bool(s.get("renormalize")))
+        shape = s["hidden_size"], s["num_experts"], s["top_k"]
+        yield make_norm_route_case(tokens, *shape, bool(s.get("renormalize")), bool(s.get("clamped")))
 
 
 def _mixtures(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
-    for tokens in sorted({*sizes.all, *suspect_tokens("moe_gated", sizes.all[-1])}):
+    for tokens in () if s.get("clamped") else sorted({*sizes.all, *suspect_tokens("moe_gated", sizes.all[-1])}):
         yield make_moe_case(tokens, s["num_experts"], s["top_k"], s["hidden_size"], s["expert_size"])
 
 

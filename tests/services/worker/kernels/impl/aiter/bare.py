@@ -265,6 +265,8 @@ def main(source: str, arch: str, work: str, only: str = "") -> None:
     os.environ["AITER_TRITON_LOG_LEVEL"] = "ERROR"
     if INTERPRETS:
         stand_in_gpu(arch)
+    else:
+        torch.cuda.init()  # while torch still knows whose GPU it is: cases are made as if it were AMD's
     install(unpack(Path(source), Path(work)), arch)
     importlib.import_module("triton")
     report = run_model(only, arch) if only in CONFIGS else run(arch, device, only)
