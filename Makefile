@@ -5,10 +5,9 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-# Real systems: each file starts its own and mostly waits for it, so the two parts are not mixed.
+# Real systems: files start their own, and what is started in one process of pytest runs to its end.
 SYSTEMS := tests/e2e tests/chaos
-LONG := $(addprefix tests/chaos/,test_environment.py test_frozen.py) \
-  $(addprefix tests/e2e/,test_hang.py test_schedulers.py test_workers.py) tests/benchmarks/test_aot_whole.py
+LONG := $(addprefix tests/e2e/,test_schedulers.py test_workers.py) tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 NAME ?= http
@@ -44,7 +43,7 @@ test: $(STAMP) ## tests that need no GPU, so many files at a time, then those wi
 	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
 	$(PYTEST) $(SYSTEMS) $(addprefix --ignore=,$(LONG)) $(ARGS)
 
-test-long: $(STAMP) ## what takes long: stops, hangs and fills real systems, compiles all kernels [ARGS=]
+test-long: $(STAMP) ## what takes longer: several workers and schedulers, all kernels compiled [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
