@@ -5,7 +5,7 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-# Real systems: files start their own, and what is started in one process of pytest runs to its end.
+# What starts real systems comes after all else, so that only a few processes at a time wait for the cores.
 SYSTEMS := tests/e2e tests/chaos
 LONG := $(addprefix tests/e2e/,test_schedulers.py test_workers.py) tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py

@@ -36,7 +36,9 @@ class HangingSystem(System):
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[HangingSystem]:
     replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
-    with HangingSystem(*replicas, "scheduler.max_rows=16", "kv.blocks=512", "model.dtype=float32") as system:
+    with HangingSystem(
+        *replicas, "worker.threads=1", "scheduler.max_rows=16", "kv.blocks=512", "model.dtype=float32"
+    ) as system:
         yield system
 
 
