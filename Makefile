@@ -7,7 +7,7 @@ SEEDS ?= 1000
 WORKERS ?= 2
 # What starts real systems comes after all else, so that only a few processes at a time wait for the cores.
 SYSTEMS := tests/e2e tests/chaos
-LONG := $(addprefix tests/e2e/,test_schedulers.py test_workers.py) tests/benchmarks/test_aot_whole.py
+LONG := $(addprefix tests/e2e/,test_schedulers.py test_workers.py test_ranks.py) tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 NAME ?= http
@@ -43,7 +43,7 @@ test: $(STAMP) ## tests that need no GPU, so many files at a time, then those wi
 	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
 	$(PYTEST) $(SYSTEMS) $(addprefix --ignore=,$(LONG)) $(ARGS)
 
-test-long: $(STAMP) ## what takes longer: several workers and schedulers, all kernels compiled [ARGS=]
+test-long: $(STAMP) ## what takes longer: several workers, ranks and schedulers, all kernels compiled [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]

@@ -109,7 +109,9 @@ def declared() -> list[Function]:
     found: dict[Function, None] = {}
     for entry in pkgutil.iter_modules(provider.__path__):
         module = importlib.import_module(f"{provider.__name__}.{entry.name}")
-        found |= dict.fromkeys(item for item in vars(module).values() if isinstance(item, Function))
+        for item in vars(module).values():
+            if isinstance(item, Function):
+                found |= dict.fromkeys((item, *([item.twin.by] if item.twin is not None else [])))
     return list(found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.outcome import Mover, convert, equal_bits, outcome, tensors
 from services.worker.kernels.registry import Case, Facts, Impl, Op, Tolerance
 
@@ -20,9 +21,7 @@ def facts(device: torch.device, dtype: torch.dtype) -> Facts:
     """What a choice of an implementation may depend on; shapes are left open."""
     if device.type == "cpu":
         return Facts("cpu", dtype=dtype)
-    properties = torch.cuda.get_device_properties(device)
-    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-    return Facts("cuda", arch, dtype)
+    return Facts("cuda", arch_of(device), dtype)
 
 
 def compare(left: Tensor, right: Tensor, tolerance: Tolerance, place: str) -> None:

@@ -248,16 +248,18 @@ def experts(model: ModelShape, tokens: int) -> Iterator[Work]:
         per_step=m.layers,
     )
 
-    def routed(x: Tensor, norm: Tensor, eps: float, router: Tensor, k: int, renormalize: bool) -> tuple[Tensor, ...]:
+    def routed(
+        x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, k: int, renormalize: bool
+    ) -> tuple[Tensor, ...]:
         normed = functional.rms_norm(x, norm.shape, norm, eps)
-        return normed, *functional.linear(normed, router).float().softmax(-1).topk(k, -1)
+        return normed, *functional.linear(normed, router, bias).float().softmax(-1).topk(k, -1)
 
     yield Work(
         "norm_route",
         "",
         m,
         t,
-        lambda: (random(t, m.hidden), random(m.hidden), EPS, matrix(m.experts, m.hidden), m.top_k, True),
+        lambda: (random(t, m.hidden), random(m.hidden), EPS, matrix(m.experts, m.hidden), None, m.top_k, True),
         dense_bytes(t, m.hidden, m.experts, m.hidden) + 8 * t * m.top_k,
         2 * t * m.hidden * m.experts,
         routed,

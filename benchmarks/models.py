@@ -15,11 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M, ModelShape
+from benchmarks.shapes import GLM_AIR_16, GPT_OSS_20B, LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M, ModelShape
 
 TINY = ModelShape("Tiny", 2, 64, 4, 2, 16, 128, 2048, qk_norm=True, tie=True)
 TINY_MOE = ModelShape("Tiny-MoE", 2, 64, 4, 2, 16, 64, 2048, experts=8, top_k=2, qk_norm=True)
-SHAPES = {"0.6b": QWEN3_600M, "8b": LLAMA_8B, "30b-a3b": QWEN3_30B_A3B, "tiny": TINY, "tiny-moe": TINY_MOE}
+SHAPES = {
+    "0.6b": QWEN3_600M,
+    "8b": LLAMA_8B,
+    "30b-a3b": QWEN3_30B_A3B,
+    "gpt-oss-20b": GPT_OSS_20B,
+    "glm-air-16": GLM_AIR_16,
+    "tiny": TINY,
+    "tiny-moe": TINY_MOE,
+}
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 LONG = 131_072  # positions: room for a prompt of 100,000 tokens
 
@@ -42,7 +50,10 @@ def config_of(shape: ModelShape, max_position: int = 0) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": shape.vocab,
     }
-    return config | (_qwen3_keys(shape) if shape.qk_norm else _llama_keys(shape)) | _positions(shape, max_position)
+    keys = (
+        _gpt_oss_keys if shape.window else _glm_keys if shape.shared else _qwen3_keys if shape.qk_norm else _llama_keys
+    )
+    return config | keys(shape) | _positions(shape, max_position)
 
 
 def _positions(shape: ModelShape, max_position: int) -> dict[str, Any]:
@@ -98,6 +109,56 @@ def _llama_keys(shape: ModelShape) -> dict[str, Any]:
             "rope_type": "llama3",
         },
         "rope_theta": 500_000.0,
+    }
+
+
+def _gpt_oss_keys(shape: ModelShape) -> dict[str, Any]:
+    bos, eos = special_ids(shape)
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "attention_bias": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "model_type": "gpt_oss",
+        "num_experts_per_tok": shape.top_k,
+        "num_local_experts": shape.experts,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150_000,
+        "sliding_window": shape.window,
+        "swiglu_limit": 7.0,
+    }
+
+
+def _glm_keys(shape: ModelShape) -> dict[str, Any]:
+    bos, eos = special_ids(shape)
+    return {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "attention_bias": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "first_k_dense_replace": 0,
+        "intermediate_size": 8 * shape.inner,  # of dense layers, which are cut off
+        "model_type": "glm4_moe",
+        "moe_intermediate_size": shape.inner,
+        "n_group": 1,
+        "n_routed_experts": shape.experts,
+        "n_shared_experts": shape.shared,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": shape.top_k,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "use_qk_norm": False,
     }
 
 

@@ -26,6 +26,7 @@ from triton.errors import TritonError
 from benchmarks.gate import check
 from benchmarks.kernel_time import ceilings, per_call_us
 from services.worker.kernels import tuned
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route, norm_route
 from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
 from services.worker.kernels.ops.moe_gated import moe_gated as gated_op
@@ -143,24 +144,17 @@ def warm(shape: Experts, plans: list[Few | Grouped]) -> None:
         torch.zeros_like(x),
     )
     for plan in plans:
-        run_plan(plan, *layer)
+        moe_gated.run_plan(plan, *layer)
     router = torch.zeros(shape.num_experts, shape.hidden, dtype=DTYPE, device="cuda")
     for tokens in (1, 64, 4096):
         rows = torch.zeros(tokens, shape.hidden, dtype=DTYPE, device="cuda")
-        norm_route.run(rows, rows[0], 1e-6, router, shape.top_k, True)
+        norm_route.run(rows, rows[0], 1e-6, router, None, shape.top_k, True)
     torch.cuda.synchronize()
 
 
 def mlp(plan: Few | Grouped, top_k: int, norm: Tensor, router: Tensor, layer: Layer) -> None:
-    normed, weights, chosen = norm_route.run(layer.residual, norm, 1e-6, router, top_k, True)
-    run_plan(plan, normed, weights, chosen, layer.gate_up, layer.down, layer.residual)
-
-
-def run_plan(plan: Few | Grouped, *layer: Tensor) -> None:
-    if isinstance(plan, Few):
-        moe_gated.run_few(plan, *layer)
-    else:
-        moe_gated.run_grouped(plan, *layer)
+    normed, weights, chosen = norm_route.run(layer.residual, norm, 1e-6, router, None, top_k, True)
+    moe_gated.run_plan(plan, normed, weights, chosen, layer.gate_up, layer.down, layer.residual)
 
 
 def candidates(shape: Experts, sizes: Iterable[int]) -> Iterator[Few | Grouped]:
@@ -211,7 +205,7 @@ def tune(shape: Experts, layers: list[Layer]) -> tuple[Few | Grouped, float, flo
             (tile, partial(moe_gated.grouped_down, Tile(*tile), block_m), down_sets) for tile in DOWN_TILES[block_m]
         )
         finalists.append((Grouped(block_m, Tile(*up_tile), Tile(*down_tile)), up_us, down_us))
-    chosen, _ = best((entry, partial(run_plan, entry[0]), list(layers)) for entry in finalists)
+    chosen, _ = best((entry, partial(moe_gated.run_plan, entry[0]), list(layers)) for entry in finalists)
     plan, up_us, down_us = chosen
     return plan, up_us, down_us
 
@@ -239,7 +233,7 @@ def keep(device: torch.device, made: str, rows: list[dict[str, Any]], folder: Pa
     def key(row: tuned.Row) -> tuple[int, ...]:
         return (*(row[name] for name in Experts._fields), row["tokens"])
 
-    arch = tuned.arch(device)
+    arch = arch_of(device)
     merged = {key(row): dict(row) for row in (*tuned.read("moe_gated", arch, folder), *rows)}
     return tuned.write("moe_gated", arch, made, [merged[place] for place in sorted(merged)], folder)
 
@@ -296,10 +290,12 @@ def main() -> int:
             plan, up_us, down_us = _moe_plan.choose(shape, size, device, DTYPE), 0.0, 0.0
             if not options.no_tune:
                 plan, up_us, down_us = tune(shape, layers)
-            us = per_call_us(partial(run_plan, plan), list(layers))
+            us = per_call_us(partial(moe_gated.run_plan, plan), list(layers))
             norm = torch.ones(shape.hidden, dtype=DTYPE, device="cuda")
             routers = [torch.randn(shape.num_experts, shape.hidden, device="cuda").to(DTYPE) for _ in layers]
-            routed = [(v.x, norm, 1e-6, router, shape.top_k, True) for v, router in zip(layers, routers, strict=True)]
+            routed = [
+                (v.x, norm, 1e-6, router, None, shape.top_k, True) for v, router in zip(layers, routers, strict=True)
+            ]
             route_us = per_call_us(norm_route.run, routed)
             whole = [(norm, router, v) for v, router in zip(layers, routers, strict=True)]
             mlp_us = per_call_us(partial(mlp, plan, shape.top_k), whole)

@@ -4,6 +4,7 @@
 the next one is awaited. It measures where the host's time goes; in the real system the core has a process of its own.
 """
 
+import atexit
 import gc
 import time
 from collections import deque
@@ -19,8 +20,9 @@ from common.config import Config
 from common.protocol import Abort, Admit, FinishReason, Progress, Sampling, StepResult, WorkerReady, make_seq_id
 from services.scheduler.core import SchedulerCore
 from services.scheduler.events import Event, SendPlan, SendRefused, SendTokens, WorkerFault
-from services.worker.engine import Pending
+from services.worker.engine import Engine, Pending
 from services.worker.model_engine import ModelEngine
+from services.worker.ranks import lead
 
 
 class Host(NamedTuple):
@@ -66,7 +68,8 @@ class Offline:
         self._started_s = time.perf_counter()
         self._stage = ("", self._started_s)
         self.stages_s: dict[str, float] = {}
-        self.engine = ModelEngine(config, self._report)
+        self.engine: Engine = (lead if config.worker.tensor_parallel > 1 else ModelEngine)(config, self._report)
+        atexit.register(self.engine.close)
         self._report(Progress(""))
         self.ready_s = time.perf_counter() - self._started_s
         self.core = SchedulerCore(config.scheduler, config.kv, seed=1)

@@ -25,12 +25,13 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.report import Result, report
 from benchmarks.tuning import seconds
 from services.worker.kernels import tuned
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton._prefill_attention import (
     SHORT,
     Tile,
     choose_splits,
     choose_tile,
-    count_blocks,
+    expected_blocks,
     forget_choices,
     launch,
     prefill,
@@ -142,8 +143,9 @@ class Problem:
 
     def splits(self, tile: Tile) -> int:
         block_q = tile.block_m // (self.heads.queries // self.heads.keys)
-        programs = count_blocks(len(self.q), len(self.load.counts), block_q) * self.heads.keys
-        return choose_splits(programs, self.rows.max_context, self.q.device)
+        programs = expected_blocks(len(self.q), len(self.load.counts), block_q) * self.heads.keys
+        part_bytes = self.q.numel() * 4
+        return choose_splits(programs, self.rows.max_context, part_bytes, self.q.device)
 
     def run(self, tile: Tile | None = None, splits: int | None = None) -> None:
         """As the worker would, or with the choices made."""
@@ -311,7 +313,7 @@ def main() -> int:
             right &= fine
         if right:
             made = f"python -m benchmarks.prefill_attention; {conditions}"
-            path = tuned.write("prefill_attention", tuned.arch(device), made, entries)
+            path = tuned.write("prefill_attention", arch_of(device), made, entries)
             console.print(f"written: {path}, after {time.monotonic() - start_s:.0f} s", markup=False)
         tuned.read.cache_clear()
         forget_choices()

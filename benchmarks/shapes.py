@@ -19,6 +19,7 @@ class ModelShape(NamedTuple):
     qk_norm: bool = False
     tie: bool = False  # the head is the embedding table
     window: int = 0  # tokens that every second layer's attention sees; 0: all in all layers
+    shared: int = 0  # experts that every token goes through besides
 
     @property
     def q_width(self) -> int:
@@ -33,7 +34,7 @@ class ModelShape(NamedTuple):
         """Elements of one layer's matrices that a step of many tokens reads."""
         attention = self.hidden * (self.qkv_width + self.q_width)
         mlp = 3 * self.hidden * self.inner
-        return attention + (mlp * self.experts + self.hidden * self.experts if self.experts else mlp)
+        return attention + (mlp * (self.experts + self.shared) + self.hidden * self.experts if self.experts else mlp)
 
     @property
     def kv_elements(self) -> int:
@@ -46,6 +47,9 @@ LLAMA_8B = ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256)
 QWEN3_30B_A3B = ModelShape("Qwen3-30B-A3B", 48, 2048, 32, 4, 128, 768, 151936, experts=128, top_k=8, qk_norm=True)
 LLAMA_70B = ModelShape("Llama-3.3-70B", 80, 8192, 64, 8, 128, 28672, 128256)
 GPT_OSS_120B = ModelShape("gpt-oss-120b", 36, 2880, 64, 8, 64, 2880, 201088, experts=128, top_k=4, window=128)
+GPT_OSS_20B = ModelShape("gpt-oss-20b", 24, 2880, 64, 8, 64, 2880, 201088, experts=32, top_k=4, window=128)
+# the first 16 of GLM-4.5-Air's 45 layers with a mixture, which fit one GPU
+GLM_AIR_16 = ModelShape("GLM-4.5-Air-16L", 16, 4096, 96, 8, 128, 1408, 151552, experts=128, top_k=8, shared=1)
 MODELS = (QWEN3_600M, LLAMA_8B, QWEN3_30B_A3B)
 DECODE_BATCHES = (1, 16, 64, 256, 512)
 PREFILL_TOKENS = 8192

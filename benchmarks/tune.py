@@ -21,6 +21,7 @@ from rich.table import Table
 import benchmarks
 from benchmarks.tuning import Bench, Section, Tuned, seconds
 from services.worker.kernels import tuned
+from services.worker.kernels.gpu_arch import arch_of
 
 FIGURES = {"us": "{:.2f}", "floor": "{:.0%}", "torch": "{:.2f}x"}
 H200_READ = 4.27e12  # bytes per second, measured
@@ -74,7 +75,7 @@ def main() -> None:
             continue
         for result in section.run(bench):
             results.append(result)
-            path = tuned.write(result.op, tuned.arch(device), made, result.rows, options.out)
+            path = tuned.write(result.op, arch_of(device), made, result.rows, options.out)
             show(console, result)
             console.print(f"{path}  ({time.monotonic() - start:.0f} s)")
     if options.json:

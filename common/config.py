@@ -58,14 +58,16 @@ class Scheduler(Branch, frozen=True):
     step_deadline_s: NotNegative = 0.0  # a worker that is silent about a step for so long is replaced; 0: as measured
     max_waiting_tokens: NonNegative = 0  # prompt tokens in the queue; 0: 512 times step_tokens
     priority_ageing_s: NotNegative = 30.0  # waiting so long counts as one level of priority; 0: priorities are absolute
-    # A chunk beside rows that decode costs at most what a full one costs after so many tokens; 0: no such limit.
-    chunk_context: NonNegative = 8192
+    # Chunks beside rows that decode cost at most what as many tokens cost after so many others; 0: no such limit.
+    chunk_context: NonNegative = 16_384
+    # Tokens of chunks beside rows that decode; more while many sequences wait, as policy.py says; 0: the whole budget.
+    chunk_beside: NonNegative = 768
 
 
 class Worker(Branch, frozen=True):
     kind: Literal["model", "null"] = "model"
     device: Literal["auto", "cpu", "cuda", "cuda:0"] = "auto"  # cuda:0: the first GPU, whatever the replica's number
-    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among the configured replicas
+    threads: NonNegative = 0  # CPU threads of the kernels; 0: all cores, divided among configured replicas and ranks
     kernels: tuple[str, ...] = ("aiter", "triton", "numba", "torch")  # providers, first choice first
     compile_level: Annotated[int, Meta(ge=-1, le=3)] = -1  # 0 eager, 1 dynamo, 2 inductor, 3 and graphs; -1: 3 on a GPU
     max_graph_rows: Annotated[int, Meta(ge=0, le=4096)] = 512  # largest decode batch that is captured
@@ -74,6 +76,7 @@ class Worker(Branch, frozen=True):
     self_test: Literal["auto", "on", "off"] = "auto"  # kernels against torch, before they serve; auto: on AMD GPUs
     self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
     near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
+    tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
 
 
 class Api(Branch, frozen=True):
@@ -116,7 +119,7 @@ class Replicated(Branch, frozen=True):
 class Services(Branch, frozen=True):
     api: Replicated = Replicated()
     tokenizer: Replicated = Replicated()
-    worker: Replicated = Replicated()  # each a group of its own: worker i runs on the i-th GPU that it can see
+    worker: Replicated = Replicated()  # each a group of its own: of n ranks, worker i has n GPUs from the i * n-th on
     scheduler: Replicated = Replicated()  # each with the workers whose number leaves its own as the remainder
 
 

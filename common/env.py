@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -90,21 +90,22 @@ def keep_compiled_in(folder: Path) -> None:
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
 
-def show_one_device(vendor: Literal["amd", "nvidia"], number: int, count: int) -> str | None:
-    """From now on this process and its children see one GPU: the `number`-th of those that it may see, of `count`.
+def show_devices(vendor: Literal["amd", "nvidia"], wanted: Sequence[int], count: int) -> str | None:
+    """From now on this process and its children see the `wanted` ones of the GPUs that it may see, of `count`.
 
-    Returns the setting that says so, or None where there is no such GPU. Before torch is imported: the runtimes read
+    Returns the setting that says so, or None where not all of them are. Before torch is imported: the runtimes read
     the variables once.
     """
     names = DEVICE_LISTS[vendor]
     name = next((name for name in names if name in os.environ), names[-1])
     given = os.environ.get(name)
-    listed = [str(i) for i in range(count)] if given is None else given.split(",")
-    if number >= len(listed) or not listed[number].strip():
+    listed = [str(i) for i in range(count)] if given is None else [entry.strip() for entry in given.split(",")]
+    shown = [listed[number] for number in wanted if number < len(listed) and listed[number]]
+    if len(shown) < len(wanted):
         return None
     if given is None and vendor == "nvidia":
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as the kernel lists them, not the fastest first
-    os.environ[name] = listed[number].strip()
+    os.environ[name] = ",".join(shown)
     return f"{name}={os.environ[name]}"
 
 

@@ -295,6 +295,20 @@ def models(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def kv(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, hub id, or bundled.")] = "",
+    eg_latent: Annotated[int, typer.Option("--eg-latent", min=0, help="Of EG-MLA; 0: the paper's least.")] = 0,
+    as_json: AsJson = False,
+    config: ConfigFile = "",
+    settings: Settings = None,
+) -> None:
+    """Show what a token costs in the KV cache, by this checkpoint's attention and by others."""
+    from valence.listings import kv as listed
+
+    print_listing(listed(_load(config, model, None, "", settings), eg_latent), as_json)
+
+
+@app.command()
 def fetch(model: Model = "", config: ConfigFile = "", settings: Settings = None) -> None:
     """Find the model, download it from the hub if it is not here, and print where its files are."""
     from common.model_source import resolve

@@ -10,6 +10,7 @@ from common.errors import ConfigError
 from services.worker import compile as levels
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_aiter
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Binding
 from services.worker.layers.kv_cache import storage_dtype
 from services.worker.model_engine import choose_device, facts_of
@@ -18,7 +19,6 @@ from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype
 from services.worker.self_test import Verdict
 from services.worker.source import open_model
-from services.worker.startup import arch_of
 from valence.doctor import Host, OpRow
 
 Report = Callable[[str, int], None]
@@ -45,7 +45,7 @@ def _table(config: Config, again: bool, report: Report) -> tuple[str, list[OpRow
     kv_dtype = storage_dtype(config.kv.dtype, activation, arch)
     facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
     cache = open_aiter(config, arch, cache_root(config))
-    bench = Bench(device, cache_root(config), cache.folder if cache else None, again=again)
+    bench = Bench(device, cache_root(config), cache.folder if cache else None, again=again, uncalled=True)
     level = levels.choose_level(config.worker.compile_level, device)
     bindings, verdicts = bind_tested(config, facts, spec, level, bench, report)
     name = f"{source.name} on {arch or 'the CPU'}, activations {facts.dtype}, KV cache {kv_dtype}".replace("torch.", "")

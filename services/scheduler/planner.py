@@ -155,11 +155,12 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
     admit = admit and worker.slots.free > 0 and len(state.waiting) > 0
     if not state.filling and not admit:
         return None
-    limits, cost = state.limits, math.inf
+    limits, waiting, cost = state.limits, state.waiting, math.inf
+    wanting = len(state.filling) + (min(len(waiting), worker.slots.free) if admit else 0)
+    beside = policy.beside_tokens(limits.step_tokens, limits.chunk_beside, flight.num_stepped, wanting)
     if flight.num_stepped:
-        cost = policy.step_cost(limits.step_tokens, limits.chunk_context, worker.facts.attention_parity)
-    fill = Fill(flight.step, limits.step_tokens - flight.num_tokens, cost)
-    waiting = state.waiting
+        cost = policy.step_cost(beside, limits.chunk_context, worker.facts.attention_parity)
+    fill = Fill(flight.step, min(limits.step_tokens - flight.num_tokens, beside), cost)
     # The list is by key, which says nothing between tenants.
     filling = sorted(state.filling, key=state.rank) if len(waiting.tenants) > 1 else state.filling
     for row in filling:

@@ -61,9 +61,19 @@ def affordable(cost: float, context: int, parity: int) -> int:
     return max(int(2 * cost / (linear + math.sqrt(linear * linear + 2 * cost / parity))), 1)
 
 
-def step_cost(step_tokens: int, chunk_context: int, parity: int) -> float:
-    """What the chunks of a step with decoding rows may cost together; these wait for them."""
-    return chunk_cost(step_tokens, chunk_context, parity) if chunk_context and parity else math.inf
+def step_cost(tokens: int, chunk_context: int, parity: int) -> float:
+    """What chunks of together `tokens` beside decoding rows may cost; these wait for them."""
+    return chunk_cost(tokens, chunk_context, parity) if chunk_context and parity else math.inf
+
+
+def beside_tokens(step_tokens: int, chunk_beside: int, decoding: int, filling: int) -> int:
+    """Tokens of chunks in a step in which `decoding` rows decode while `filling` sequences are, or could be, filled.
+
+    Both sides wait for the step, so its budget is shared by their numbers; `chunk_beside` at least, 0: no such limit.
+    """
+    if not (chunk_beside and decoding):
+        return step_tokens
+    return min(max(chunk_beside, step_tokens * filling // (filling + decoding)), step_tokens)
 
 
 def longest_sequence(max_model_len: int, num_blocks: int, block_tokens: int) -> int:

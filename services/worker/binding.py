@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from common.config import Config
@@ -30,6 +31,7 @@ class Bench(NamedTuple):
     watched: Path | None = None  # where builds write
     test: Callable[[Job, Callable[[str, int], None]], tuple[Verdict, ...]] | None = None  # in place of SelfTest
     again: bool = False  # whatever is known already
+    uncalled: bool = False  # ops too that are bound, but not called by this model
 
 
 def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
@@ -50,6 +52,8 @@ def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
         "top_k": moe.top_k if moe else 0,
         "expert_size": moe.inner if moe else 0,
         "renormalize": int(moe.renormalize) if moe else 0,
+        "clamped": int(moe.clamped) if moe else 0,
+        "gelu": int(spec.activation == "gelu_tanh"),
         "max_rows": config.scheduler.max_rows,
         "step_tokens": config.scheduler.step_tokens,
     }
@@ -70,6 +74,10 @@ def bind_tested(
             captures=level == levels.CAPTURED and facts.device != "cpu",
         )
         verdicts = judged(job, config, bench, report)
+        if bench.uncalled:
+            tried = tuple(verdict for verdict in verdicts if verdict.cases or verdict.reason or not verdict.op)
+            rest = msgspec.structs.replace(job, shapes={**job.shapes, "uncalled": 1}, verdicts=tried)
+            verdicts = judged(rest, config, bench, report) or verdicts
     finder = finder_without(facts, verdicts)
     return bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER), verdicts
 

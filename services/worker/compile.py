@@ -27,7 +27,6 @@ from services.worker.layers.decoder import Decoder, Pieces
 
 EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
 AUTOMATIC = -1
-CPU_OPS = ("grouped_linear",)  # no weight on a GPU calls them
 OWN = "services.worker."
 TRITON_BUILDS = "services.worker.kernels.impl.triton._builds"
 
@@ -98,11 +97,11 @@ class Builds(NamedTuple):
 
 
 def build_ahead(bindings: Bindings, dry_run: Callable[[], None], report: Callable[[int, int], None]) -> None:
-    """Compiles the kernels that `dry_run` needs by all cores, where all ops are Triton's: it computes nothing then.
+    """Compiles by all cores what `dry_run` needs, where a model's ops are Triton's: it computes nothing then.
 
     With an op of torch's among them it would read what no kernel has written, so that indices could lie anywhere.
     """
-    if {row.provider for row in bindings.table if row.op not in CPU_OPS} != {"triton"}:
+    if {row.provider for row in bindings.table if row.op in bindings.asked} != {"triton"}:
         return
     from services.worker.kernels.impl.triton import _ahead
 

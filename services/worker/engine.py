@@ -40,6 +40,10 @@ class Engine(Protocol):
         """Forgets all rows: another scheduler has taken over."""
         ...
 
+    def close(self) -> None:
+        """After the last step."""
+        ...
+
 
 class MakeEngine(Protocol):
     def __call__(self, config: Config, report: Callable[[Progress], None], instance: int = 0) -> Engine: ...

@@ -6,7 +6,7 @@ of its interleaved rope; `row_order` puts them back into the rotate-half order t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gguf
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from common.errors import ConfigError
 from common.gguf_metadata import TENSOR_TYPES, GgufFile, TensorRecord
 from services.worker.quant.contract import StoredTensor
+from services.worker.quant.narrow import Part, narrowed_shape
 
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = {name: (elements, num_bytes) for name, elements, num_bytes in TENSOR_TYPES.values() if elements > 1}
@@ -40,7 +41,10 @@ ROPE_FACTORS_NAME = "rope_freqs.weight"  # part of the configuration, see gguf_c
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A StoredTensor of a GGUF file. `mapped`: the whole file, uint8. `row_order[i]`: stored row of row i, or None."""
+    """A StoredTensor of a GGUF file. `mapped`: the whole file, uint8. `row_order[i]`: stored row of row i, or None.
+
+    `columns`: which bytes of each row are read, first and end; None: all.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -49,6 +53,7 @@ class GgufTensor:
     file: GgufFile
     mapped: np.memmap[tuple[int], np.dtype[np.uint8]]
     row_order: torch.Tensor | None
+    columns: tuple[int, int] | None = None
 
     @property
     def source(self) -> str:
@@ -74,9 +79,24 @@ class GgufTensor:
         if self.row_order is None or len(self.shape) == 1:
             rows = torch.from_numpy(np.array(stored))
             if self.row_order is not None:
-                return rows.view(self.shape[0], -1)[self.row_order].reshape(1, -1)
-            return rows.view(1 if len(self.shape) == 1 else record.shape[0], -1)
-        return torch.from_numpy(stored.reshape(self.shape[0], -1)[self.row_order.numpy()])
+                return rows.view(record.shape[0], -1)[self.row_order].reshape(1, -1)
+            rows = rows.view(1 if len(self.shape) == 1 else record.shape[0], -1)
+            return rows[:, slice(*self.columns)].contiguous() if self.columns else rows
+        ordered = stored.reshape(record.shape[0], -1)[self.row_order.numpy()]
+        return torch.from_numpy(ordered[:, slice(*self.columns)] if self.columns else ordered)
+
+    def narrow(self, dim: int, begin: int, end: int) -> StoredTensor:
+        """As stored, unless the part begins or ends within a block; then the whole is read and widened."""
+        shape = narrowed_shape(self.shape, dim, begin, end)
+        if dim == 0 and (len(shape) > 1 or self.storage in PLAIN_DTYPES):
+            order = torch.arange(self.shape[0]) if self.row_order is None else self.row_order
+            return replace(self, shape=shape, row_order=order[begin:end])
+        elements, num_bytes = BLOCKS.get(self.storage, (1, 0))
+        num_bytes = num_bytes or PLAIN_DTYPES[self.storage].itemsize
+        if len(shape) != 2 or self.columns or begin % elements or end % elements:
+            return Part(self, dim, begin, end)
+        columns = begin // elements * num_bytes, end // elements * num_bytes
+        return replace(self, shape=shape, columns=columns)
 
 
 def read_tensors(file: GgufFile) -> dict[str, StoredTensor]:

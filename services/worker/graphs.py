@@ -7,7 +7,7 @@ into the rows. It reads its inputs from one place that all graphs share, in the 
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,20 +22,25 @@ RING = 16  # steps whose sampled tokens may not have been taken yet; eight plans
 DECODE_BESIDE = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # rows that decode, in layouts with chunks
 CHUNK_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)  # beyond, the device takes longer than the host
 TOKENS_PER_CHUNK = 32  # a layout has a row for so many tokens of chunks, and one for what pads them
-LONG_CONTEXT = 16_384  # chunks behind more than this are not captured: their attention is laid out by its length
-USUAL_CONTEXT = 2048  # what the attention of captured chunks is laid out for; any length is right
+LONG_CONTEXT = 16_384  # chunks behind more than this have layouts of their own, where many parts of it are read at once
+LONG_DECODE = (16, 64, 128, 256, 512)
+LONG_CHUNK_TOKENS = (128, 256, 512, 768)
+LONG_ROWS = 5  # of chunks in such a layout
+USUAL_CONTEXT = 2000  # what the attention of other chunks is laid out for; any length is right
 
 
 class GraphKey(NamedTuple):
-    """A layout: places for `decode` rows of one token and for `chunk` tokens of other rows."""
+    """A layout: places for `decode` rows of one token and for `chunk` tokens of other rows, `long`: far in a prompt."""
 
     decode: int
     chunk: int = 0
+    long: bool = False
 
     @property
     def chunk_rows(self) -> int:
         """Rows of chunks; the last one holds what pads them."""
-        return self.chunk // TOKENS_PER_CHUNK + 1 if self.chunk else 0
+        most = self.chunk // TOKENS_PER_CHUNK + 1 if self.chunk else 0
+        return min(most, LONG_ROWS) if self.long else most
 
     @property
     def rows(self) -> int:
@@ -59,11 +64,15 @@ def layouts(max_rows: int, limit: int, step_tokens: int, max_len: int) -> tuple[
     sizes = decode_sizes(max_rows, limit)
     if not sizes:
         return ()
-    beside = [size for size in DECODE_BESIDE if size < sizes[-1]] + [sizes[-1]]
     most = min(step_tokens, max_len)
-    chunks = [tokens for tokens in CHUNK_TOKENS if tokens <= most]
-    mixed = (GraphKey(decode, chunk) for chunk in chunks for decode in beside if decode < step_tokens)
-    return (*(GraphKey(size) for size in sizes), *mixed)
+
+    def mixed(chunks: Sequence[int], decodes: Sequence[int], long: bool) -> Iterator[GraphKey]:
+        beside = [size for size in decodes if size < sizes[-1]] + [sizes[-1]]
+        fitting = [tokens for tokens in chunks if tokens <= most]
+        return (GraphKey(decode, chunk, long) for chunk in fitting for decode in beside if decode < step_tokens)
+
+    behind_much = mixed(LONG_CHUNK_TOKENS, LONG_DECODE, True) if max_len > LONG_CONTEXT else ()
+    return (*(GraphKey(size) for size in sizes), *mixed(CHUNK_TOKENS, DECODE_BESIDE, False), *behind_much)
 
 
 class Choice(NamedTuple):
@@ -81,11 +90,10 @@ def choose(step: Step, captured: Sequence[GraphKey]) -> Choice | None:
     decodes = (step.counts == 1) & step.samples
     decode, chunks = np.flatnonzero(decodes), np.flatnonzero(~decodes)
     tokens = int(step.counts[chunks].sum())
-    if tokens and int((step.positions + step.counts)[chunks].max()) > LONG_CONTEXT:
-        return None
+    long = bool(tokens) and int((step.positions + step.counts)[chunks].max()) > LONG_CONTEXT
     for key in captured:
         fits = key.decode >= len(decode) and key.chunk >= tokens and (not tokens or key.chunk_rows > len(chunks))
-        if fits and bool(key.chunk) == bool(tokens):
+        if fits and bool(key.chunk) == bool(tokens) and key.long == long:
             return Choice(key, decode, chunks)
     return None
 
@@ -142,7 +150,7 @@ class StepInputs(NamedTuple):
             block_tables=rows.resident,
             block_tokens=rows.block_tokens,
             max_query=max(key.chunk, 1),
-            max_context=min(rows.max_len, USUAL_CONTEXT) if key.chunk else rows.max_len,
+            max_context=min(rows.max_len, USUAL_CONTEXT) if key.chunk and not key.long else rows.max_len,
             num_decode=key.decode,
             table_rows=self.slots,
         )

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ from services.worker import compile as levels
 from services.worker import memory
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_builders
+from services.worker.division import Division
 from services.worker.graphs import RING
+from services.worker.group import Group, Place
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
@@ -35,9 +39,10 @@ from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
+from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.startup import Figures, Parts, Stages, arch_of, explained, open_cache, start
+from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
 log = logging.getLogger("worker")
@@ -54,6 +59,8 @@ def facts_of(
         "hidden_size": spec.hidden_size,
         "block_tokens": block_tokens,
         "kv_fp8": int(kv_dtype.itemsize == 1),
+        "window": max(spec.windows, default=0),
+        "sinks": int(spec.sinks),
     }
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
@@ -77,15 +84,16 @@ def choose_device(name: str, instance: int = 0) -> torch.device:
     count = torch.cuda.device_count()
     if number >= count:
         raise ConfigError(
-            f"worker-{instance} has no GPU: {count} can be seen, and each worker needs one of its own; lower "
-            f'services.worker.replicas, or set worker.device to "cuda:0" where each worker sees only its own'
+            f"worker-{instance} has no GPU: {count} can be seen, and each worker needs one of its own, or as many as "
+            f"worker.tensor_parallel says; lower services.worker.replicas, or set worker.device to "
+            f'"cuda:0" where each worker sees only its own'
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
 def cpu_threads(configured: int, replicas: int, cores: int) -> int:
-    """Threads of one worker's kernels: as configured, or its share of the cores."""
+    """Threads of the kernels of one of `replicas` processes: as configured, or its share of the cores."""
     return configured or max(cores // replicas, 1)
 
 
@@ -96,24 +104,33 @@ class Loaded(NamedTuple):
     model: Decoder
     bindings: Bindings
     kv_dtype: torch.dtype
+    attention_parity: int  # of the whole model
 
 
 def load_model(
-    source: ModelSource, config: Config, device: torch.device, stages: Stages, level: int, watched: Path | None = None
+    source: ModelSource,
+    config: Config,
+    device: torch.device,
+    stages: Stages,
+    level: int,
+    watched: Path | None = None,
+    group: Group | None = None,
 ) -> Loaded:
-    """`watched`: where kernels are built. Raises ConfigError."""
+    """`watched`: where kernels are built. With a `group` this rank's share of the model. Raises ConfigError."""
     stages("kernels")
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = find_model(architectures)
-        spec = model.read(models.Config(source.config))
+        whole = model.read(models.Config(source.config))
+        spec = whole if group is None else local_spec(whole, group.rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bench = Bench(device, cache_root(config), watched)
-        bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
+        with group.first_alone() if group is not None else nullcontext():
+            bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
         policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
@@ -122,37 +139,52 @@ def load_model(
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
+    if group is not None:
+        group.must_equal("kernels", bindings.digest)
+    division = Division(whole, model.names, group.rank, bindings) if group is not None else None
     is_random = config.model.weights == "random"
-    tensors = draw_all(expected_shapes(spec, model.names), device) if is_random else source.tensors
-    parameters = load_parameters(tensors, model, spec, policy, lambda done, total: stages("weights", done, total))
-    return Loaded(architecture, build_decoder(spec, model, parameters, bindings), bindings, kv_dtype)
+    tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
+    report = partial(stages, "weights")
+    parameters = load_parameters(tensors, model, whole, policy, report, division)
+    decoder = build_decoder(spec, model, parameters, bindings)
+    return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
 
 
 class ModelEngine:
-    def __init__(self, config: Config, report: Callable[[Progress], None], instance: int = 0) -> None:
+    """With a `place` one rank of a group, whose ranks run the same plans at the same time."""
+
+    def __init__(
+        self, config: Config, report: Callable[[Progress], None], instance: int = 0, place: Place | None = None
+    ) -> None:
         started_s = time.perf_counter()
         stages = Stages(report)
         stages("model")
-        device = choose_device(config.worker.device, instance)
+        name = config.worker.device
+        device = choose_device("cuda" if place is not None and name == "cuda:0" else name, instance)
         level = levels.choose_level(config.worker.compile_level, device)
         if device.type == "cpu":
             cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(cpu_threads(config.worker.threads, config.services.worker.replicas, cores))
+            processes = config.services.worker.replicas * config.worker.tensor_parallel
+            torch.set_num_threads(cpu_threads(config.worker.threads, processes, cores))
+        group = Group(place, device) if place is not None else None
         compiles = device.type != "cpu" or level >= levels.INDUCTOR
         if compiles:
             levels.count_builds()
         source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
         kept = open_cache(config, source.config, device) if compiles else None
         self._builders = open_builders(config, kept, arch_of(device)) if kept is not None else None
-        with self._builders.turn(stages) if self._builders is not None else nullcontext():
+        waits = self._builders is not None and (group is None or group.leads)  # a group has one turn for all its ranks
+        with self._builders.turn(stages) if self._builders is not None and waits else nullcontext():
+            if group is not None:
+                group.meet()
             watched = self._builders.watched if self._builders is not None else None
             with explained("the model's weights", "choose a smaller model.dtype or another device"):
-                loaded = load_model(source, config, device, stages, level, watched)
+                loaded = load_model(source, config, device, stages, level, watched, group)
             model = loaded.model
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
-                rope = RopeTable(model.spec.rope, shape.max_len, model.final_norm.weight)
-            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype)
+                rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
+            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group)
             self._runner, num_blocks = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows
@@ -167,8 +199,9 @@ class ModelEngine:
             dtype=name_of(model.final_norm.weight.dtype),
             ops_hash=loaded.bindings.digest,
             kv_dtype=name_of(loaded.kv_dtype),
-            attention_parity=model.spec.attention_parity,
+            attention_parity=loaded.attention_parity,
         )
+        self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
         self._figures = Figures(stages.seconds, time.perf_counter() - started_s)
 
@@ -177,7 +210,8 @@ class ModelEngine:
         step = self._runner.rows.apply(plan)
         if plan.copy_source:
             self._copy(np.frombuffer(plan.copy_source, np.int32), np.frombuffer(plan.copy_target, np.int32))
-        tokens = attempt(step, self._run)
+        # Ranks cannot run other pieces than each other: where one lacks memory, the group ends and starts afresh.
+        tokens = attempt(step, self._run) if self._group is None else self._run(step)
         if tokens is not None:
             outcome = Outcome(tokens)
         else:
@@ -200,6 +234,11 @@ class ModelEngine:
 
     def reset(self) -> None:
         self._runner.rows.reset()
+
+    def close(self) -> None:
+        """A group's ranks do so at the same time."""
+        if self._group is not None:
+            self._group.leave()
 
     def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:
         """No block is both, so they may be copied singly where there is no memory for all at once."""

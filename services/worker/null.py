@@ -69,6 +69,8 @@ class NullEngine:
     def reset(self) -> None:
         self._salt[:] = 0
 
+    def close(self) -> None: ...
+
 
 def vocab_size(files: ModelFiles) -> int:
     """Number of token ids of a model, without reading its weights. Raises ConfigError if the files do not tell."""

@@ -24,6 +24,7 @@ from services.worker.beacon import Beacon, Place
 from services.worker.engine import Engine, MakeEngine, Pending
 from services.worker.mailbox import Mailbox
 from services.worker.placement import take_seat
+from services.worker.ranks import lead
 
 log = logging.getLogger("worker")
 WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
@@ -79,6 +80,7 @@ class WorkerProcess:
         self._flush(keep=0)
         self.to_scheduler.send(Goodbye())
         self.to_scheduler.close(linger_ms=500)
+        engine.close()
         self.beacon.end()
         self.inbox.close()
 
@@ -191,6 +193,8 @@ def serve(process: Process, engine: Callable[[str], MakeEngine] = engine_of) -> 
     """The engine is imported after the first Hello: that is how a scheduler learns that a predecessor has died."""
 
     def make(config: Config, report: Callable[[Progress], None], instance: int = 0) -> Engine:
+        if config.worker.kind == "model" and config.worker.tensor_parallel > 1:
+            return lead(config, report, instance)
         seat = take_seat(config, instance)  # before torch is imported
         return engine(config.worker.kind)(config, report, seat.number)
 

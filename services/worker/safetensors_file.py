@@ -7,7 +7,7 @@ tensors by name; each is read from its mapped file only when `dense` is called.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from common.errors import ConfigError
 from services.worker.quant.contract import StoredTensor
+from services.worker.quant.narrow import narrowed_shape
 
 PLAIN_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 INDEX_NAME = "model.safetensors.index.json"
@@ -26,13 +27,14 @@ FLOAT_STORAGE = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """A StoredTensor of one safetensors file."""
+    """A StoredTensor of one safetensors file. `window`: the part of it that is read; (): all."""
 
     name: str
     shape: tuple[int, ...]
     storage: str
     path: Path
     handle: Any  # safe_open's handle has no published type
+    window: tuple[slice, ...] = ()
 
     @property
     def source(self) -> str:
@@ -42,7 +44,18 @@ class SafetensorsTensor:
         if self.storage not in FLOAT_STORAGE:
             raise ConfigError(f'{self.path}: tensor "{self.name}" is stored as {self.storage}, which is not supported')
         stored: torch.Tensor = self.handle.get_tensor(self.name)
-        return stored.to(dtype=dtype, copy=True)
+        return stored[self.window].to(dtype=dtype, copy=True)
+
+    def narrow(self, dim: int, begin: int, end: int) -> StoredTensor:
+        """Only the pages of the mapped file that hold this part are read."""
+        window = list(self.window or (slice(0, size) for size in self.shape))
+        first = window[dim].start
+        window[dim] = slice(first + begin, first + end)
+        return replace(self, shape=narrowed_shape(self.shape, dim, begin, end), window=tuple(window))
+
+    def entry(self, index: int) -> torch.Tensor:
+        part: torch.Tensor = self.handle.get_slice(self.name)[index]
+        return part
 
     def blocks(self) -> torch.Tensor:
         raise ValueError(f'tensor "{self.name}" is stored as {self.storage}, not in blocks')

@@ -24,6 +24,8 @@ from services.worker import compile as levels
 from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
+from services.worker.group import Group
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
@@ -33,15 +35,6 @@ from services.worker.shortage import is_out_of_memory
 from services.worker.state import Rows
 
 log = logging.getLogger("worker")
-
-
-def arch_of(device: torch.device) -> str:
-    """gfx942, sm_90; empty on a CPU."""
-    if device.type == "cpu":
-        return ""
-    properties = torch.cuda.get_device_properties(device)
-    arch: str = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
-    return arch.partition(":")[0]
 
 
 class Parts(NamedTuple):
@@ -54,6 +47,11 @@ class Parts(NamedTuple):
     eos_ids: tuple[int, ...]
     device: torch.device
     kv_dtype: torch.dtype
+    group: Group | None = None  # of several ranks, of which this process is one
+
+    def agreed(self, num_blocks: int) -> int:
+        """What all ranks have room for: they share one block table."""
+        return num_blocks if self.group is None else self.group.least(num_blocks)
 
     @property
     def block_bytes(self) -> int:
@@ -144,12 +142,13 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     wanted = config.kv.blocks, config.kv.memory_gib
     if parts.device.type == "cpu":
         stages("memory")
-        free_bytes = memory.cpu_free_bytes() // config.services.worker.replicas
+        free_bytes = memory.cpu_free_bytes() // (config.services.worker.replicas * config.worker.tensor_parallel)
         budget = memory.choose_blocks(parts.block_bytes, parts.shape, memory.Limits(*wanted, free_bytes))
         log.info("%s", budget.text)
-        runner = parts.runner(budget.num_blocks)
+        num_blocks = parts.agreed(budget.num_blocks)
+        runner = parts.runner(num_blocks)
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
-        return runner, budget.num_blocks
+        return runner, num_blocks
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
@@ -157,14 +156,15 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)
     # one block more than the scheduler knows: what pads a captured batch is written there
     budget = memory.choose_blocks(parts.block_bytes, parts.shape, limits, spare=1)
-    log.info("%s", memory.table(readings, (budget.num_blocks + 1) * parts.block_bytes))
     log.info("%s", budget.text)
-    runner = parts.runner(budget.num_blocks + 1)
+    num_blocks = parts.agreed(budget.num_blocks)
+    log.info("%s", memory.table(readings, (num_blocks + 1) * parts.block_bytes))
+    runner = parts.runner(num_blocks + 1)
     run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("memory", done, total))
     if wanted_graphs:
         with explained("the captured graphs", "lower kv.gpu_memory_utilization or worker.max_graph_rows"):
             runner.capture(wanted_graphs, lambda done, total: stages("capture", done, total))
-    return runner, budget.num_blocks
+    return runner, num_blocks
 
 
 @contextmanager

@@ -92,11 +92,14 @@ def decode_step(sizes: Sizes, num_rows: int, sampling: Sampling = GREEDY) -> Ste
 def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]:
     """Steps as large as the largest of the layouts that are captured."""
     yield decode_step(sizes, max(key.decode for key in keys))
-    chunk = min(max(key.chunk for key in keys), sizes.longest)
-    if chunk > 1:
-        beside = min(max(key.decode for key in keys), sizes.num_rows - 1)
-        position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
-        yield make_plan(sizes, [*[Work(position, 1, True, GREEDY)] * beside, Work(0, chunk, True, GREEDY)])
+    for long in (False, True):
+        alike = [key for key in keys if key.chunk and key.long == long]
+        chunk = min(max((key.chunk for key in alike), default=0), sizes.longest)
+        if chunk > 1:
+            beside = min(max(key.decode for key in alike), sizes.num_rows - 1)
+            position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
+            behind = sizes.shape.max_len - 1 - chunk if long else 0
+            yield make_plan(sizes, [*[Work(position, 1, True, GREEDY)] * beside, Work(behind, chunk, True, GREEDY)])
 
 
 def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:

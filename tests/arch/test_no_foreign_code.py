@@ -51,6 +51,7 @@ MAY_START = {
     "services/tokenizer/renderer.py",
     "services/worker/device_tools.py",
     "services/worker/prebuild.py",
+    "services/worker/ranks.py",
     "services/worker/self_test.py",
     "valence/bootstrap.py",
     "valence/supervisor.py",
@@ -67,6 +68,7 @@ MAY_IMPORT_BY_NAME = {
 MAY_RUN_MODULES = {"valence/__main__.py", "valence/launch.py"}
 MAY_LOAD_LIBRARIES = {
     "services/worker/kernels/impl/numba/_team.py",
+    "services/worker/rank_child.py",
     "services/worker/self_test_child.py",
     "valence/launch.py",
 }

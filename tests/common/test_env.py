@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,14 @@ def test_a_process_sees_one_gpu_of_those_it_may_see(monkeypatch: pytest.MonkeyPa
     for name in {*env.DEVICE_LISTS["amd"], *env.DEVICE_LISTS["nvidia"], "CUDA_DEVICE_ORDER"}:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    assert env.show_one_device("amd", 8, 8) is None and not env.is_set("ROCR_VISIBLE_DEVICES")
-    assert env.show_one_device("amd", 7, 8) == "ROCR_VISIBLE_DEVICES=7"
-    assert env.show_one_device("amd", 0, 8) == "ROCR_VISIBLE_DEVICES=7" and env.show_one_device("amd", 1, 8) is None
+    assert env.show_devices("amd", [8], 8) is None and not env.is_set("ROCR_VISIBLE_DEVICES")
+    assert env.show_devices("amd", [7], 8) == "ROCR_VISIBLE_DEVICES=7"
+    assert env.show_devices("amd", [0], 8) == "ROCR_VISIBLE_DEVICES=7" and env.show_devices("amd", [1], 8) is None
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "6, 1,GPU-7")
+    assert env.show_devices("amd", range(2, 4), 8) is None and os.environ["ROCR_VISIBLE_DEVICES"] == "6, 1,GPU-7"
+    assert env.show_devices("amd", range(1, 3), 8) == "ROCR_VISIBLE_DEVICES=1,GPU-7"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides all
-    assert env.show_one_device("amd", 0, 8) is None and env.show_one_device("nvidia", 0, 8) is None
+    assert env.show_devices("amd", [0], 8) is None and env.show_devices("nvidia", [0], 8) is None
 
 
 def test_defaults_of_libraries_are_only_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

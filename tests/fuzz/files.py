@@ -362,7 +362,7 @@ def read_worker(path: Path, config: Config) -> None:
     source = open_model(str(path))
     loaded = load_model(source, config, CPU, Stages(lambda stage: None), 0)
     with explained("the table of positions", "lower model.max_len"):
-        RopeTable(loaded.model.spec.rope, _shape(config, loaded.model.spec).max_len, loaded.model.final_norm.weight)
+        RopeTable(loaded.model.spec.ropes, _shape(config, loaded.model.spec).max_len, loaded.model.final_norm.weight)
 
 
 def read_tokenizer(path: Path, config: Config) -> None:

@@ -47,6 +47,50 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 128,
         },
     ),
+    "mistral_window": (
+        "MistralConfig",
+        {"intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "sliding_window": 64},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "intermediate_size": 256,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "sliding_window": 64,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "intermediate_size": 1024,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "query_pre_attn_scalar": 128,
+            "sliding_window": 64,
+            "sliding_window_pattern": 3,
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            "intermediate_size": 1024,
+            "moe_intermediate_size": 256,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
 }
 
 
@@ -71,6 +115,8 @@ class Small:
         for parameter_name, parameter in self.reference.named_parameters():
             if "norm" in parameter_name:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            elif parameter_name.endswith(("bias", "sinks")):
+                torch.nn.init.uniform_(parameter, -0.5, 0.5)
             # both precisions hold the same numbers
             parameter.data = parameter.data.to(torch.bfloat16).float()
         self.reference.save_pretrained(folder)
@@ -88,10 +134,12 @@ class Small:
 
     def engine(self, *settings: str) -> "Driver":
         from services.worker.model_engine import ModelEngine
+        from services.worker.ranks import lead
 
         base = ["worker.device=cuda", 'worker.kernels=["triton","torch"]', "kv.blocks=6000", "scheduler.max_rows=256"]
         config = configuration.load(None, [f"model.source={self.folder}", *base, *settings])
-        return Driver(ModelEngine(config, lambda stage: None))
+        make = lead if config.worker.tensor_parallel > 1 else ModelEngine
+        return Driver(make(config, lambda stage: None))
 
 
 def batches(sequences: Sequence[Sequence[int]], size: int = 32) -> Iterator[Sequence[Sequence[int]]]:

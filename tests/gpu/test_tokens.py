@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.protocol import Sampling
+from services.worker import graphs
 from tests.gpu.conftest import SMALL
 
 LEVELS = {"eager": ("worker.compile_level=0",), "graphs": ("worker.compile_level=3",)}
@@ -76,6 +77,21 @@ def test_float32_is_exact(make_small: Callable[[str], Any], name: str) -> None:
         outputs = small.engine("model.dtype=float32", *settings).generate(prompts, 30, chunk=chunk)
         share, clear, positions = agreement(small, prompts, outputs)
         assert share == 1.0 and clear > positions // 4
+
+
+def test_chunks_far_in_a_prompt_are_replayed(make_small: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In layouts whose attention is cut into parts: tokens of fp32 equal transformers'."""
+    monkeypatch.setattr(graphs, "LONG_CONTEXT", 256)
+    replayed: list[graphs.GraphKey] = []
+    replay = graphs.Graphs.replay
+    monkeypatch.setattr(
+        graphs.Graphs, "replay", lambda own, key, staged: replayed.append(key) or replay(own, key, staged)
+    )
+    small = make_small("qwen3")
+    prompts = [prompt * 14 for prompt in make_prompts(6, 130, seed=8)]
+    outputs = small.engine("model.dtype=float32", *LEVELS["graphs"]).generate(prompts, 12, chunk=100)
+    assert agreement(small, prompts, outputs)[0] == 1.0
+    assert any(key.long for key in replayed) and any(key.chunk and not key.long for key in replayed)
 
 
 def test_replayed_rows_draw_what_eager_rows_draw(make_small: Callable[[str], Any]) -> None:

@@ -101,6 +101,7 @@ class World:
             max_waiting_tokens=random.choice((0, 0, 30)),
             priority_ageing_s=random.choice((0.0, 0.02, 30.0)),
             chunk_context=random.choice((0, 1, 4)),
+            chunk_beside=random.choice((0, 2, 7, 512)),
         )
         self.fleet = Fleet(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
         self.workers: dict[int, FakeWorker] = {}  # by group

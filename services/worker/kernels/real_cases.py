@@ -30,11 +30,13 @@ from services.worker.kernels.ops.rope import make_rope_case
 from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
 from services.worker.kernels.ops.silu_and_mul import make_silu_case
 from services.worker.kernels.registry import Case, Op
+from services.worker.kernels.scaled_cases import scaled_cases
 
 SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
-    *("renormalize", "max_rows", "step_tokens"),
+    *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
+    "uncalled",  # 1: cases also of ops that this model does not call
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
@@ -47,6 +49,7 @@ CAPTURED = (
         "paged_attention",
         "norm_route",
         "moe_gated",
+        "moe_clamped",
         "moe_tiled",
         "silu_and_mul",
         "draw",
@@ -76,17 +79,16 @@ def sizes_of(shapes: Mapping[str, int], device: str) -> Sizes:
 
 
 def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Case, ...]:
-    """None at all if this model does not call the op."""
-    if not shapes.get("hidden_size"):
+    """None at all if this model does not call the op, unless the shapes ask for `uncalled` ones too."""
+    if not shapes.get("hidden_size") or op.name in OWN:
         return op.cases
-    if op.name in MIXTURE and not shapes.get("num_experts"):
-        return ()
-    if op.name in OWN:
-        return op.cases
+    sizes = sizes_of(shapes, device)
     make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
-    if make is None:
-        return ()
-    return tuple({case.name: case for case in make(shapes, sizes_of(shapes, device))}.values())
+    called = make is not None and (op.name not in MIXTURE or bool(shapes.get("num_experts")))
+    cases = {case.name: case for case in make(shapes, sizes)} if make is not None and called else {}
+    if cases or not shapes.get("uncalled"):
+        return tuple(cases.values())
+    return scaled_cases(op.name, shapes, sizes.all) or op.cases
 
 
 def may_differ(op: Op[Any]) -> float:
@@ -138,7 +140,8 @@ def _add_linears(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _gated(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all if s.get("intermediate_size") else ():
-        yield make_gated_case(tokens, s["hidden_size"], s["intermediate_size"])
+        gate = "gelu_tanh" if s.get("gelu") else "silu"
+        yield make_gated_case(tokens, s["hidden_size"], s["intermediate_size"], gate)
 
 
 def _gates(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
@@ -179,7 +182,7 @@ def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _attentions(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     heads = s["num_heads"], s["num_kv_heads"], s["head_dim"]
-    extras = Extras(block_tokens=s["block_tokens"], fp8=bool(s.get("kv_fp8")))
+    extras = Extras(s["block_tokens"], s.get("window", 0), sinks=bool(s.get("sinks")), fp8=bool(s.get("kv_fp8")))
 
     def case(name: str, counts: Sequence[int], context: Sequence[int]) -> Case:
         return make_attention_case(name, counts, context, heads, extras=extras)
@@ -200,11 +203,12 @@ def _routes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _norm_routes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
-        yield make_norm_route_case(tokens, s["hidden_size"], s["num_experts"], s["top_k"], bool(s.get("renormalize")))
+        shape = s["hidden_size"], s["num_experts"], s["top_k"]
+        yield make_norm_route_case(tokens, *shape, bool(s.get("renormalize")), bool(s.get("clamped")))
 
 
 def _mixtures(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
-    for tokens in sorted({*sizes.all, *suspect_tokens("moe_gated", sizes.all[-1])}):
+    for tokens in () if s.get("clamped") else sorted({*sizes.all, *suspect_tokens("moe_gated", sizes.all[-1])}):
         yield make_moe_case(tokens, s["num_experts"], s["top_k"], s["hidden_size"], s["expert_size"])
 
 

@@ -131,7 +131,7 @@ class Binding(NamedTuple):
 class Bindings:
     """The chosen callables: `bindings(rms_norm)` is a plain function with the op's signature.
 
-    `layout`: of the KV pages that the ops in_cache take.
+    `layout`: of the KV pages that the ops in_cache take. `asked`: names of the ops that somebody has asked for.
     """
 
     def __init__(
@@ -139,9 +139,11 @@ class Bindings:
     ) -> None:
         self.table = tuple(table)
         self.layout = layout
+        self.asked: set[str] = set()
         self._chosen = dict(chosen)
 
     def __call__(self, wanted: Op[F]) -> F:
+        self.asked.add(wanted.name)
         run: F = self._chosen[wanted.name]  # type: ignore[assignment]
         return run
 

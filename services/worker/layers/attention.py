@@ -12,10 +12,19 @@ from services.worker.models.spec import DecoderSpec
 
 class Attention:
     def __init__(
-        self, spec: DecoderSpec, qkv: Linear, out: Linear, head_norm: HeadNorm | None, bindings: Bindings
+        self,
+        spec: DecoderSpec,
+        qkv: Linear,
+        out: Linear,
+        head_norm: HeadNorm | None,
+        bindings: Bindings,
+        window: int = 0,
+        sinks: Tensor | None = None,
     ) -> None:
+        """`window`, `sinks`: as in AttentionSpec."""
         self.project, self.out, self.head_norm = qkv, out, head_norm
-        self._spec = AttentionSpec(spec.head_dim**-0.5)  # with the scale of the cache that was used last
+        # with the scale of the cache that was used last
+        self._spec = AttentionSpec(spec.attention_scale or spec.head_dim**-0.5, window, sinks=sinks)
         self._rope_kv_write, self._paged_attention = bindings(rope_kv_write), bindings(paged_attention)
 
     def attend(

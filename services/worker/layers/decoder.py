@@ -6,26 +6,44 @@ an op. Tensor legend: T tokens of the step, N hidden size, S sampled rows, V voc
 head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.linear import Linear
-from services.worker.layers.mlp import GatedMlp
-from services.worker.layers.moe import MoeMlp
-from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, Parameters
-from services.worker.quant.contract import Norm, Weight
+from services.worker.layers.mlp import GatedMlp, NormedMlp
+from services.worker.layers.moe import MoeMlp, Router
+from services.worker.layers.rope import Rotation
+from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
+from services.worker.quant.contract import ExpertBiases, Norm, Weight
+
+Mlp = GatedMlp | NormedMlp | MoeMlp
 
 
 class DecoderLayer:
-    def __init__(self, attention: Attention, mlp: GatedMlp | MoeMlp, input_norm: Norm, post_norm: Norm) -> None:
-        self.attention, self.mlp, self.input_norm, self.post_norm = attention, mlp, input_norm, post_norm
+    """`rope`: which of the model's; `after_attention`: norm of attention's result before it is added."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: Mlp,
+        norms: tuple[Norm, Norm],
+        bindings: Bindings,
+        rope: int = 0,
+        after_attention: Norm | None = None,
+    ) -> None:
+        """`norms`: of attention's input and of the MLP's."""
+        self.attention, self.mlp, self.rope, self.after_attention = attention, mlp, rope, after_attention
+        self.input_norm, self.post_norm = norms
+        self._rms_norm = bindings(rms_norm)
 
     def project(self, x: Tensor) -> Tensor:
         """x: [T, N]; returns queries, keys and values [T, (H + 2K) * D]."""
@@ -33,11 +51,27 @@ class DecoderLayer:
 
     def finish(self, x: Tensor, attended: Tensor) -> None:
         """x: [T, N], changed in place; attended: [T, H * D]."""
-        self.attention.out.add_to(x, attended)
+        if self.after_attention is None:
+            self.attention.out.add_to(x, attended)
+        else:
+            x.add_(self._rms_norm(self.attention.out(attended), *self.after_attention))
         self.mlp(x, self.post_norm)
 
 
-def start(embedding: Weight, first: DecoderLayer, ids: Tensor) -> tuple[Tensor, Tensor]:
+class ScaledEmbedding:
+    """Rows of `weight` times `scale`, which has the activations' precision, as the checkpoints were trained."""
+
+    def __init__(self, weight: Weight, scale: float, dtype: torch.dtype) -> None:
+        self.weight, self.scale = weight, float(torch.tensor(scale, dtype=dtype))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.weight.embed(ids).mul_(self.scale)
+
+
+Embedding = Weight | ScaledEmbedding
+
+
+def start(embedding: Embedding, first: DecoderLayer, ids: Tensor) -> tuple[Tensor, Tensor]:
     """ids: int [T]; returns the residual stream [T, N] and the first layer's projection."""
     x = embedding.embed(ids)
     return x, first.project(x)
@@ -57,7 +91,7 @@ def end(layer: DecoderLayer, x: Tensor, attended: Tensor) -> None:
 class Pieces(NamedTuple):
     """The per-token parts of a forward pass, as they are or compiled."""
 
-    start: Callable[[Weight, DecoderLayer, Tensor], tuple[Tensor, Tensor]] = start
+    start: Callable[[Embedding, DecoderLayer, Tensor], tuple[Tensor, Tensor]] = start
     between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor], Tensor] = between
     end: Callable[[DecoderLayer, Tensor, Tensor], None] = end
 
@@ -66,7 +100,7 @@ class Decoder:
     """`pieces` may be replaced by compiled ones before the first call."""
 
     def __init__(
-        self, spec: DecoderSpec, embedding: Weight, layers: list[DecoderLayer], final_norm: Norm, head: Linear
+        self, spec: DecoderSpec, embedding: Embedding, layers: list[DecoderLayer], final_norm: Norm, head: Linear
     ) -> None:
         self.spec = spec
         self.embedding, self.layers, self.final_norm, self.head = embedding, layers, final_norm, head
@@ -75,19 +109,19 @@ class Decoder:
     def __call__(
         self,
         token_ids: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotations: Sequence[Rotation],
         slots: Tensor,
         rows: AttentionRows,
         cache: KvCache,
         outputs: Tensor | None,
     ) -> Tensor:
-        """Runs the layers. token_ids: int [T]; rotation: cos and sin [T, 1, R]; slots: int64 [T].
+        """Runs the layers. token_ids: int [T]; rotations: as RopeTable.at gives them; slots: int64 [T].
 
         Returns the residual stream of the tokens `outputs` (int64 [S]; None: of all), for `logits`.
         """
         x, qkv = self.pieces.start(self.embedding, self.layers[0], token_ids)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            attended = layer.attention.attend(qkv, rotation, layer_cache, slots, rows)
+            attended = layer.attention.attend(qkv, rotations[layer.rope], layer_cache, slots, rows)
             if layer is not self.layers[-1]:
                 qkv = self.pieces.between(layer, self.layers[i + 1], x, attended)
         if outputs is not None:
@@ -104,36 +138,83 @@ class Decoder:
 def build_decoder(spec: DecoderSpec, model: ModelDef, parameters: Parameters, bindings: Bindings) -> Decoder:
     """Asks for every parameter once, in layer order. Raises KeyError naming a tensor that the checkpoint lacks."""
     names = model.names
-    embedding = parameters.weight(names.embedding)
-    layers = [_build_layer(spec, names, i, parameters, bindings) for i in range(spec.num_layers)]
-    head = embedding if spec.tie_embeddings else parameters.weight(names.head)
-    final_norm = Norm(parameters.tensor(names.final_norm), spec.rms_eps)
-    return Decoder(spec, embedding, layers, final_norm, Linear(head, None, bindings))
+    table = parameters.weight(names.embedding)
+    layers = [LayerBuilder(spec, names, i, parameters, bindings)() for i in range(spec.num_layers)]
+    head = table if spec.tie_embeddings else parameters.weight(names.head)
+    final_norm = Norm(parameters.tensor(names.final_norm) + spec.norm_offset, spec.rms_eps)
+    scaled = ScaledEmbedding(table, spec.embed_scale, final_norm.weight.dtype) if spec.embed_scale != 1.0 else table
+    return Decoder(spec, scaled, layers, final_norm, Linear(head, None, bindings))
 
 
-def _build_layer(
-    spec: DecoderSpec, names: DecoderNames, index: int, parameters: Parameters, bindings: Bindings
-) -> DecoderLayer:
-    def linear(has_bias: bool, *parts: str) -> Linear:
-        full = [part.format(i=index) for part in parts]
-        biases = [name.removesuffix(".weight") + ".bias" for name in full]
-        return Linear(parameters.weight(*full), parameters.tensor(*biases) if has_bias else None, bindings)
+class LayerBuilder:
+    """Makes one layer; every method asks for what it names."""
 
-    def tensor(name: str) -> Tensor:
-        return parameters.tensor(name.format(i=index))
+    def __init__(
+        self, spec: DecoderSpec, names: DecoderNames, index: int, parameters: Parameters, bindings: Bindings
+    ) -> None:
+        self.spec, self.names, self.index = spec, names, index
+        self.parameters, self.bindings = parameters, bindings
 
-    input_norm = Norm(tensor(names.input_norm), spec.rms_eps)
-    qkv = linear(spec.qkv_bias, *names.qkv)
-    head_norm = HeadNorm(tensor(names.q_norm), tensor(names.k_norm), spec.rms_eps) if spec.qk_norm else None
-    attention = Attention(spec, qkv, linear(spec.out_bias, names.out), head_norm, bindings)
-    post_norm = Norm(tensor(names.post_norm), spec.rms_eps)
-    mlp: GatedMlp | MoeMlp
-    if (moe := spec.experts_of(index)) is not None and (parts := names.experts) is not None:
-        router = tensor(parts.router)
+    def __call__(self) -> DecoderLayer:
+        spec, names = self.spec, self.names
+        input_norm = self.norm(names.input_norm)
+        attention = self.attention()
+        after_attention = self.norm(names.after_attention) if spec.post_norms else None
+        post_norm = self.norm(names.post_norm)
+        moe = spec.experts_of(self.index)
+        mlp: Mlp
+        if moe is not None:
+            mlp = self.mixture(moe)
+        else:
+            mlp = self.mlp(names.gate_up, names.down)
+            if spec.post_norms:
+                mlp = NormedMlp(mlp, self.norm(names.after_mlp), self.bindings)
+        rope = int(spec.local_rope is not None and spec.window_of(self.index) > 0)
+        return DecoderLayer(attention, mlp, (input_norm, post_norm), self.bindings, rope, after_attention)
+
+    def tensor(self, name: str, wide: bool = False) -> Tensor:
+        return self.parameters.tensor(name.format(i=self.index), wide=wide)
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self.tensor(name) + self.spec.norm_offset, self.spec.rms_eps)
+
+    def linear(self, has_bias: bool, *parts: str) -> Linear:
+        full = [part.format(i=self.index) for part in parts]
+        bias = self.parameters.tensor(*map(bias_of, full)) if has_bias else None
+        return Linear(self.parameters.weight(*full), bias, self.bindings)
+
+    def attention(self) -> Attention:
+        spec, names = self.spec, self.names
+        qkv = self.linear(spec.qkv_bias, *names.qkv)
+        head_norm = None
+        if spec.qk_norm:
+            q, k = self.norm(names.q_norm), self.norm(names.k_norm)
+            head_norm = HeadNorm(q.weight, k.weight, spec.rms_eps)
+        sinks = self.tensor(names.sinks, wide=True) if spec.sinks else None
+        out = self.linear(spec.out_bias, names.out)
+        return Attention(spec, qkv, out, head_norm, self.bindings, spec.window_of(self.index), sinks)
+
+    def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
+        has_bias = self.spec.mlp_bias
+        return GatedMlp(self.linear(has_bias, *gate_up), self.linear(has_bias, down), self.spec.activation)
+
+    def mixture(self, moe: MoeSpec) -> MoeMlp:
+        parts = self.names.experts
+        assert parts is not None, "a model with a mixture names its tensors"
+        wide = moe.grouped is not None
+        router = Router(
+            self.tensor(parts.router, wide),
+            self.tensor(bias_of(parts.router), wide) if moe.clamped else None,
+            self.tensor(parts.correction, wide=True) if wide else None,
+        )
         numbers = range(moe.num_experts)
-        gate_up = [(parts.gate_up[0].format(i=index, e=e), parts.gate_up[1].format(i=index, e=e)) for e in numbers]
-        experts = parameters.experts(gate_up, [parts.down.format(i=index, e=e) for e in numbers])
-        mlp = MoeMlp(router, experts, moe, bindings)
-    else:
-        mlp = GatedMlp(linear(spec.mlp_bias, *names.gate_up), linear(spec.mlp_bias, names.down))
-    return DecoderLayer(attention, mlp, input_norm, post_norm)
+        gate, up = ([name.format(i=self.index, e=e) for e in numbers] for name in parts.gate_up)
+        down = [parts.down.format(i=self.index, e=e) for e in numbers]
+        biases = None
+        if moe.clamped:
+            rows = [self.parameters.tensor(*map(bias_of, names)) for names in (gate, up, down)]
+            stacks = [bias.view(moe.num_experts, -1) for bias in rows]
+            biases = ExpertBiases(torch.cat(stacks[:2], 1), stacks[2])
+        experts = self.parameters.experts(list(zip(gate, up, strict=True)), down, biases)
+        shared = self.mlp(parts.shared_gate_up, parts.shared_down) if moe.shared_inner else None
+        return MoeMlp(router, experts, moe, self.bindings, shared)

@@ -26,8 +26,13 @@ class Linear:
             return fused.after_norm(x, norm, self.bias)
         return self(self._rms_norm(x, norm.weight, norm.eps))
 
-    def gated(self, x: Tensor, norm: Norm, activation: str) -> Tensor:
-        """activation(gate) * up of `after_norm`, whose first half is the gate. Returns [T, out / 2]."""
+    def gated(self, x: Tensor, norm: Norm | None, activation: str) -> Tensor:
+        """activation(gate) * up of `after_norm`, whose first half is the gate. Returns [T, out / 2].
+
+        Without a norm x is normed already.
+        """
+        if norm is None:
+            return self._gates[activation](self(x))
         if (fused := self.weight.fused) is not None:
             return fused.gated(x, norm, self.bias, activation)
         return self._gates[activation](self.after_norm(x, norm))

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from services.worker.kernels.ops.rms_norm import rms_norm
+from services.worker.kernels.registry import Bindings
 from services.worker.layers.linear import Linear
 from services.worker.quant.contract import Norm
 
@@ -13,3 +15,20 @@ class GatedMlp:
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
         self.down.add_to(x, self.gate_up.gated(x, norm, self.activation))
+
+    def add_to(self, residual: Tensor, normed: Tensor) -> None:
+        """residual += the MLP of rows that are normed already. Both [T, N]."""
+        self.down.add_to(residual, self.gate_up.gated(normed, None, self.activation))
+
+
+class NormedMlp:
+    """A gated MLP whose result is normed before it is added."""
+
+    def __init__(self, mlp: GatedMlp, after: Norm, bindings: Bindings) -> None:
+        self.mlp, self.after = mlp, after
+        self._rms_norm = bindings(rms_norm)
+
+    def __call__(self, x: Tensor, norm: Norm) -> None:
+        """x: [T, N], the residual stream, changed in place."""
+        y = self.mlp.down(self.mlp.gate_up.gated(x, norm, self.mlp.activation))
+        x.add_(self._rms_norm(y, self.after.weight, self.after.eps))

@@ -1,24 +1,67 @@
 """Mixture of experts on the residual stream: x += sum of the gated MLPs that each token's router chose, weighted."""
 
-from torch import Tensor
+from typing import NamedTuple
 
+from torch import Tensor
+from torch.nn import functional
+
+from services.worker.kernels.ops.moe_route_biased import moe_route_biased
 from services.worker.kernels.ops.norm_route import norm_route
+from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Bindings
+from services.worker.layers.mlp import GatedMlp
 from services.worker.models.spec import MoeSpec
 from services.worker.quant.contract import ExpertWeights, Norm
 
 
-class MoeMlp:
-    """`router`: [E, N], activation dtype, whatever form the other weights have."""
+class Router(NamedTuple):
+    """`weight`: [E, N], `bias`: [E], both of the activations' dtype, but float32 with a correction.
 
-    def __init__(self, router: Tensor, experts: ExpertWeights, spec: MoeSpec, bindings: Bindings) -> None:
-        self.router, self.experts = router, experts
-        self._top_k, self._renormalize = spec.top_k, spec.renormalize
-        self._norm_route = bindings(norm_route)
+    `correction`: float32 [E], of GroupedRouting, and only of it.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    correction: Tensor | None = None
+
+
+class MoeMlp:
+    """`shared`: an MLP for every token."""
+
+    def __init__(
+        self, router: Router, experts: ExpertWeights, spec: MoeSpec, bindings: Bindings, shared: GatedMlp | None = None
+    ) -> None:
+        self.router, self.experts, self.shared = router, experts, shared
+        self._spec = spec
+        # only what is called is asked for: what a start compiles depends on it
+        self._norm_route = bindings(norm_route) if spec.grouped is None else None
+        self._rms_norm = bindings(rms_norm)
+        self._route_biased = bindings(moe_route_biased) if spec.grouped is not None else None
 
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
-        normed, weights, experts = self._norm_route(
-            x, norm.weight, norm.eps, self.router, self._top_k, self._renormalize
-        )
+        normed, weights, experts = self._route(x, norm)
+        if self.shared is not None:
+            self.shared.add_to(x, normed)
         self.experts.add_to(x, normed, weights, experts)
+
+    def _route(self, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+        """The normed rows [T, N], and the weights and numbers of their experts [T, K]."""
+        spec, grouped, correction = self._spec, self._spec.grouped, self.router.correction
+        if self._norm_route is not None:
+            weight, bias, _ = self.router
+            return self._norm_route(x, norm.weight, norm.eps, weight, bias, spec.top_k, spec.renormalize)
+        assert self._route_biased is not None and grouped is not None and correction is not None
+        normed = self._rms_norm(x, norm.weight, norm.eps)
+        # not the op: kernels are bound for the activations' dtype
+        logits = functional.linear(normed.float(), self.router.weight, self.router.bias)
+        weights, experts = self._route_biased(
+            logits,
+            correction,
+            grouped.num_groups,
+            grouped.top_groups,
+            spec.top_k,
+            spec.renormalize,
+            grouped.scale,
+        )
+        return normed, weights, experts

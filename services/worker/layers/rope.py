@@ -1,7 +1,7 @@
 """Rotary tables: frequencies of a checkpoint's RopeSpec, and cos/sin by position. Values only, made at start."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,17 +60,22 @@ def _yarn(plain: Tensor, scaling: Mapping[str, float], spec: RopeSpec) -> tuple[
     return plain / factor * slow + plain * (1 - slow), attention
 
 
+Rotation = tuple[Tensor, Tensor]  # cos and sin, each [T, 1, R]
+
+
 class RopeTable:
-    """cos and sin of every position, in the form the `rope` op wants."""
+    """cos and sin of every position, in the form the `rope` op wants, of each of a model's ropes of one width."""
 
-    def __init__(self, spec: RopeSpec, max_len: int, like: Tensor) -> None:
-        inverse, factor = frequencies(spec)
-        angle = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse
-        cos, sin = angle.cos() * factor, angle.sin() * factor
-        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
-        self._table = table.to(like)  # [max_len, 2, R]
+    def __init__(self, specs: Sequence[RopeSpec], max_len: int, like: Tensor) -> None:
+        parts = []
+        for spec in specs:
+            inverse, factor = frequencies(spec)
+            angle = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse
+            cos, sin = angle.cos() * factor, angle.sin() * factor
+            parts += [torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)]
+        self._table = torch.stack(parts, 1).to(like)  # [max_len, 2 * ropes, R]
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions: int64 [T]; returns cos and sin, each [T, 1, R]."""
+    def at(self, positions: Tensor) -> tuple[Rotation, ...]:
+        """positions: int64 [T]; returns each rope's cos and sin."""
         rows = self._table.index_select(0, positions)
-        return rows[:, :1], rows[:, 1:]
+        return tuple((rows[:, i : i + 1], rows[:, i + 1 : i + 2]) for i in range(0, rows.shape[1], 2))

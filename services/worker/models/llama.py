@@ -1,8 +1,7 @@
-"""Llama and its exact relatives (Mistral without a sliding window)."""
+"""Llama 2, 3 and later ones of the same layers; some files that call themselves so have a sliding window."""
 
-from services.worker.models.spec import Config, DecoderNames, DecoderSpec, ModelDef, read_decoder
+from services.worker.models.spec import Config, DecoderNames, DecoderSpec, ModelDef, read_decoder, read_windows
 
-UNLIMITED = 2**62
 NAMES = DecoderNames(
     embedding="model.embed_tokens.weight",
     final_norm="model.norm.weight",
@@ -22,17 +21,20 @@ NAMES = DecoderNames(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
-    if config.get(int, "sliding_window", UNLIMITED) < config.get(int, "max_position_embeddings"):
-        config.require("sliding_window", ())
+    config = config.text
     config.require("pretraining_tp", (1,))
     attention_bias = config.get(bool, "attention_bias", False)
     return read_decoder(
-        config, qkv_bias=attention_bias, out_bias=attention_bias, mlp_bias=config.get(bool, "mlp_bias", False)
+        config,
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+        mlp_bias=config.get(bool, "mlp_bias", False),
+        windows=read_windows(config),
     )
 
 
 MODEL = ModelDef(
-    architectures=("LlamaForCausalLM", "MistralForCausalLM"),
+    architectures=("LlamaForCausalLM",),
     features=("grouped-query attention", "tied and untied head", "rope: default, linear, llama3, yarn", "biases"),
     read=read,
     names=NAMES,

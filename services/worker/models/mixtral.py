@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from services.worker.models.llama import NAMES as LLAMA_NAMES
-from services.worker.models.llama import UNLIMITED
-from services.worker.models.spec import Config, DecoderSpec, ExpertNames, ModelDef, read_decoder, read_moe
+from services.worker.models.spec import Config, DecoderSpec, ExpertNames, ModelDef, read_decoder, read_moe, read_windows
 
 NAMES = replace(
     LLAMA_NAMES,
@@ -21,16 +20,14 @@ NAMES = replace(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
-    if config.get(int, "sliding_window", UNLIMITED) < config.get(int, "max_position_embeddings"):
-        config.require("sliding_window", ())
     inner = config.get(int, "intermediate_size")
     moe = read_moe(config, config.get(int, "num_local_experts"), inner, renormalize=True)
-    return read_decoder(config, moe=moe)
+    return read_decoder(config, moe=moe, windows=read_windows(config))
 
 
 MODEL = ModelDef(
     architectures=("MixtralForCausalLM",),
-    features=("mixture of experts", "grouped-query attention", "rope: default, linear, yarn"),
+    features=("mixture of experts", "grouped-query attention", "sliding window", "rope: default, linear, yarn"),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),

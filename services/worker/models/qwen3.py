@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from services.worker.models.llama import NAMES as LLAMA_NAMES
+from services.worker.models.qwen2 import windows_of
 from services.worker.models.spec import Config, DecoderSpec, ModelDef, read_decoder
 
 NAMES = replace(
@@ -14,14 +15,21 @@ NAMES = replace(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
-    config.require("use_sliding_window", (False,))
     attention_bias = config.get(bool, "attention_bias", False)
-    return read_decoder(config, qkv_bias=attention_bias, out_bias=attention_bias, qk_norm=True)
+    return read_decoder(
+        config, qkv_bias=attention_bias, out_bias=attention_bias, qk_norm=True, windows=windows_of(config)
+    )
 
 
 MODEL = ModelDef(
     architectures=("Qwen3ForCausalLM",),
-    features=("grouped-query attention", "query and key norm", "tied and untied head", "rope: default, linear, yarn"),
+    features=(
+        "grouped-query attention",
+        "query and key norm",
+        "tied and untied head",
+        "sliding window",
+        "rope: default, linear, yarn",
+    ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),

@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 from services.worker.models.qwen3 import NAMES as QWEN3_NAMES
-from services.worker.models.spec import Config, DecoderSpec, ExpertNames, ModelDef, read_decoder, read_moe
+from services.worker.models.spec import (
+    Config,
+    DecoderSpec,
+    ExpertNames,
+    ModelDef,
+    read_decoder,
+    read_moe,
+    read_windows,
+)
 
 NAMES = replace(
     QWEN3_NAMES,
@@ -20,15 +28,13 @@ NAMES = replace(
 
 def read(config: Config) -> DecoderSpec:
     """Raises ValueError naming a value that is missing or not supported."""
-    config.require("use_sliding_window", (False,))
     # transformers 5 writes num_local_experts, those before it num_experts
     count = config.get(int, "num_experts", 0) or config.get(int, "num_local_experts")
     step = config.get(int, "decoder_sparse_step", 1)
     if step < 1:
         raise ValueError(f"config: 'decoder_sparse_step' is {step}, expected at least 1")
     plain = config.get(list, "mlp_only_layers", [])
-    layers = range(config.get(int, "num_hidden_layers"))
-    dense_layers = tuple(i for i in layers if i in plain or (i + 1) % step)
+    dense_layers = tuple(i for i in range(config.num_layers) if i in plain or (i + 1) % step)
     moe = read_moe(
         config,
         count,
@@ -37,12 +43,21 @@ def read(config: Config) -> DecoderSpec:
         dense_layers=dense_layers,
     )
     attention_bias = config.get(bool, "attention_bias", False)
-    return read_decoder(config, qkv_bias=attention_bias, out_bias=attention_bias, qk_norm=True, moe=moe)
+    windows = read_windows(config) if config.get(bool, "use_sliding_window", False) else ()
+    return read_decoder(
+        config, qkv_bias=attention_bias, out_bias=attention_bias, qk_norm=True, moe=moe, windows=windows
+    )
 
 
 MODEL = ModelDef(
     architectures=("Qwen3MoeForCausalLM",),
-    features=("mixture of experts", "grouped-query attention", "query and key norm", "rope: default, linear, yarn"),
+    features=(
+        "mixture of experts",
+        "grouped-query attention",
+        "query and key norm",
+        "sliding window",
+        "rope: default, linear, yarn",
+    ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),

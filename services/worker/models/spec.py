@@ -7,12 +7,12 @@ lazily, and it can report what it was never asked for (except `ModelDef.ignored`
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from services.worker.quant.contract import ExpertWeights, Weight
+from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
 REQUIRED = object()
@@ -22,6 +22,11 @@ ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each ne
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
+
+
+def bias_of(weight: str) -> str:
+    """The checkpoint name of the bias that belongs to a weight."""
+    return weight.removesuffix(".weight") + ".bias"
 
 
 class Parameters(Protocol):
@@ -34,11 +39,16 @@ class Parameters(Protocol):
         """
         ...
 
-    def tensor(self, *names: str) -> Tensor:
-        """Norm weights, biases and routers: dense, in the model's activation dtype, concatenated along dimension 0."""
+    def tensor(self, *names: str, wide: bool = False) -> Tensor:
+        """Norm weights, biases and routers: dense, in the model's activation dtype, concatenated along dimension 0.
+
+        `wide`: in float32, whatever the activations are.
+        """
         ...
 
-    def experts(self, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> ExpertWeights:
+    def experts(
+        self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], biases: ExpertBiases | None = None
+    ) -> ExpertWeights:
         """The gated MLPs of one layer's experts, in their order: names of gate and up [I, N], and of down [N, I]."""
         ...
 
@@ -56,8 +66,10 @@ MOST = {
     "head_dim": 1 << 16,
     "max_position": 1 << 28,
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
 MOST_EXPERTS = 1 << 16
 MOST_ROPE = 1e15
+ROPE_FLAGS = ("truncate",)  # may be 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,15 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class GroupedRouting:
+    """Sigmoid scores; the choice is by score and a learned correction, in the best groups (DeepSeek-V3)."""
+
+    num_groups: int
+    top_groups: int
+    scale: float  # of the chosen experts' weights
+
+
+@dataclass(frozen=True)
 class MoeSpec:
     """A mixture of gated MLPs in place of a layer's MLP. `renormalize`: a token's expert weights add up to 1."""
 
@@ -80,6 +101,10 @@ class MoeSpec:
     inner: int
     renormalize: bool
     dense_layers: tuple[int, ...] = ()  # these have an ordinary MLP
+    router_bias: bool = False
+    clamped: bool = False  # router and experts have biases, and these the gate of the op moe_clamped
+    grouped: GroupedRouting | None = None  # None: softmax over all experts
+    shared_inner: int = 0  # width of the MLP that every token goes through besides; 0: there is none
 
 
 @dataclass(frozen=True)
@@ -102,6 +127,22 @@ class DecoderSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     moe: MoeSpec | None = None
+    activation: str = "silu"  # of an ordinary MLP: silu or gelu_tanh
+    windows: tuple[int, ...] = ()  # by layer: a token sees itself and so many less one before it, 0: all; (): 0 in all
+    local_rope: RopeSpec | None = None  # of the layers with a window, where it is another one
+    sinks: bool = False  # a learned logit per head in the softmax's denominator
+    attention_scale: float = 0.0  # 0: head_dim ** -0.5
+    embed_scale: float = 1.0
+    norm_offset: float = 0.0  # what the checkpoint's norm weights lack
+    post_norms: bool = False  # attention's and the MLP's results are normed before they are added
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """That of most layers, and of those with a window."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def window_of(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
 
     @property
     def attention_parity(self) -> int:
@@ -110,7 +151,7 @@ class DecoderSpec:
         weights = 0
         for layer in range(self.num_layers):
             moe = self.experts_of(layer)
-            inner = self.intermediate_size if moe is None else moe.top_k * moe.inner
+            inner = self.intermediate_size if moe is None else moe.top_k * moe.inner + moe.shared_inner
             weights += attention + 3 * self.hidden_size * inner
         # Two operations for each weight; for each token of context as many for the score and for the sum of values.
         return max(weights // (2 * self.num_layers * self.num_heads * self.head_dim), 1)
@@ -121,12 +162,27 @@ class DecoderSpec:
 
 
 @dataclass(frozen=True)
+class ExpertStack:
+    """Checkpoint names of tensors that hold all experts of a layer, [E, ...], where gate and up lie by turns.
+
+    Dense ones are [E, in, out]; in MXFP4 they are `_blocks` [E, out, in / 32, 16] and `_scales`. A bias is `_bias`.
+    """
+
+    gate_up: str
+    down: str
+
+
+@dataclass(frozen=True)
 class ExpertNames:
     """Checkpoint names of a mixture's parameters. `{i}` is the layer, `{e}` the expert."""
 
     router: str
     gate_up: tuple[str, str]
     down: str
+    stack: ExpertStack | None = None  # where the parts of its tensors get the names above
+    correction: str = ""  # of GroupedRouting
+    shared_gate_up: tuple[str, str] = ("", "")
+    shared_down: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +201,9 @@ class DecoderNames:
     q_norm: str = ""
     k_norm: str = ""
     experts: ExpertNames | None = None
+    sinks: str = ""
+    after_attention: str = ""  # norms of DecoderSpec.post_norms
+    after_mlp: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +215,17 @@ class ModelDef:
     read: Callable[["Config"], DecoderSpec]
     names: DecoderNames
     ignored: tuple[str, ...] = ()  # suffixes of checkpoint tensors that hold nothing to load
+    # Prefixes of checkpoint tensors: what `names` has instead, or None for a part that is not served. {n}: of layers.
+    prefixes: Mapping[str, str | None] = field(default_factory=dict)
+
+
+# ModelDef.prefixes of models that have a language model beside other parts, in the names of several generations.
+LANGUAGE_PART: Mapping[str, str | None] = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    **{f"{root}{part}.": None for root in ("", "model.") for part in ("vision_tower", "multi_modal_projector")},
+}
 
 
 class Config:
@@ -181,6 +251,27 @@ class Config:
         """The sub-table `key`, empty if absent or null."""
         return self.get(dict, key, {})
 
+    def over(self, defaults: Mapping[str, object]) -> "Config":
+        """With what transformers takes for keys that are absent or null, where a family's configurations rely on it."""
+        return Config({**defaults, **{key: value for key, value in self._values.items() if value is not None}})
+
+    @property
+    def text(self) -> "Config":
+        """The part that describes the language model, of a model that has other parts as well; else the whole.
+
+        Whether the head is the embedding may be said outside of that part, and then counts.
+        """
+        part, key = self.mapping("text_config"), "tie_word_embeddings"
+        return Config({**part, key: self._values.get(key, part.get(key))} if part else self._values)
+
+    @property
+    def num_layers(self) -> int:
+        """Raises ValueError for a number that no model has, before anybody makes a list as long."""
+        number = self.get(int, "num_hidden_layers")
+        if not 1 <= number <= MOST["num_layers"]:
+            raise ValueError(f"config: num_layers is {number}, not between 1 and {MOST['num_layers']}")
+        return number
+
     def require(self, key: str, allowed: Sequence[object]) -> None:
         """Raises ValueError unless `key` is absent, null or one of `allowed`."""
         value = self._values.get(key)
@@ -188,12 +279,14 @@ class Config:
             raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed)) or 'none'}")
 
 
-def read_rope(config: Config, rotary_dim: int) -> RopeSpec:
+def read_rope(config: Config, rotary_dim: int, layers: str = FULL) -> RopeSpec:
     """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
-    Raises ValueError for a kind that layers/rope.py has no formula for.
+    `layers`: which kind's, where the kinds have tables of their own. Raises ValueError for a kind of rope that
+    layers/rope.py has no formula for.
     """
-    table = dict(config.mapping("rope_scaling")) | dict(config.mapping("rope_parameters"))
+    own = config.mapping("rope_parameters")
+    table = dict(config.mapping("rope_scaling")) | dict(Config(own).mapping(layers) or own)
     kind = table.pop("rope_type", None) or table.pop("type", None) or "default"
     table.pop("type", None)
     theta = table.pop("rope_theta", None) or config.get(float, "rope_theta", 10000.0)
@@ -220,6 +313,27 @@ def read_rope(config: Config, rotary_dim: int) -> RopeSpec:
     )
 
 
+def read_windows(
+    config: Config, slides: Callable[[int], bool] = lambda layer: True, even_if_wide: bool = False
+) -> tuple[int, ...]:
+    """DecoderSpec.windows from `sliding_window` and `layer_types`; without those layer i has a window if slides(i).
+
+    A window that no position leaves is none, but `even_if_wide`. Raises ValueError.
+    """
+    size = config.get(int, "sliding_window", 0)
+    if size < 0:
+        raise ValueError(f"config: 'sliding_window' is {size}")
+    kinds = config.get(list, "layer_types", []) or [SLIDING if slides(i) else FULL for i in range(config.num_layers)]
+    if len(kinds) != config.num_layers:
+        raise ValueError(f"config: 'layer_types' has {len(kinds)} entries for {config.num_layers} layers")
+    if unknown := [kind for kind in kinds if kind not in (SLIDING, FULL)]:
+        raise ValueError(f"config: 'layer_types' has {unknown[0]!r}, supported: {SLIDING}, {FULL}")
+    wide = size >= config.get(int, "max_position_embeddings") and not even_if_wide
+    if not size or wide or SLIDING not in kinds:
+        return ()
+    return tuple(size if kind == SLIDING else 0 for kind in kinds)
+
+
 def read_moe(config: Config, num_experts: int, inner: int, renormalize: bool, **changes: Any) -> MoeSpec:
     """The keys that mixtures share; `changes` are the model's own fields of MoeSpec. Raises ValueError."""
     top_k = config.get(int, "num_experts_per_tok")
@@ -232,7 +346,8 @@ def read_moe(config: Config, num_experts: int, inner: int, renormalize: bool, **
 
 def read_decoder(config: Config, **changes: Any) -> DecoderSpec:
     """The keys that decoders share; `changes` are the model's own fields of DecoderSpec."""
-    config.require("hidden_act", ("silu", "swish"))
+    if "activation" not in changes:
+        config.require("hidden_act", ("silu", "swish"))
     hidden_size = config.get(int, "hidden_size")
     num_heads = config.get(int, "num_attention_heads")
     num_kv_heads = config.get(int, "num_key_value_heads", num_heads)
@@ -252,8 +367,9 @@ def read_decoder(config: Config, **changes: Any) -> DecoderSpec:
         max_position=config.get(int, "max_position_embeddings"),
         tie_embeddings=config.get(bool, "tie_word_embeddings", False),
     )
+    spec = replace(spec, **changes)
     check_sizes(spec)
-    return replace(spec, **changes)
+    return spec
 
 
 def check_sizes(spec: DecoderSpec) -> None:
@@ -264,9 +380,9 @@ def check_sizes(spec: DecoderSpec) -> None:
             raise ValueError(f"config: {name} is {found}, not between 1 and {most}")
     if not 0 <= spec.rms_eps < 1:
         raise ValueError(f"config: 'rms_norm_eps' is {spec.rms_eps}, not between 0 and 1")
-    rope = spec.rope
-    if not 1 <= rope.rotary_dim <= spec.head_dim:
-        raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
-    for name, value in {"rope_theta": rope.theta, **(rope.scaling or {})}.items():
-        if not 0 < value < MOST_ROPE:
-            raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")
+    for rope in spec.ropes:
+        if not 1 <= rope.rotary_dim <= spec.head_dim or rope.rotary_dim != spec.rope.rotary_dim:
+            raise ValueError(f"config: rope of {rope.rotary_dim} in heads of {spec.head_dim}")
+        for name, value in {"rope_theta": rope.theta, **(rope.scaling or {})}.items():
+            if not 0 < value < MOST_ROPE and name not in ROPE_FLAGS:
+                raise ValueError(f"config: rope parameter {name!r} is {value}, not between 0 and {MOST_ROPE:g}")

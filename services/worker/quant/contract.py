@@ -6,7 +6,7 @@ tensors of one parameter (several when they are fused along the output dimension
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -106,6 +106,15 @@ class StoredTensor(Protocol):
         ...
 
 
+@runtime_checkable
+class StackedTensor(StoredTensor, Protocol):
+    """One that can be read in parts."""
+
+    def entry(self, index: int) -> torch.Tensor:
+        """`[index]` of the first dimension, as it is stored; nothing else is read."""
+        ...
+
+
 class WeightFormat(Protocol):
     """One way to keep matrices and multiply with them."""
 
@@ -147,16 +156,33 @@ class ExpertWeights(Protocol):
         ...
 
 
+class ExpertBiases(NamedTuple):
+    """Of experts whose gate is bounded, too: see the op moe_clamped. In the activations' dtype."""
+
+    gate_up: torch.Tensor  # [E, 2I], gate first
+    down: torch.Tensor  # [E, N]
+
+
 class ExpertFormat(Protocol):
     """One way to keep the experts of a layer and to multiply with those that each token chose."""
 
     @property
     def name(self) -> str: ...
 
-    def refuses(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> str | None:
+    def refuses(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> str | None:
         """Why this format cannot keep these checkpoint tensors, or None when it can."""
         ...
 
-    def make(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+    def make(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> ExpertWeights:
         """Per expert: gate and up, each [I, N], and down [N, I]. Each is read straight to its place."""
         ...

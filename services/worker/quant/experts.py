@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from services.worker.kernels.ops.moe_clamped import moe_clamped
 from services.worker.kernels.ops.moe_gated import moe_gated
 from services.worker.kernels.ops.moe_tiled import moe_tiled
 from services.worker.kernels.packing.weight_tiles import CHUNK_BYTES, ROWS, fits_tiles, tile_weight
 from services.worker.kernels.registry import Bindings
-from services.worker.quant.contract import ExpertWeights, StoredTensor
+from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor
 
 
 class DenseExperts:
@@ -19,14 +20,20 @@ class DenseExperts:
 
     format_name = "none"
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, bindings: Bindings) -> None:
-        self.gate_up, self.down = gate_up, down
+    def __init__(
+        self, gate_up: torch.Tensor, down: torch.Tensor, bindings: Bindings, biases: ExpertBiases | None = None
+    ) -> None:
+        self.gate_up, self.down, self.biases = gate_up, down, biases
         self.num_experts = len(gate_up)
         self.num_bytes = gate_up.nbytes + down.nbytes
-        self._moe_gated = bindings(moe_gated)
+        self._moe_gated, self._moe_clamped = bindings(moe_gated), bindings(moe_clamped)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
-        self._moe_gated(x, weights, experts, self.gate_up, self.down, residual)
+        if self.biases is None:
+            self._moe_gated(x, weights, experts, self.gate_up, self.down, residual)
+        else:
+            up, down = self.biases
+            self._moe_clamped(x, weights, experts, self.gate_up, up, self.down, down, residual)
 
 
 class DenseExpertFormat:
@@ -35,10 +42,20 @@ class DenseExpertFormat:
     def __init__(self, dtype: torch.dtype, device: torch.device, bindings: Bindings) -> None:
         self._dtype, self._device, self._bindings = dtype, device, bindings
 
-    def refuses(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> str | None:
+    def refuses(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> str | None:
         return None
 
-    def make(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+    def make(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> ExpertWeights:
         hidden, inner = down[0].shape
         stacked_gate_up = torch.empty(len(down), 2 * inner, hidden, dtype=self._dtype, device=self._device)
         stacked_down = torch.empty(len(down), hidden, inner, dtype=self._dtype, device=self._device)
@@ -46,7 +63,7 @@ class DenseExpertFormat:
             stacked_gate_up[e, :inner] = gate.dense(self._dtype)
             stacked_gate_up[e, inner:] = up.dense(self._dtype)
             stacked_down[e] = out.dense(self._dtype)
-        return DenseExperts(stacked_gate_up, stacked_down, self._bindings)
+        return DenseExperts(stacked_gate_up, stacked_down, self._bindings, biases)
 
 
 class TiledExperts:
@@ -70,13 +87,25 @@ class TiledExpertFormat:
     def __init__(self, dtype: torch.dtype, device: torch.device, bindings: Bindings) -> None:
         self._dtype, self._device, self._bindings = dtype, device, bindings
 
-    def refuses(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> str | None:
+    def refuses(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> str | None:
+        if biases is not None:
+            return "experts with biases"
         hidden, inner = down[0].shape
         if fits_tiles(hidden, inner) and fits_tiles(inner, hidden):
             return None
         return f"experts of {inner} by {hidden} do not divide into tiles"
 
-    def make(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+    def make(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> ExpertWeights:
         hidden, inner = down[0].shape
         chunk = CHUNK_BYTES // self._dtype.itemsize
         up_tiles = torch.empty(

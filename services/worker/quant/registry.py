@@ -12,7 +12,14 @@ from services.worker.kernels.ops.moe_tiled import moe_tiled
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.composed import BySizeFormat, TiedWeight
-from services.worker.quant.contract import ExpertFormat, ExpertWeights, StoredTensor, Weight, WeightFormat
+from services.worker.quant.contract import (
+    ExpertBiases,
+    ExpertFormat,
+    ExpertWeights,
+    StoredTensor,
+    Weight,
+    WeightFormat,
+)
 from services.worker.quant.experts import DenseExpertFormat, TiledExpertFormat
 from services.worker.quant.grouped import GroupedFormat
 from services.worker.quant.int4 import Int4Format
@@ -56,13 +63,18 @@ class WeightPolicy:
         names = ", ".join(part.name for part in parts)
         raise ConfigError(f"no weight format for {names} of {parts[0].source} ({'; '.join(reasons)})")
 
-    def make_experts(self, gate_up: Sequence[Sequence[StoredTensor]], down: Sequence[StoredTensor]) -> ExpertWeights:
+    def make_experts(
+        self,
+        gate_up: Sequence[Sequence[StoredTensor]],
+        down: Sequence[StoredTensor],
+        biases: ExpertBiases | None = None,
+    ) -> ExpertWeights:
         """One layer's experts (see ExpertFormat). Raises ConfigError when no format can keep them."""
         reasons = []
         for expert_format in self.experts:
-            reason = expert_format.refuses(gate_up, down)
+            reason = expert_format.refuses(gate_up, down, biases)
             if reason is None:
-                return expert_format.make(gate_up, down)
+                return expert_format.make(gate_up, down, biases)
             reasons.append(f"{expert_format.name}: {reason}")
         raise ConfigError(f"no weight format for {down[0].name} of {down[0].source} ({'; '.join(reasons)})")
 

@@ -68,6 +68,26 @@ def test_a_prompt_alone_has_the_whole_step_whatever_it_costs() -> None:
     assert counts == [16, 16, 16]
 
 
+def test_one_prompt_among_rows_that_step_gets_small_chunks_and_many_get_large_ones() -> None:
+    core = Harness.with_worker(step_tokens=16, chunk_beside=4, plans_in_flight=1)
+    core.admit(ids(3), max_tokens=40)
+    core.admit(ids(20, 40))
+    core.answer()
+    assert columns(core.plans[0]) == [(0, 3, 1, 1), (1, 0, 8, 0)]  # as many decode as are filled
+    core.send(*(core.message(ids(20, 70 + 20 * i)) for i in range(2)))
+    core.answer()
+    assert columns(core.plans[0]) == [(0, 4, 1, 1), (1, 8, 12, 1)]  # three of four are filled, or could be
+
+
+def test_a_prompt_beside_many_rows_that_step_has_its_least() -> None:
+    core = Harness.with_worker(step_tokens=64, chunk_beside=6, plans_in_flight=1)
+    core.send(*(core.message(ids(2, 10 * i), max_tokens=9) for i in range(15)))
+    core.answer()
+    core.admit(ids(9, 300))
+    core.answer()
+    assert columns(core.plans[0])[15:] == [(15, 0, 6, 0)]
+
+
 def test_prefill_first_gives_prompts_a_step_of_their_own() -> None:
     core = Harness.with_worker(policy="prefill_first")
     core.admit(ids(3))

@@ -56,6 +56,19 @@ def test_chunks_cost_what_tokens_and_context_do() -> None:
     assert policy.affordable(policy.step_cost(2048, 8192, 3840), 100_000, 3840) == 257
 
 
+@pytest.mark.parametrize(
+    ("decoding", "filling", "tokens"),
+    [(0, 1, 2048), (255, 1, 512), (64, 1, 512), (1, 1, 1024), (128, 128, 1024), (1, 255, 2040), (1, 10**6, 2047)],
+)
+def test_chunks_share_a_step_with_rows_that_decode(decoding: int, filling: int, tokens: int) -> None:
+    assert policy.beside_tokens(2048, 512, decoding, filling) == tokens
+
+
+def test_chunks_beside_may_have_the_whole_step() -> None:
+    assert policy.beside_tokens(2048, 0, 255, 1) == 2048  # no limit
+    assert policy.beside_tokens(256, 512, 255, 1) == 256
+
+
 def test_the_longest_sequence_is_bounded_by_model_and_blocks() -> None:
     assert policy.longest_sequence(8192, 10_000, 16) == 8192
     assert policy.longest_sequence(8192, 10, 16) == 160

@@ -42,6 +42,13 @@ class Answers:
         return self._verdicts
 
 
+class OnlyOnce(Answers):
+    def __call__(self, job: Job, report: Callable[[str, int], None]) -> tuple[Verdict, ...]:
+        if self.jobs:
+            raise NotTested("no process")
+        return super().__call__(job, report)
+
+
 @pytest.fixture(autouse=True)
 def _rogues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "find_for", rogues("linear=faults,rms_norm"))
@@ -79,6 +86,21 @@ def test_what_failed_is_dropped_and_the_second_start_tests_nothing(spec: Any, tm
     anew = Answers(*FAULT)
     bound(spec, Bench(CPU, tmp_path, test=anew, again=True))
     assert len(anew.jobs) == 1
+
+
+def test_ops_that_the_model_does_not_call_are_tried_for_whoever_asks(spec: Any, tmp_path: Path) -> None:
+    """Only those, under a key of their own: what a worker's start finds stays what it was."""
+    tester = Answers(*FAULT)
+    bound(spec, Bench(CPU, tmp_path, test=tester, uncalled=True))
+    called, others = tester.jobs
+    assert "uncalled" not in called.shapes and called.verdicts == ()
+    assert others.shapes == {**called.shapes, "uncalled": 1}
+    assert others.verdicts == FAULT[:2], "rms_norm had no case"
+    worker = Answers(problem="must not be asked")
+    bound(spec, Bench(CPU, tmp_path, test=worker))
+    assert worker.jobs == []
+    table, _ = bound(spec, Bench(CPU, tmp_path, test=OnlyOnce(*FAULT), again=True, uncalled=True))
+    assert table["linear"].provider == "torch", "the first answer counts where the second process fails"
 
 
 def test_another_content_is_tested_anew(spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

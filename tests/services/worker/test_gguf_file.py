@@ -63,10 +63,28 @@ def test_every_format_is_what_the_gguf_library_says(
         assert np.array_equal(tensor.blocks().numpy(), content)
 
 
+@pytest.mark.parametrize("storage", ["F32", "BF16", "Q4_1", "Q8_0", "Q4_K"])
+def test_parts_stay_as_they_are_stored(storage: str, tmp_path: Path) -> None:
+    """Unless they begin or end within a block."""
+    path = write(tmp_path / "one.gguf", {"blk.0.ffn_down.weight": (stored(storage, 6, 512), storage)})
+    whole = read_tensors(read_gguf(path))["model.layers.0.mlp.down_proj.weight"]
+    values = whole.dense(torch.float32)
+    rows, columns = whole.narrow(0, 1, 5), whole.narrow(1, 256, 512)  # type: ignore[attr-defined]
+    both = columns.narrow(0, 2, 3)
+    for part, wanted in ((rows, values[1:5]), (columns, values[:, 256:]), (both, values[2:3, 256:])):
+        assert (part.storage, part.shape) == (storage, wanted.shape)
+        assert torch.equal(part.dense(torch.float32), wanted)
+    if storage not in PLAIN:
+        assert torch.equal(columns.blocks(), whole.blocks()[:, whole.blocks().shape[1] // 2 :])
+        odd = whole.narrow(1, 8, 500)  # type: ignore[attr-defined]
+        assert odd.storage == "F32" and torch.equal(odd.dense(torch.float32), values[:, 8:500])
+
+
 def test_vectors_keep_their_shape(tmp_path: Path) -> None:
     path = write(tmp_path / "norm.gguf", {"output_norm.weight": (np.arange(6, dtype=np.float32), "F32")})
     norm = read_tensors(read_gguf(path))["model.norm.weight"]
     assert norm.dense(torch.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert norm.narrow(0, 2, 5).dense(torch.float32).tolist() == [2, 3, 4]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("storage", ["F32", "Q8_0"])
@@ -97,6 +115,10 @@ def test_rope_order_of_llama_is_undone(storage: str, tmp_path: Path) -> None:
         expected = gguf.dequantize(gguf.quantize(rows, kind), kind)
         tensor = found[f"model.layers.0.self_attn.{name}_proj.weight"]
         assert np.array_equal(tensor.dense(torch.float32).numpy(), expected), name
+        part = tensor.narrow(0, head_dim, 2 * head_dim)  # type: ignore[attr-defined]
+        assert np.array_equal(part.dense(torch.float32).numpy(), expected[head_dim : 2 * head_dim]), "one head"
+    half = found["model.layers.0.self_attn.q_proj.bias"].narrow(0, 0, head_dim)  # type: ignore[attr-defined]
+    assert np.array_equal(half.dense(torch.float32).numpy(), bias[:head_dim])
     assert np.array_equal(found["model.layers.0.self_attn.q_proj.bias"].dense(torch.float32).numpy(), bias)
     if storage == "Q8_0":
         blocks = found["model.layers.0.self_attn.q_proj.weight"].blocks()

@@ -55,8 +55,20 @@ def test_which_steps_are_replayed() -> None:
     assert choose(make_step([2] * 4 + [1] * 4), captured) is not None
     wide = choose(make_step([2] * 5), captured)
     assert wide is not None and wide.key == GraphKey(0, 256), "128 tokens have four rows, and one for padding"
-    long = make_step([64])._replace(positions=np.array([graphs.LONG_CONTEXT]))
-    assert choose(long, captured) is None
+    far = make_step([64])._replace(positions=np.array([graphs.LONG_CONTEXT]))
+    assert choose(far, captured) is None
+
+
+def test_chunks_far_in_a_prompt_have_layouts_of_their_own() -> None:
+    captured = layouts(8, 8, 256, graphs.LONG_CONTEXT + 1)
+    beside = Step(np.arange(2), np.array([9, graphs.LONG_CONTEXT]), np.array([1, 200]), np.array([True, False]))
+    assert choose(beside, captured)[0] == GraphKey(8, 256, long=True)  # type: ignore[index]
+    assert choose(beside._replace(positions=np.array([9, 9])), captured)[0] == GraphKey(8, 256)  # type: ignore[index]
+    assert choose(beside._replace(counts=np.array([1, 1])), captured)[0].long  # type: ignore[index]
+    far = beside._replace(counts=np.array([1, 1]), samples=np.array([True, True]))
+    assert choose(make_step([5] * 4)._replace(positions=beside.positions[[1, 0, 0, 0]]), captured)[0].long  # type: ignore[index]
+    assert choose(make_step([5] * 5)._replace(positions=beside.positions[[1, 0, 0, 0, 0]]), captured) is None
+    assert choose(far, captured)[0] == GraphKey(2), "rows that decode may have any context"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("key", [GraphKey(5), GraphKey(3, 128), GraphKey(0, 256)])

@@ -67,6 +67,26 @@ def test_without_a_gpu_of_its_own_nothing_changes(tmp_path: Path, kept: list[set
     assert "ROCR_VISIBLE_DEVICES" not in os.environ and kept == []
 
 
+def test_ranks_of_a_group_see_the_gpus_of_all(
+    tmp_path: Path, kept: list[set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each runs near its own."""
+    plant(tmp_path, MI300X)
+    config = configuration.load(None, ["worker.device=cuda", "worker.tensor_parallel=2"])
+    seats = []
+    for instance, rank in ((0, 0), (1, 1), (3, 0)):
+        monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
+        seat = take_seat(config, instance, tmp_path, rank)
+        assert seat.device is not None
+        seats.append((os.environ["ROCR_VISIBLE_DEVICES"], seat.number, seat.device.index))
+    assert seats == [("0,1", 0, 0), ("2,3", 1, 3), ("6,7", 0, 6)]
+    assert kept == [set(range(96)), set(range(96)), set(range(96, 192))]
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    assert take_seat(config, 4, tmp_path, 1) == Seat(9), "there is none"
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "5,1")
+    assert take_seat(config, 0, tmp_path, 1).device is not None and os.environ["ROCR_VISIBLE_DEVICES"] == "5,1"
+
+
 def test_the_first_gpu_for_all(tmp_path: Path, kept: list[set[int]]) -> None:
     plant(tmp_path, MI300X, mode="CPX")
     seat = take_seat(configuration.load(None, ["worker.device=cuda:0", "worker.near_cpus=false"]), 3, tmp_path)

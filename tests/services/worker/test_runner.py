@@ -40,19 +40,6 @@ def test_any_block_size(tiny: Any, prompts: list[list[int]], wanted: list[list[i
     assert tiny.driver(300, block_tokens=block_tokens).generate(prompts, 12, 16) == wanted
 
 
-def test_qwen3_too(make_tiny: Callable[[str], Any], prompts: list[list[int]]) -> None:
-    tiny = make_tiny("qwen3")
-    assert tiny.driver().generate(prompts[4:7], 8, 16) == [tiny.greedy(prompt, 8) for prompt in prompts[4:7]]
-
-
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe_mixed", "mixtral"])
-@pytest.mark.parametrize("chunk", [200, 5])
-def test_experts_too(make_tiny: Callable[[str], Any], prompts: list[list[int]], name: str, chunk: int) -> None:
-    """Rows of unlike lengths: while some decode, others still prefill."""
-    tiny = make_tiny(name)
-    assert tiny.driver().generate(prompts[2:7], 8, chunk) == [tiny.greedy(prompt, 8) for prompt in prompts[2:7]]
-
-
 def test_next_plan_does_not_need_the_last_result(tiny: Any, prompts: list[list[int]], wanted: list[list[int]]) -> None:
     """Ten plans are made before the first token is looked at."""
     driver, prompt = tiny.driver(), prompts[5]

@@ -33,6 +33,21 @@ def test_single_file(tmp_path: Path) -> None:
     assert "model.safetensors" in tensors["a"].source
 
 
+def test_a_part_is_read_alone(tmp_path: Path) -> None:
+    whole = torch.arange(48.0).view(6, 8)
+    save_file({"a": whole, "b": B}, tmp_path / "model.safetensors")
+    tensors = read_folder(tmp_path)
+    for tensor, wanted in (
+        (tensors["a"].narrow(0, 2, 5), whole[2:5]),  # type: ignore[attr-defined]
+        (tensors["a"].narrow(1, 3, 8), whole[:, 3:]),  # type: ignore[attr-defined]
+        (tensors["a"].narrow(0, 1, 6).narrow(1, 2, 6).narrow(0, 1, 3), whole[2:4, 2:6]),  # type: ignore[attr-defined]
+        (tensors["b"].narrow(0, 1, 3), B.float()[1:3]),  # type: ignore[attr-defined]
+    ):
+        values = tensor.dense(torch.float32)
+        assert tensor.shape == values.shape and torch.equal(values, wanted) and values.is_contiguous()
+    assert tensors["a"].shape == (6, 8)
+
+
 def test_shards(tmp_path: Path) -> None:
     save_file({"a": A}, tmp_path / "one.safetensors")
     save_file({"b": B, "unlisted": B.clone()}, tmp_path / "two.safetensors")

@@ -17,13 +17,13 @@ from services.worker import memory, warmup
 from services.worker.graphs import GraphKey
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers.rope import RopeTable
-from services.worker.startup import Figures, Parts, Stages, arch_of, explained, measure, open_cache, run_all, start
+from services.worker.startup import Figures, Parts, Stages, explained, measure, open_cache, run_all, start
 
 
 def make_parts(tiny: Any, kv_dtype: torch.dtype = torch.float32) -> Parts:
     decoder = tiny.decoder
     shape = memory.Shape(max_rows=5, max_len=60, block_tokens=8)
-    rope = RopeTable(decoder.spec.rope, shape.max_len, decoder.final_norm.weight)
+    rope = RopeTable(decoder.spec.ropes, shape.max_len, decoder.final_norm.weight)
     return Parts(decoder, bind(("torch",), Facts("cpu")), rope, shape, (2,), torch.device("cpu"), kv_dtype)
 
 
@@ -113,6 +113,20 @@ def test_a_cpu_gets_a_share_of_free_memory(parts: Parts) -> None:
     assert list(dict.fromkeys(progress.stage for progress in seen)) == ["memory", "compile"]
 
 
+def test_the_rank_with_the_least_room_decides(parts: Parts) -> None:
+    """All ranks of a group share one block table."""
+
+    class Group:
+        def least(self, number: int) -> int:
+            assert number == 5 * 8, "what this rank has room for"
+            return 17
+
+    config = configuration.load(None, ["kv.memory_gib=0.01", "scheduler.step_tokens=24"])
+    together = parts._replace(group=Group())  # type: ignore[arg-type]
+    runner, num_blocks = start(together, config, levels.EAGER, Stages(lambda progress: None))
+    assert runner.cache.num_blocks == num_blocks == 17
+
+
 def test_compiled_pieces_give_the_same_tokens(make_tiny: Callable[[str], Any]) -> None:
     torch._dynamo.reset()
     config = configuration.load(None, ["kv.blocks=40", "scheduler.step_tokens=24"])
@@ -158,7 +172,3 @@ def test_figures_have_listed_names_and_tell_what_was_compiled_later(monkeypatch:
     assert (first["kernels_compiled"], first["kernels_found"]) == (5, 7)
     monkeypatch.setattr(levels, "builds", lambda: levels.Builds(6, 9))
     assert figures() == first | {"kernels_late": 1.0}
-
-
-def test_a_cpu_has_no_architecture() -> None:
-    assert arch_of(torch.device("cpu")) == ""

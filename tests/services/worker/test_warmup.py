@@ -7,8 +7,9 @@ import pytest
 
 from common.columns import unpack_i32
 from common.protocol import StepPlan
+from services.worker.graphs import GraphKey, layouts
 from services.worker.memory import Shape
-from services.worker.warmup import MANNERS, Sizes, all_kinds, decode_step, first_steps, largest_steps
+from services.worker.warmup import MANNERS, Sizes, all_kinds, captured_steps, decode_step, first_steps, largest_steps
 
 SIZES = [
     Sizes(Shape(4, 100, 16), 64, 0),
@@ -56,3 +57,11 @@ def test_every_manner_of_sampling_and_every_number_of_outputs_is_there() -> None
         (min(int(np.frombuffer(plan.counts, np.int32).sum()), 2), min(plan.samples.count(1), 2)) for plan in plans
     }
     assert kinds == {(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
+
+
+def test_captured_layouts_are_measured_by_their_largest_steps() -> None:
+    sizes = Sizes(Shape(4, 20_000, 16), 600, 0)
+    plans = list(captured_steps(sizes, layouts(4, 4, 600, 20_000)))
+    assert [checked(plan, sizes).tolist() for plan in plans] == [[1] * 4, [1] * 3 + [512], [1] * 3 + [512]]
+    assert [int(np.frombuffer(plan.positions, np.int32)[-1]) for plan in plans] == [511, 0, 20_000 - 1 - 512]
+    assert len(list(captured_steps(sizes, [GraphKey(2), GraphKey(4)]))) == 1

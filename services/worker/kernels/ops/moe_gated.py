@@ -1,5 +1,7 @@
 """The experts of a mixture: each token through the gated MLPs it was routed to, weighted, onto the residual stream."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,29 @@ def make_moe_case(num_tokens: int, num_experts: int, top_k: int, hidden: int, in
     return Case(f"{num_tokens}x{num_experts}k{top_k}x{hidden}x{inner}{f'u{used}' if used else ''}", make)
 
 
+def add_pairs(
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    num_experts: int,
+    mlp: Callable[[int, Tensor], Tensor],
+    residual: Tensor,
+) -> None:
+    """residual[t] += sum over k of weights[t, k] * mlp(e, x[t]), e = experts[t, k]; the sum is in fp32."""
+    top_k = experts.shape[1]
+    flat = experts.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=num_experts).tolist()
+    total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
+    flat_weights = weights.flatten()
+    for expert, pairs in enumerate(torch.split(order, counts)):
+        if len(pairs):
+            tokens = pairs // top_k
+            y = mlp(expert, x.index_select(0, tokens)).float()
+            total.index_add_(0, tokens, y.mul_(flat_weights.index_select(0, pairs)[:, None]))
+    residual.add_(total)
+
+
 @op(
     cases=[
         make_moe_case(1, 16, 8, 96, 32),
@@ -54,16 +79,8 @@ def moe_gated(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down
     x: [T, N]; weights: float32 [T, K]; experts: int32 [T, K], those of a token are distinct; gate_up: [E, 2I, N],
     gate rows first; down: [E, N, I]; residual: [T, N]; all contiguous. The sum is in fp32 and rounded once.
     """
-    top_k = experts.shape[1]
-    flat = experts.flatten()
-    order = flat.argsort(stable=True)
-    counts = torch.bincount(flat, minlength=gate_up.shape[0]).tolist()
-    total = torch.zeros(residual.shape, dtype=torch.float32, device=residual.device)
-    flat_weights = weights.flatten()
-    for expert, pairs in enumerate(torch.split(order, counts)):
-        if len(pairs):
-            tokens = pairs // top_k
-            hidden = silu_and_mul.meaning(x.index_select(0, tokens) @ gate_up[expert].T)
-            y = (hidden @ down[expert].T).float()
-            total.index_add_(0, tokens, y.mul_(flat_weights.index_select(0, pairs)[:, None]))
-    residual.add_(total)
+
+    def mlp(expert: int, rows: Tensor) -> Tensor:
+        return silu_and_mul.meaning(rows @ gate_up[expert].T) @ down[expert].T
+
+    add_pairs(x, weights, experts, gate_up.shape[0], mlp, residual)

@@ -3,25 +3,31 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.linear import linear
 from services.worker.kernels.ops.moe_route import moe_route
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
-def make_norm_route_case(num_tokens: int, hidden: int, num_experts: int, top_k: int, renormalize: bool = True) -> Case:
+def make_norm_route_case(
+    num_tokens: int, hidden: int, num_experts: int, top_k: int, renormalize: bool = True, biased: bool = False
+) -> Case:
     """Of many random tokens those whose choice is clearest: an implementation may sum in another order."""
 
-    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, float, Tensor, int, bool]:
+    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, float, Tensor, Tensor | None, int, bool]:
         generator = torch.Generator().manual_seed(num_tokens + num_experts)
         x = torch.randn(8 * num_tokens, hidden, generator=generator)
         norm = (torch.rand(hidden, generator=generator) + 0.5).to(dtype)
         router = (torch.randn(num_experts, hidden, generator=generator) / hidden**0.5).to(dtype)
+        bias = torch.randn(num_experts, generator=generator).to(dtype) if biased else None
         logits = rms_norm.meaning(x.to(dtype), norm, 1e-6).double() @ router.double().T
+        logits = logits if bias is None else logits + bias.double()
         ordered = logits.sort(dim=-1, descending=True).values[:, : top_k + 1]
         clear = (ordered[:, :-1] - ordered[:, 1:]).amin(-1).topk(num_tokens).indices if num_tokens else slice(0)
-        return x[clear].to(dtype), norm, 1e-6, router, top_k, renormalize
+        return x[clear].to(dtype), norm, 1e-6, router, bias, top_k, renormalize
 
-    return Case(f"{num_tokens}x{hidden}x{num_experts}k{top_k}{'' if renormalize else 's'}", make)
+    suffix = ("" if renormalize else "s") + ("b" if biased else "")
+    return Case(f"{num_tokens}x{hidden}x{num_experts}k{top_k}{suffix}", make)
 
 
 @op(
@@ -30,6 +36,8 @@ def make_norm_route_case(num_tokens: int, hidden: int, num_experts: int, top_k: 
         make_norm_route_case(5, 100, 8, 2),
         make_norm_route_case(3, 64, 60, 4, renormalize=False),
         make_norm_route_case(50, 128, 20, 3),
+        make_norm_route_case(2, 96, 30, 4, biased=True),
+        make_norm_route_case(40, 72, 18, 4, biased=True),
         make_norm_route_case(0, 64, 8, 2),
     ],
     tolerances={
@@ -39,12 +47,14 @@ def make_norm_route_case(num_tokens: int, hidden: int, num_experts: int, top_k: 
     },
 )
 def norm_route(
-    x: Tensor, norm: Tensor, eps: float, router: Tensor, top_k: int, renormalize: bool
+    x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, top_k: int, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """normed = rms_norm(x, norm, eps), and moe_route(normed @ router.T) with the product in fp32.
+    """normed = rms_norm(x, norm, eps), and moe_route(normed @ router.T + bias), computed in fp32.
 
-    x: [T, N]; norm: [N]; router: [E, N]; one dtype. Returns normed [T, N], weights float32 and experts int32 [T, K].
+    x: [T, N]; norm: [N]; router: [E, N]; bias: [E]; one dtype. Returns normed [T, N], weights float32 and experts
+    int32 [T, K].
     """
     normed = rms_norm.meaning(x, norm, eps)
-    weights, experts = moe_route.meaning(normed.float() @ router.float().T, top_k, renormalize)
+    logits = linear.meaning(normed.float(), router.float(), None if bias is None else bias.float())
+    weights, experts = moe_route.meaning(logits, top_k, renormalize)
     return normed, weights, experts

@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from services.worker.kernels.gpu_arch import arch_of
+
 FNUZ_ARCHS = ("gfx940", "gfx941", "gfx942")
 NEGATIVE_ZERO = -128  # its byte as int8
 
@@ -23,7 +25,7 @@ def native_fp8() -> torch.dtype:
     """fp8_of the GPU in use; OCP's without one."""
     if torch.version.hip is None or not torch.cuda.is_available():
         return torch.float8_e4m3fn
-    return fp8_of(torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0])
+    return fp8_of(arch_of(torch.device("cuda")))
 
 
 def to_fnuz(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

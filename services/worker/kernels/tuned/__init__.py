@@ -8,24 +8,15 @@ from typing import Any
 
 import torch
 
+from services.worker.kernels.gpu_arch import arch_of
+
 Row = Mapping[str, Any]
 FOLDER = Path(__file__).parent
 
 
-@cache
-def arch(device: torch.device) -> str:
-    """The GPU's architecture as `Facts.arch` names it; empty on a CPU."""
-    if device.type != "cuda":
-        return ""
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip:
-        return str(properties.gcnArchName).split(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
-
-
 def table(op: str, device: torch.device) -> tuple[Row, ...]:
     """The rows for this op on this GPU; none where nobody has tuned it."""
-    return read(op, arch(device))
+    return read(op, arch_of(device))
 
 
 @cache

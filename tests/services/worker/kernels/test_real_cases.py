@@ -9,6 +9,7 @@ from services.worker.kernels.ops.moe_gated import moe_gated
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.penalize import penalize
+from services.worker.kernels.ops.quantize_rows import quantize_rows
 from services.worker.kernels.ops.rope_kv_write import rope_kv_write
 from services.worker.kernels.real_cases import CAPTURED, DRAWN, OWN, SHAPES, TABLE, may_differ, real_cases, sizes_of
 from services.worker.kernels.registry import all_ops
@@ -71,6 +72,16 @@ def test_ops_without_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         "services.worker.kernels.ops.linear.model_cases", lambda shapes, sizes: iter(own), raising=False
     )
     assert real_cases(linear, DENSE, "cpu") == tuple(own)
+
+
+def test_ops_that_a_model_does_not_call_have_cases_for_whoever_asks() -> None:
+    asked = {**DENSE, "uncalled": 1}
+    assert {op.name for op in all_ops().values() if not real_cases(op, asked, "cpu")} == set()
+    assert real_cases(moe_gated, asked, "cpu") == moe_gated.cases, "no mixture: small ones"
+    assert [case.name for case in real_cases(quantize_rows, asked, "cpu")][:2] == ["1x96", "1x160"], "its own widths"
+    assert real_cases(quantize_rows, DENSE, "cpu") == ()
+    same = [[case.name for case in real_cases(linear, shapes, "cpu")] for shapes in (DENSE, asked)]
+    assert same[0] == same[1], "what it calls is tried as ever"
 
 
 def test_draws_may_differ_in_a_few_rows() -> None:

@@ -139,6 +139,9 @@ def test_bind_hides_implementations_and_meanings_that_decide_by_values() -> None
     assert plain.digest == opaque.digest
 
 
+SUMS_OF_ONE = ("all_reduce",)  # a process without a group has nothing to add
+
+
 @pytest.mark.parametrize("op", all_ops().values(), ids=lambda op: op.name)
 def test_an_op_writes_what_it_says(op: Op[Any]) -> None:
     arguments = op.cases[0].make(torch.float32)
@@ -150,7 +153,7 @@ def test_an_op_writes_what_it_says(op: Op[Any]) -> None:
         for name, argument, copy in zip(names, arguments, before, strict=False)
         if copy is not None and not torch.equal(argument, copy)
     }
-    assert changed == set(op.writes)
+    assert changed == (set() if op.name in SUMS_OF_ONE else set(op.writes))
 
 
 @pytest.mark.parametrize("op", OPAQUE, ids=lambda op: op.name)

@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional
 
 from services.worker.kernels.registry import Facts, bind
-from services.worker.layers.moe import MoeMlp
+from services.worker.layers.moe import MoeMlp, Router
 from services.worker.models.spec import MoeSpec
 from services.worker.quant.contract import Norm
 from services.worker.quant.experts import DenseExperts
@@ -20,7 +20,7 @@ def test_adds_what_the_routed_experts_say(renormalize: bool) -> None:
     norm = torch.rand(6, generator=generator) + 0.5
     x = torch.randn(4, 6, generator=generator)
     experts = DenseExperts(gate_up, down, BINDINGS)
-    mlp = MoeMlp(router, experts, MoeSpec(5, 2, 7, renormalize), BINDINGS)
+    mlp = MoeMlp(Router(router), experts, MoeSpec(5, 2, 7, renormalize), BINDINGS)
     normed = functional.rms_norm(x, (6,), norm, 1e-6)
     shares = (normed @ router.T).softmax(-1)
     wanted = x.clone()

@@ -55,8 +55,9 @@ def test_llama3_keeps_short_waves_and_slows_long_ones() -> None:
 
 
 def test_table_has_the_form_of_the_op() -> None:
-    table = RopeTable(RopeSpec(10000.0, 8), 16, torch.zeros(1))
-    cos, sin = table.at(torch.tensor([0, 3]))
+    table = RopeTable([RopeSpec(10000.0, 8), RopeSpec(100.0, 8)], 16, torch.zeros(1))
+    (cos, sin), (local, _) = table.at(torch.tensor([0, 3]))
+    assert torch.equal(local[1, 0, :4], (3 * frequencies(RopeSpec(100.0, 8))[0]).cos())
     assert cos.shape == sin.shape == (2, 1, 8)
     assert cos[0].eq(1).all() and sin[0].eq(0).all()
     assert sin[1, 0, 0].item() == pytest.approx(-torch.tensor(3.0).sin().item())

@@ -1,12 +1,312 @@
-import pytest
+"""Every architecture in the folder against transformers, from files: a new one is tested by being there."""
 
-from services.worker.models import llama, qwen3
+import copy
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from common import config as configuration
+from common.columns import pack_i32, unpack_i32
+from common.errors import ConfigError
+from common.protocol import RowStart, Sampling, StepPlan
+from services.worker import compile as levels
+from services.worker.kernels.packing.mx import decode_mxfp4, encode_mxfp4
+from services.worker.kernels.registry import bind
+from services.worker.model_engine import ModelEngine, facts_of
+from services.worker.models import llama, mistral, qwen3
 from services.worker.models.registry import Found, all_models, find_model, index
+from services.worker.models.spec import SLIDING, Config
+from services.worker.sampler import Sampler
+from tests.services.worker.layers.test_decoder import run
+from tests.services.worker.tiny import (
+    VARIANTS,
+    VOCABULARY,
+    Tiny,
+    config_values,
+    every,
+    load_decoder,
+    make_reference,
+)
+
+LENGTHS = [2, 9, 23, 64]
+NEW = 8
+WINDOW = {"sliding_window": 24, "use_sliding_window": True}
+
+TOLERANCE = 1e-4  # of logits between about -4 and 4, in float32
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """Without the last number, which may stand for an image."""
+    generator = torch.Generator().manual_seed(seed)
+    return [int(token) for token in torch.randint(3, VOCABULARY - 1, (count,), generator=generator)]
+
+
+PROMPTS = [tokens(length, length) for length in LENGTHS]
+
+
+def is_greedy(tiny: Tiny, prompt: list[int], output: list[int]) -> bool:
+    """Whether each token is the one that transformers finds likeliest behind all before it."""
+    logits = tiny.logits([*prompt, *output[:-1]])
+    return output == logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
+@pytest.fixture(scope="module")
+def wanted(make_tiny: Callable[[str], Tiny]) -> Callable[[str], list[list[int]]]:
+    """transformers' greedy tokens behind PROMPTS."""
+    made: dict[str, list[list[int]]] = {}
+
+    def make(name: str) -> list[list[int]]:
+        if name not in made:
+            outputs = make_tiny(name).driver().generate(PROMPTS, NEW)
+            assert all(is_greedy(make_tiny(name), *pair) for pair in zip(PROMPTS, outputs, strict=True))
+            made[name] = outputs
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", every())
+def test_on_a_gpu_triton_has_every_op_of_a_model(make_tiny: Callable[[str], Tiny], name: str) -> None:
+    """Then a start compiles by all cores, and a step is launched without torch's small kernels."""
+    tiny = make_tiny(name)
+    facts = facts_of(torch.device("cpu"), torch.bfloat16, tiny.decoder.spec, 16, torch.bfloat16)
+    bindings = bind(("triton", "torch"), replace(facts, device="cuda", arch="sm_90"))
+    load_decoder(tiny.folder, bindings=bindings)
+    Sampler(bindings)
+    others = {row.op for row in bindings.table if row.op in bindings.asked and row.provider != "triton"}
+    assert others == set()
+
+
+@pytest.mark.parametrize("name", every())
+def test_logits_are_transformers_under_any_chunking(make_tiny: Callable[[str], Tiny], name: str) -> None:
+    tiny, prompt = make_tiny(name), tokens(150, 1)
+    expected = tiny.logits(prompt)
+    assert expected.std() > 0.5, "a checkpoint whose logits are all alike would prove nothing"
+    for chunks in ([150], [64, 63, 22, 1]):
+        torch.testing.assert_close(run(tiny.decoder, prompt, chunks), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", every())
+def test_rows_of_unlike_lengths_decode_beside_chunks_of_others(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    assert make_tiny(name).driver().generate(PROMPTS, NEW, 7) == wanted(name)
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_a_preempted_row_goes_on_elsewhere(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    """Removed after 3 tokens, added again in other blocks with prompt and output, nothing computed."""
+    driver, prompt = make_tiny(name).driver(), PROMPTS[2]
+    size = len(prompt)
+    output = driver.step([(0, 0, size, True)], added=[driver.start(0, prompt, range(5))])
+    for position in range(size, size + 2):
+        output += driver.step([(0, position, 1, True)])
+    again = driver.start(2, prompt + output, range(20, 26), num_prompt=size)
+    driver.step([(2, 0, 10, False)], removed=pack_i32([0]), added=[again])
+    output += driver.step([(2, 10, size - 7, True)])
+    for position in range(size + 3, size + NEW - 1):
+        output += driver.step([(2, position, 1, True)])
+    assert output == wanted(name)[2]
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_a_prefix_hit_reads_the_other_rows_blocks(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    driver, prompt = make_tiny(name).driver(), PROMPTS[3]
+    driver.step([(0, 0, 64, True)], added=[driver.start(0, prompt, range(9))])
+    hit = driver.start(1, prompt, [*range(7), 30, 31, 32], computed=56)
+    output = driver.step([(0, 64, 1, True), (1, 56, 8, True)], added=[hit])[1:]
+    for position in range(64, 64 + NEW - 1):
+        output += driver.step([(1, position, 1, True)])
+    assert output == wanted(name)[3]
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_its_pieces_can_be_traced_whole(make_tiny: Callable[[str], Tiny], name: str) -> None:
+    """What levels 2 and 3 compile and capture: a break in a graph would be an error."""
+    tiny, prompt = make_tiny(name), PROMPTS[2]
+    decoder = load_decoder(tiny.folder, opaque=True)
+    torch._dynamo.reset()
+    decoder.pieces = levels.compile_pieces(levels.TRACED, decoder)
+    torch.testing.assert_close(
+        run(decoder, prompt, [20, 3]), run(tiny.decoder, prompt, [20, 3]), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_experts_in_mxfp4_are_what_they_decode_to(make_tiny: Callable[[str], Tiny], tmp_path: Path) -> None:
+    """A checkpoint as OpenAI publishes them, against transformers with the decoded numbers."""
+    tiny = make_tiny("gpt_oss_64")
+    reference, tensors = copy.deepcopy(tiny.reference), dict(tiny.tensors)
+    for name, parameter in reference.named_parameters():
+        if name.endswith("_proj") and ".experts." in name:
+            packed, scales = encode_mxfp4(tensors.pop(name).transpose(1, 2))
+            parameter.data = decode_mxfp4(packed, scales).transpose(1, 2)
+            tensors[f"{name}_blocks"] = packed.view(*scales.shape, 16).contiguous()
+            tensors[f"{name}_scales"] = scales.contiguous()
+    (tmp_path / "config.json").write_text((tiny.folder / "config.json").read_text())
+    save_file(tensors, tmp_path / "model.safetensors")
+    decoded, prompt = Tiny(reference, tmp_path, load_decoder(tmp_path)), PROMPTS[3]
+    assert (decoded.logits(prompt) - tiny.logits(prompt)).abs().max() > 0.1
+    torch.testing.assert_close(run(decoded.decoder, prompt, [64]), decoded.logits(prompt), rtol=0, atol=TOLERANCE)
+
+
+def test_what_a_multimodal_checkpoint_has_besides_is_left_out_and_all_else_is_named(
+    make_tiny: Callable[[str], Tiny], tmp_path: Path
+) -> None:
+    """Under the names of transformers 4 too; a layer for multi-token prediction goes the same way."""
+    tiny, prompt = make_tiny("Gemma3ForConditionalGeneration"), PROMPTS[2]
+    assert any("vision_tower" in name for name in tiny.tensors)
+    (tmp_path / "config.json").write_text((tiny.folder / "config.json").read_text())
+    old = {
+        re.sub(r"^model\.language_model\.", "language_model.model.", name).removeprefix("model.")
+        if "language_model" not in name[:9]
+        else name: value
+        for name, value in tiny.tensors.items()
+    }
+    save_file(old, tmp_path / "model.safetensors")
+    wanted = run(tiny.decoder, prompt, [len(prompt)])
+    assert torch.equal(run(load_decoder(tmp_path), prompt, [len(prompt)]), wanted)
+    save_file(old | {"audio_tower.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r'no place for "audio_tower\.weight"'):
+        load_decoder(tmp_path)
+    glm = make_tiny("Glm4MoeForCausalLM")
+    (tmp_path / "config.json").write_text((glm.folder / "config.json").read_text())
+    extra = {f"model.layers.{n}.eh_proj.weight": torch.ones(1) for n in (3, 30)}
+    save_file(glm.tensors | extra, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r'no place for "model\.layers\.30\.eh_proj\.weight"'):
+        load_decoder(tmp_path)
+    extra.popitem()
+    save_file(glm.tensors | extra, tmp_path / "model.safetensors")
+    assert torch.equal(run(load_decoder(tmp_path), prompt, [5]), run(glm.decoder, prompt, [5]))
+
+
+MADE_UP = '''
+"""A family that nobody has: Qwen3's norms on heads, a window in every layer, names of its own for the projections."""
+
+from services.worker.models.qwen3 import NAMES
+from services.worker.models.spec import ModelDef, read_decoder, read_windows
+
+
+def read(config):
+    return read_decoder(config, qk_norm=True, windows=read_windows(config))
+
+
+MODEL = ModelDef(("MadeUpForCausalLM",), ("all of it",), read, NAMES, prefixes={"body.": "model.", "eyes.": None})
+'''
+
+
+def test_drill_a_made_up_model_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Added to the folder it is found, loaded, held against transformers by the tests above, and serves."""
+    import transformers
+
+    models: Any = importlib.import_module("services.worker.models")
+    (tmp_path / "made_up.py").write_text(MADE_UP)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    theirs = type("MadeUpForCausalLM", (transformers.Qwen3ForCausalLM,), {})
+    monkeypatch.setattr(transformers, "MadeUpForCausalLM", theirs, raising=False)
+    monkeypatch.setitem(VARIANTS, "made up", ("MadeUpForCausalLM", {"layer_types": [SLIDING] * 3, **WINDOW}))
+    all_models.cache_clear()
+    try:
+        folder = tmp_path_factory.mktemp("made-up")
+        reference = make_reference("made up")
+        tensors = {f"body.{k}".replace("body.model.", "body."): v for k, v in reference.state_dict().items()}
+        tensors = {k.replace("body.lm_head", "lm_head"): v.contiguous() for k, v in tensors.items()}
+        reference.save_pretrained(folder)
+        save_file(tensors | {"eyes.weight": torch.ones(1)}, folder / "model.safetensors")
+        tiny = Tiny(reference, folder, load_decoder(folder))
+        test_logits_are_transformers_under_any_chunking(lambda name: tiny, "made up")
+        settings = [f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "kv.blocks=20"]
+        engine = ModelEngine(configuration.load(None, settings), lambda progress: None)
+        assert engine.facts.architecture == "MadeUpForCausalLM"
+        prompt = PROMPTS[2]
+        row = RowStart(0, 1, pack_i32(prompt), len(prompt), 0, pack_i32(range(3)), Sampling(2, temperature=0.0))
+        step = {"slots": [0], "positions": [0], "counts": [len(prompt)]}
+        columns = {key: pack_i32(values) for key, values in step.items()}
+        token = list(unpack_i32(engine.execute(StepPlan(1, added=[row], samples=b"\1", **columns)).tokens()))
+        assert is_greedy(tiny, prompt, token)
+    finally:
+        all_models.cache_clear()
+        sys.modules.pop("services.worker.models.made_up", None)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["made_up.py"], "files touched: one"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "text"),
+    [
+        ("Qwen3MoeForCausalLM", {"num_local_experts": None}, "'num_local_experts' is missing"),
+        ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 9}, "'num_experts_per_tok' is 9, but there are 8 experts"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 3}, "'mlp_only_layers' is 3, expected list"),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": None}, "'moe_intermediate_size' is missing"),
+        ("GptOssForCausalLM", {"swiglu_limit": 9.0}, "'swiglu_limit' is 9.0, supported: 7.0"),
+        ("GptOssForCausalLM", {"layer_types": ["full_attention"]}, "'layer_types' has 1 entries for 3 layers"),
+        ("GptOssForCausalLM", {"layer_types": ["chunked_attention"] * 3}, "'chunked_attention', supported: sliding"),
+        ("GptOssForCausalLM", {"sliding_window": -1}, "'sliding_window' is -1"),
+        ("GptOssForCausalLM", {"num_hidden_layers": 10**12, "layer_types": None}, "num_layers is 1000000000000"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
+        ("Gemma3ForCausalLM", {"hidden_activation": "gelu"}, "'hidden_activation' is 'gelu'"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),
+        ("Gemma3ForCausalLM", {"query_pre_attn_scalar": -1}, "'query_pre_attn_scalar' is -1"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "'sliding_window_pattern' is 0"),
+        ("Gemma3ForCausalLM", {"rope_parameters": None, "rope_local_base_freq": -1.0}, "'rope_theta' is -1.0"),
+        ("Glm4MoeForCausalLM", {"n_group": 3}, "1 of 3 groups of 8 experts"),
+        ("Glm4MoeForCausalLM", {"n_group": 8}, "1 of 8 groups of 8 experts"),
+        ("Glm4MoeForCausalLM", {"topk_group": 3}, "3 of 2 groups"),
+        ("Glm4MoeForCausalLM", {"num_experts_per_tok": 5}, "more than the chosen groups have"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(architecture: str, changes: dict[str, Any], text: str) -> None:
+    values = config_values(architecture) | changes
+    with pytest.raises(ValueError, match=text):
+        all_models()[architecture].model.read(Config(values))
+
+
+def test_configurations_of_the_years_before() -> None:
+    """Keys that transformers 5 no longer writes."""
+    gemma = {"hidden_size": 48, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2}
+    old = {"rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 512}
+    values = {"text_config": gemma | old | {"hidden_activation": "gelu_pytorch_tanh"}, "vision_config": {}}
+    spec = all_models()["Gemma3ForConditionalGeneration"].model.read(Config(values))
+    assert spec.windows == (512, 512, 512, 512, 512, 0, 512) and spec.tie_embeddings and spec.vocab_size == 262_208
+    assert spec.local_rope is not None and (spec.local_rope.theta, spec.local_rope.kind) == (1e4, "default")
+    assert (spec.rope.theta, spec.rope.kind, spec.head_dim) == (1e6, "linear", 256)
+    qwen = config_values("Qwen2ForCausalLM") | {"layer_types": None, "max_window_layers": 1}
+    assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen)).windows == (0, 24, 24)
+    assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen | {"use_sliding_window": None})).windows == ()
+
+
+def test_the_document_lists_every_file() -> None:
+    files: dict[str, list[str]] = {}
+    for name, found in all_models().items():
+        files.setdefault(found.file, []).append(name)
+    rows = [
+        f"| `{file}` | {', '.join(names)} | {'; '.join(all_models()[names[0]].model.features)} |"
+        for file, names in sorted(files.items())
+    ]
+    document = Path(__file__).parents[4].joinpath("docs", "models.md").read_text()
+    table = "| file | architectures | features |\n|---|---|---|\n" + "\n".join(rows) + "\n\n"
+    assert table in document, f"docs/models.md needs:\n{table}"
 
 
 def test_finds_every_file_of_the_folder() -> None:
     found = all_models()
-    assert found["LlamaForCausalLM"] == found["MistralForCausalLM"] == Found("llama.py", llama.MODEL)
+    assert found["LlamaForCausalLM"] == Found("llama.py", llama.MODEL)
+    assert (
+        found["MistralForCausalLM"] == found["Mistral3ForConditionalGeneration"] == Found("mistral.py", mistral.MODEL)
+    )
     assert found["Qwen3ForCausalLM"].file == "qwen3.py" and found["Qwen2ForCausalLM"].file == "qwen2.py"
 
 
@@ -15,7 +315,7 @@ def test_first_known_architecture_counts() -> None:
 
 
 def test_unknown_architecture_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"Unheard is not supported; supported: LlamaForCausalLM, Mistral"):
+    with pytest.raises(ValueError, match=r"Unheard is not supported; supported: .*LlamaForCausalLM, Mistral"):
         find_model(["Unheard"])
     with pytest.raises(ValueError, match=r"\(none\)"):
         find_model([])

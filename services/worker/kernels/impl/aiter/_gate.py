@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 
-SILU = Function("aiter:silu_and_mul", needs=("out", "input"))
+SILU = Function("aiter:silu_and_mul", needs=("out", "input"), twin=_triton.GATE)
 GELU = Function("aiter:gelu_tanh_and_mul", needs=("out", "input"))
 VECTOR = 8  # numbers that a lane of AITER's kernel writes at once, also beyond the end of a row
 

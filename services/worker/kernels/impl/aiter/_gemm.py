@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function
 
-MM = Function("aiter.tuned_gemm:tgemm.mm", needs=("inp", "weights", "bias"))
+MM = Function("aiter.tuned_gemm:tgemm.mm", needs=("inp", "weights", "bias"), twin=_triton.MM)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

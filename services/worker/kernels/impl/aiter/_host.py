@@ -3,7 +3,7 @@
 AITER differs from image to image: parameters come, go and move. A `Function` finds out what the host's own takes: from
 its Python signature where that is real, from the schema that it is registered under with torch where it is a wrapper,
 else from signatures.json, what all the releases listed there have in common. What is missing is a sentence for `bind`,
-at start and never while serving. Public: `Function`, `refusal`, `HALF`. State: what was found, once.
+at start and never while serving. Public: `Function`, `constant`, `refusal`, `HALF`. State: what was found, once.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,15 +25,22 @@ SIGNATURES = Path(__file__).with_name("signatures.json")
 Parameters = Mapping[str, bool]  # by name: whether a call must give it
 
 
+class Twin(NamedTuple):
+    """What serves the same call where AITER was installed without its compiled part: `call`, by means of `by`."""
+
+    call: Callable[..., Any]
+    by: "Function"
+
+
 class Function:
     """`places`: where it may be, "module:attribute", the first that is there counts (AITER has moved modules).
 
     `needs`: what every call gives, and a host must know. `takes`: given too where the host knows it; only what may be
-    left out without another result.
+    left out without another result. `twin`: used where none of the places is there.
     """
 
-    def __init__(self, *places: str, needs: Sequence[str], takes: Sequence[str] = ()) -> None:
-        self.places, self.needs, self.takes = places, tuple(needs), tuple(takes)
+    def __init__(self, *places: str, needs: Sequence[str], takes: Sequence[str] = (), twin: Twin | None = None) -> None:
+        self.places, self.needs, self.takes, self.twin = places, tuple(needs), tuple(takes), twin
 
     def missing(self) -> str | None:
         """Why this host's AITER cannot be called so, or None."""
@@ -55,7 +62,8 @@ def bound(wanted: Function) -> tuple[Callable[..., Any], frozenset[str]] | str:
     """The host's function and what of `takes` it does not know, or the reason why there is none."""
     found = find(wanted.places)
     if isinstance(found, str):
-        return found
+        twin = wanted.twin
+        return found if twin is None or twin.by.missing() is not None else (twin.call, frozenset(wanted.takes))
     place, function = found
     parameters = parameters_of(place, function)
     if isinstance(parameters, str):
@@ -66,6 +74,14 @@ def bound(wanted: Function) -> tuple[Callable[..., Any], frozenset[str]] | str:
     if more := [name for name, must in parameters.items() if must and name not in given]:
         return f"{_dotted(place)} of this host wants {', '.join(more)} too"
     return function, frozenset(wanted.takes) - parameters.keys()
+
+
+@cache
+def constant(place: str) -> Any:
+    """A value of AITER's, of one of its enumerations say; only where it is there."""
+    found = find((place,))
+    assert not isinstance(found, str), found
+    return found[1]
 
 
 def refusal(facts: Facts, *functions: Function, dtypes: Sequence[torch.dtype] = HALF) -> str | None:

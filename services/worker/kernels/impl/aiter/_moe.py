@@ -4,12 +4,10 @@ Weights lie in tiles: AITER's tuned kernels are those for shuffled weights, and 
 a word. The mark that AITER looks for is an attribute of a tensor object, which every view and copy loses.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.aiter._host import Function, find, refusal
+from services.worker.kernels.impl.aiter._host import Function, constant, refusal
 from services.worker.kernels.packing.weight_tiles import as_matrix
 from services.worker.kernels.registry import Facts
 
@@ -26,13 +24,6 @@ def shuffled(tiles: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     weight = weight if dtype is None else weight.view(dtype)
     weight.is_shuffled = True  # type: ignore[attr-defined]
     return weight
-
-
-def named(place: str) -> Any:
-    """A value of one of AITER's enumerations."""
-    found = find((place,))
-    assert not isinstance(found, str), found
-    return found[1]
 
 
 def add_fused(
@@ -54,8 +45,8 @@ def add_fused(
         w2=experts[1],
         topk_weight=routing[0],
         topk_ids=routing[1],
-        activation=named("aiter:ActivationType.Silu"),
-        quant_type=named(f"aiter:QuantType.{quant_type}"),
+        activation=constant("aiter:ActivationType.Silu"),
+        quant_type=constant(f"aiter:QuantType.{quant_type}"),
         w1_scale=scales[0],
         w2_scale=scales[1],
     )

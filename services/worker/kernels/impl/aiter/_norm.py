@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.registry import Facts
 
-RMS_NORM = Function("aiter:rmsnorm2d_fwd", needs=("input", "weight", "epsilon"))
+RMS_NORM = Function("aiter:rmsnorm2d_fwd", needs=("input", "weight", "epsilon"), twin=_triton.RMS_NORM)
 ADD_RMS_NORM = Function(
-    "aiter:rmsnorm2d_fwd_with_add", needs=("out", "input", "residual_in", "residual_out", "weight", "epsilon")
+    "aiter:rmsnorm2d_fwd_with_add",
+    needs=("out", "input", "residual_in", "residual_out", "weight", "epsilon"),
+    twin=_triton.ADD_RMS_NORM,
 )
 WIDEST = 8192  # what AITER's kernels for 16-bit rows are built for
 VECTOR = 8  # numbers of 16 bytes

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.impl.aiter._kept import Kept
+from services.worker.kernels.impl.aiter._triton import at
 from services.worker.kernels.layout import SHUFFLED, TOKENS, suits
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.registry import Facts
@@ -32,10 +33,7 @@ WRITE_BY_TOKEN = Function(
     "aiter:reshape_and_cache_flash",
     needs=("key", "value", "key_cache", "value_cache", "slot_mapping", "kv_cache_dtype", "k_scale", "v_scale"),
 )
-_UNIFIED = (
-    "aiter.ops.triton.attention.unified_attention:unified_attention",
-    "aiter.ops.triton.unified_attention:unified_attention",
-)
+_UNIFIED = at("attention.unified_attention:unified_attention")
 _UNIFIED_NEEDS = (
     "q",
     "k",
@@ -57,27 +55,35 @@ _UNIFIED_NEEDS = (
 )
 UNIFIED = Function(*_UNIFIED, needs=_UNIFIED_NEEDS)
 UNIFIED_SHUFFLED = Function(*_UNIFIED, needs=(*_UNIFIED_NEEDS, "shuffled_kv_cache"))
+READS = {SHUFFLED: UNIFIED_SHUFFLED, TOKENS: UNIFIED}
+WRITES = {SHUFFLED: WRITE, TOKENS: WRITE_BY_TOKEN}
 HEAD_DIMS = range(32, 257, 16)  # of unified_attention: tiles of the matrix instructions
 BLOCK_TOKENS = (16, 32, 64, 128)  # a page is a tile of unified_attention, or a part of one
 
 
 def layout_of(facts: Facts) -> str:
     """What `Impl.layout` asks: the same answer for all ops of this provider."""
-    return TOKENS if _refuses(SHUFFLED, facts) else SHUFFLED
+    return TOKENS if _refuses(SHUFFLED, facts, WRITES[SHUFFLED], READS[SHUFFLED]) else SHUFFLED
 
 
-def refuses_pages(facts: Facts) -> str | None:
-    """As `refusal`, for an op that takes pages of the layout above."""
-    return _refuses(layout_of(facts), facts)
+def refuses_reading(facts: Facts) -> str | None:
+    """As `refusal`, for an op that reads pages of the layout above."""
+    layout = layout_of(facts)
+    return _refuses(layout, facts, READS[layout])
 
 
-def _refuses(layout: str, facts: Facts) -> str | None:
+def refuses_writing(facts: Facts) -> str | None:
+    """As `refusal`, for an op that writes pages of the layout above."""
+    layout = layout_of(facts)
+    return _refuses(layout, facts, WRITES[layout])
+
+
+def _refuses(layout: str, facts: Facts, *functions: Function) -> str | None:
     head_dim, block_tokens = facts.shapes.get("head_dim", 128), facts.shapes.get("block_tokens", 16)
     if head_dim not in HEAD_DIMS:
         return f"attends with heads of multiples of 16 from 32 to 256, not of {head_dim}"
     if block_tokens not in BLOCK_TOKENS:
         return f"reads pages of {', '.join(map(str, BLOCK_TOKENS))} tokens, not of {block_tokens}"
-    functions = (WRITE, UNIFIED_SHUFFLED) if layout == SHUFFLED else (WRITE_BY_TOKEN, UNIFIED)
     if not suits(layout, head_dim, block_tokens, torch.int8 if facts.shapes.get("kv_fp8") else facts.dtype):
         return f"shuffles no pages of {block_tokens} tokens with heads of {head_dim}"
     return refusal(facts, *functions)

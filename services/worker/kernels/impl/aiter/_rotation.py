@@ -3,16 +3,19 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.impl.aiter._kept import Kept
 
 ROTATE = Function(
     "aiter:rope_cached_fwd",
     needs=("input", "cos", "sin", "rotate_style", "reuse_freqs_front_part", "nope_first"),
+    twin=_triton.ROTATE,
 )
 ROTATE_BOTH = Function(
     "aiter:rope_cached_2c_fwd",
     needs=("input_x", "input_y", "cos", "sin", "rotate_style", "reuse_freqs_front_part", "nope_first"),
+    twin=_triton.ROTATE_BOTH,
 )
 # Element i pairs with i + R / 2; only these halves' angles are given; what is not turned comes last.
 STYLE = {"rotate_style": 0, "reuse_freqs_front_part": True, "nope_first": False}

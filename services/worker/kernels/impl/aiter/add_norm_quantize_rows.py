@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.impl.aiter._norm import refuses_norm
 from services.worker.kernels.ops.add_norm_quantize_rows import add_norm_quantize_rows
@@ -11,6 +12,7 @@ from services.worker.kernels.registry import Facts, Impl
 NORM = Function(
     "aiter:rmsnorm2d_fwd_with_add_dynamicquant",
     needs=("out", "input", "residual_in", "residual_out", "yscale", "weight", "epsilon"),
+    twin=_triton.ADD_NORM_QUANTIZE,
 )
 
 

@@ -6,13 +6,14 @@ AITER has two names for these; the `isBpreshuffled` of the first is broken in ev
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.ops.block_scaled_linear import block_scaled_linear
 from services.worker.kernels.packing.weight_tiles import as_matrix
 from services.worker.kernels.registry import Facts, Impl
 
 OPERANDS = ("XQ", "WQ", "x_scale", "w_scale", "dtype")
-PLAIN = Function("aiter:gemm_a8w8_blockscale", needs=OPERANDS)
+PLAIN = Function("aiter:gemm_a8w8_blockscale", needs=OPERANDS, twin=_triton.GEMM_BLOCKS)
 TILED = Function("aiter:gemm_a8w8_blockscale_bpreshuffle", needs=OPERANDS)
 
 

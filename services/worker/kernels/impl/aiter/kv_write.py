@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.impl.aiter._pages import layout_of, refuses_pages, write
+from services.worker.kernels.impl.aiter._pages import layout_of, refuses_writing, write
 from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.registry import Impl
 
@@ -14,4 +14,4 @@ def write_pages(
         write(k, v, k_cache, v_cache, slots, kv_scale)
 
 
-IMPL = Impl(kv_write, "aiter", write_pages, refuses_pages, layout_of)
+IMPL = Impl(kv_write, "aiter", write_pages, refuses_writing, layout_of)

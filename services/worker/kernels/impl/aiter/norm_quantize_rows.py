@@ -3,12 +3,17 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function
 from services.worker.kernels.impl.aiter._norm import refuses_norm
 from services.worker.kernels.ops.norm_quantize_rows import norm_quantize_rows
 from services.worker.kernels.registry import Facts, Impl
 
-NORM = Function("aiter:rmsnorm2d_fwd_with_dynamicquant", needs=("out", "input", "yscale", "weight", "epsilon"))
+NORM = Function(
+    "aiter:rmsnorm2d_fwd_with_dynamicquant",
+    needs=("out", "input", "yscale", "weight", "epsilon"),
+    twin=_triton.NORM_QUANTIZE,
+)
 
 
 def normed_and_quantized(x: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._attention import Pages, decode, prefill
-from services.worker.kernels.impl.aiter._pages import layout_of, refuses_pages
+from services.worker.kernels.impl.aiter._pages import layout_of, refuses_reading
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec, paged_attention
 from services.worker.kernels.registry import Impl
 
@@ -21,4 +21,4 @@ def attention_over_pages(
     return out
 
 
-IMPL = Impl(paged_attention, "aiter", attention_over_pages, refuses_pages, layout_of)
+IMPL = Impl(paged_attention, "aiter", attention_over_pages, refuses_reading, layout_of)

@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.ops.quantize_groups import quantize_groups
 from services.worker.kernels.registry import Facts, Impl
 
-BY_GROUP = Function("aiter:per_group_quant_hip", needs=("x", "quant_dtype", "group_size", "transpose_scale"))
+BY_GROUP = Function(
+    "aiter:per_group_quant_hip",
+    needs=("x", "quant_dtype", "group_size", "transpose_scale"),
+    twin=_triton.BY_GROUP,
+)
 
 
 def by_group(x: Tensor, dtype: torch.dtype, group: int, by_column: bool) -> tuple[Tensor, Tensor]:

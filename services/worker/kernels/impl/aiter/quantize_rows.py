@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.ops.quantize_rows import quantize_rows
 from services.worker.kernels.registry import Facts, Impl
 
 # its own default is int8, so the type is always said
-BY_TOKEN = Function("aiter:per_token_quant_hip", needs=("x", "quant_dtype"))
+BY_TOKEN = Function("aiter:per_token_quant_hip", needs=("x", "quant_dtype"), twin=_triton.BY_TOKEN)
 
 
 def by_token(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

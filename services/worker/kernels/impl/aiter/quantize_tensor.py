@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.ops.quantize_tensor import quantize_tensor
 from services.worker.kernels.registry import Facts, Impl
 
-WHOLE = Function("aiter:per_tensor_quant_hip", needs=("x", "quant_dtype"))
+WHOLE = Function("aiter:per_tensor_quant_hip", needs=("x", "quant_dtype"), twin=_triton.WHOLE)
 
 
 def whole(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

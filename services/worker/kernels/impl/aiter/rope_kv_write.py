@@ -9,9 +9,18 @@ from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.impl.aiter._norm import RMS_NORM, normed
-from services.worker.kernels.impl.aiter._pages import layout_of, refuses_pages, unused_scale, write
+from services.worker.kernels.impl.aiter._pages import (
+    WRITE_BY_TOKEN,
+    layout_of,
+    refuses_reading,
+    refuses_writing,
+    unused_scale,
+    write,
+)
 from services.worker.kernels.impl.aiter._rotation import PACKED, ROTATE_BOTH, both_rotated
-from services.worker.kernels.ops.kv_write import KvScale
+from services.worker.kernels.impl.aiter._triton import at
+from services.worker.kernels.layout import TOKENS
+from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Facts, Impl
 
@@ -39,28 +48,28 @@ NORM_ROTATE_WRITE = Function(
         "v_scale",
     ),
 )
-ROTATE_WRITE = Function(
-    "aiter.ops.triton.fusions.fused_kv_cache:fused_qk_rope_reshape_and_cache",
-    needs=(
-        "q",
-        "k",
-        "v",
-        "key_cache",
-        "value_cache",
-        "slot_mapping",
-        "pos",
-        "cos",
-        "sin",
-        "k_scale",
-        "v_scale",
-        "is_neox",
-        "flash_layout",
-        "apply_scale",
-        "q_out",
-        "output_zeros",
-        "upcast_operand",  # releases without it cannot write shuffled values yet
-    ),
+_ROTATE_WRITE = at("fusions.fused_kv_cache:fused_qk_rope_reshape_and_cache")
+_ROTATE_WRITE_NEEDS = (
+    "q",
+    "k",
+    "v",
+    "key_cache",
+    "value_cache",
+    "slot_mapping",
+    "pos",
+    "cos",
+    "sin",
+    "k_scale",
+    "v_scale",
+    "is_neox",
+    "flash_layout",
+    "apply_scale",
+    "q_out",
+    "output_zeros",
 )
+# releases without `upcast_operand` cannot write shuffled values yet
+ROTATE_WRITE = Function(*_ROTATE_WRITE, needs=(*_ROTATE_WRITE_NEEDS, "upcast_operand"))
+ROTATE_WRITE_BY_TOKEN = Function(*_ROTATE_WRITE, needs=_ROTATE_WRITE_NEEDS, takes=("upcast_operand",))
 NORMED_HEAD_DIMS = (64, 128, 256)
 MOST_KV_HEADS = 32  # of the call with the norm
 
@@ -90,6 +99,12 @@ def rope_and_write_pages(
             return _rotate_write((q, k, v), (cos, sin), (k_cache, v_cache), slots)
     if head_norm is not None:
         q, k = normed(q, head_norm.q, head_norm.eps), normed(k, head_norm.k, head_norm.eps)
+    if _lacks_write(v_cache):
+        if cos.shape[-1] == head_dim:
+            return _rotate_write((q, k, v), (cos, sin), (k_cache, v_cache), slots)
+        q, k = both_rotated(q, k, cos, sin)
+        kv_write.meaning(k, v, k_cache, v_cache, slots, kv_scale)
+        return q
     q, k = both_rotated(q, k, cos, sin)
     write(k, v, k_cache, v_cache, slots, kv_scale)
     return q
@@ -105,6 +120,10 @@ def _takes_rotation(k_cache: Tensor) -> bool:
     powers = not head_dim & (head_dim - 1) and not block_tokens & (block_tokens - 1)
     # it has no pages of float16
     return powers and k_cache.dtype != torch.float16 and ROTATE_WRITE.missing() is None
+
+
+def _lacks_write(v_cache: Tensor) -> bool:
+    return v_cache.dim() == 4 and WRITE_BY_TOKEN.missing() is not None
 
 
 def _norm_rotate_write(
@@ -149,7 +168,8 @@ def _rotate_write(
     angles, places = PACKED(*rotation)
     cosines, sines = angles.chunk(2, -1)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    ROTATE_WRITE(
+    shuffled = pages[1].dim() == 5
+    (ROTATE_WRITE if shuffled else ROTATE_WRITE_BY_TOKEN)(
         q=q,
         k=k,
         v=v,
@@ -162,7 +182,7 @@ def _rotate_write(
         k_scale=None,
         v_scale=None,
         is_neox=True,
-        flash_layout=False,
+        flash_layout=not shuffled,
         apply_scale=False,
         q_out=out,
         output_zeros=False,
@@ -172,7 +192,15 @@ def _rotate_write(
 
 
 def refuses(facts: Facts) -> str | None:
-    return refuses_pages(facts) or refusal(facts, RMS_NORM, ROTATE_BOTH)
+    writes = None if _rotates_and_writes(facts) else refuses_writing(facts)
+    return refuses_reading(facts) or writes or refusal(facts, RMS_NORM, ROTATE_BOTH)
+
+
+def _rotates_and_writes(facts: Facts) -> bool:
+    """Where nothing only writes (installations without the compiled part): pages by token of 16 bits."""
+    head_dim = facts.shapes.get("head_dim", 128)
+    fits = layout_of(facts) == TOKENS and not facts.shapes.get("kv_fp8") and not head_dim & (head_dim - 1)
+    return fits and refusal(facts, ROTATE_WRITE_BY_TOKEN) is None
 
 
 IMPL = Impl(rope_kv_write, "aiter", rope_and_write_pages, refuses, layout_of)

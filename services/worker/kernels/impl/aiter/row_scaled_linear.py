@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.ops.row_scaled_linear import row_scaled_linear
 from services.worker.kernels.packing.weight_tiles import as_matrix
 from services.worker.kernels.registry import Facts, Impl
 
 OPERANDS = ("XQ", "WQ", "x_scale", "w_scale", "dtype")
-PLAIN = Function("aiter:gemm_a8w8", needs=(*OPERANDS, "bias"))
+PLAIN = Function("aiter:gemm_a8w8", needs=(*OPERANDS, "bias"), twin=_triton.GEMM_8)
 TILED = Function("aiter:gemm_a8w8_bpreshuffle", needs=OPERANDS)  # refuses a bias
 
 

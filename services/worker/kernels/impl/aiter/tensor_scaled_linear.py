@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
+from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.ops.tensor_scaled_linear import tensor_scaled_linear
 from services.worker.kernels.registry import Facts, Impl
 
-MM = Function("aiter.tuned_gemm:tgemm.mm", needs=("inp", "weights", "bias", "otype", "scale_a", "scale_b"))
+MM = Function(
+    "aiter.tuned_gemm:tgemm.mm",
+    needs=("inp", "weights", "bias", "otype", "scale_a", "scale_b"),
+    twin=_triton.SCALED_MM,
+)
 
 
 def scaled(

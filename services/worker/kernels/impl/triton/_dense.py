@@ -14,10 +14,11 @@ import torch
 import triton
 from torch import Tensor
 
+from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton._dense_matrix import matrix_kernel, part_size
 from services.worker.kernels.impl.triton._dense_vector import vector_kernel
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options
-from services.worker.kernels.tuned import arch, table
+from services.worker.kernels.tuned import table
 
 BUCKETS = (1, 4, 16, 32, 64)  # rows up to which a choice holds; above the last, apart
 PARTS_LIMIT = 4 << 20  # numbers
@@ -56,7 +57,7 @@ def describe(device: torch.device) -> Device:
         return Device(processors=1, rows=128)  # few, large programs: they are interpreted one after the other
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if torch.version.hip:
-        return Device(processors, 64, (128 if arch(device) == "gfx950" else 56) * 1024)
+        return Device(processors, 64, (128 if arch_of(device) == "gfx950" else 56) * 1024)
     return Device(processors)
 
 

@@ -20,6 +20,17 @@ def activated(gate, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def expert_gate(gate, up, CLAMPED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """silu(gate) * up, or the clamped_swiglu of the op moe_clamped, fp32."""
+    if CLAMPED:
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    else:
+        return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def gate_kernel(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, stride, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):

@@ -7,6 +7,7 @@ of one token, which loops over the token's experts, so that the weighted sum and
 import triton
 import triton.language as tl
 
+from services.worker.kernels.impl.triton._gate import expert_gate
 from services.worker.kernels.impl.triton._launch import release, wait
 
 FIRST = tl.constexpr("evict_first")  # weights: read once, the L1 cache is for what rows of them share
@@ -18,15 +19,19 @@ def gate_pairs(  # type: ignore[no-untyped-def]
     x_ptr,
     experts_ptr,
     weight_ptr,
+    bias_ptr,
     out_ptr,
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
+    CLAMPED: tl.constexpr,
     BLOCK_I: tl.constexpr,
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x [T, N]; experts int32 [T, K]; weight [E, 2I, N]; out [T * K, I]. Grid (T * K, I / BLOCK_I).
+    """x [T, N]; experts int32 [T, K]; weight [E, 2I, N]; bias [E, 2I] or None; out [T * K, I].
+
+    Grid (T * K, I / BLOCK_I).
 
     Pairs are the fast axis: those of one expert read the same weights at about the same time, from the L2 cache.
     """
@@ -55,8 +60,12 @@ def gate_pairs(  # type: ignore[no-untyped-def]
         wide = x.to(tl.float32)[None, :]
         gate += g.to(tl.float32) * wide
         up += u.to(tl.float32) * wide
-    g = tl.sum(gate, axis=1)
-    gated = g / (1.0 + tl.exp(-g)) * tl.sum(up, axis=1)
+    g, u = tl.sum(gate, axis=1), tl.sum(up, axis=1)
+    if bias_ptr is not None:
+        bias_ptrs = bias_ptr + expert * (2 * INNER) + row_in
+        g += tl.load(bias_ptrs).to(tl.float32)
+        u += tl.load(bias_ptrs + INNER).to(tl.float32)
+    gated = expert_gate(g, u, CLAMPED)
     tl.store(out_ptr + pair.to(tl.int64) * INNER + row, gated.to(out_ptr.dtype.element_ty), mask=row < INNER)
 
 
@@ -74,6 +83,7 @@ def down_tokens(  # type: ignore[no-untyped-def]
     weights_ptr,
     experts_ptr,
     weight_ptr,
+    bias_ptr,
     residual_ptr,
     TOP_K: tl.constexpr,
     TOP_K_PAD: tl.constexpr,
@@ -83,7 +93,8 @@ def down_tokens(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """hidden [T * K, I]; weights float32 [T, K]; experts int32 [T, K]; weight [E, N, I]; residual [T, N], in place.
+    """hidden [T * K, I]; weights float32 [T, K]; experts int32 [T, K]; weight [E, N, I]; bias [E, N] or None;
+    residual [T, N], in place.
 
     Grid (T, N / BLOCK_N). The tile is [K, BLOCK_N, CHUNK]: all experts of the token at once.
     """
@@ -118,6 +129,10 @@ def down_tokens(  # type: ignore[no-untyped-def]
     h = _load_tile(hidden_ptrs, END, real & (END + column < INNER)[None, None, :], MASKED, LAST)
     total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
     sums = tl.sum(total, axis=1)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + expert[:, None] * HIDDEN + row_in[None, :]).to(tl.float32)
+        share = tl.load(weights_ptr + token * TOP_K + k_in, mask=k < TOP_K, other=0.0)
+        sums += tl.sum(bias * share[:, None], axis=0)
     out_ptrs = residual_ptr + token * HIDDEN + row
     inside = row < HIDDEN
     before = tl.load(out_ptrs, mask=inside, other=0.0).to(tl.float32)

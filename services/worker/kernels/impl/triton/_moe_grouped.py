@@ -9,6 +9,7 @@ its 64 and more rows fill the matrix unit however few tokens an expert has. No a
 import triton
 import triton.language as tl
 
+from services.worker.kernels.impl.triton._gate import expert_gate
 from services.worker.kernels.impl.triton._launch import release, wait
 
 TABLE_START = tl.constexpr(16)
@@ -69,6 +70,7 @@ def _tile(program, num_blocks, COLUMNS: tl.constexpr, GROUP_M: tl.constexpr):  #
 def gate_blocks(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
+    bias_ptr,
     plan_ptr,
     out_ptr,
     num_pairs,
@@ -76,6 +78,7 @@ def gate_blocks(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
+    CLAMPED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -83,7 +86,7 @@ def gate_blocks(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x [T, N]; weight [E, 2I, N], gate rows first; out [T * K, I] = silu(gate) * up of every pair."""
+    """x [T, N]; weight [E, 2I, N], gate rows first; bias [E, 2I] or None; out [T * K, I], the gated of every pair."""
     wait(PDL)
     release(PDL)
     num_blocks = tl.load(plan_ptr)
@@ -114,7 +117,11 @@ def gate_blocks(  # type: ignore[no-untyped-def]
                 x = tl.load(x_ptrs + begin, mask=real[None, :], other=0.0)
             gate = tl.dot(g, x, gate, input_precision="ieee")
             up = tl.dot(u, x, up, input_precision="ieee")
-        gated = gate / (1.0 + tl.exp(-gate)) * up
+        if bias_ptr is not None:
+            bias_ptrs = bias_ptr + expert * (2 * INNER) + row_in
+            gate += tl.load(bias_ptrs).to(tl.float32)[:, None]
+            up += tl.load(bias_ptrs + INNER).to(tl.float32)[:, None]
+        gated = expert_gate(gate, up, CLAMPED)
         out_ptrs = out_ptr + pair.to(tl.int64)[None, :] * INNER + row[:, None]
         tl.store(out_ptrs, gated.to(out_ptr.dtype.element_ty), mask=real[None, :] & (row < INNER)[:, None])
 
@@ -123,6 +130,7 @@ def gate_blocks(  # type: ignore[no-untyped-def]
 def down_blocks(  # type: ignore[no-untyped-def]
     hidden_ptr,
     weight_ptr,
+    bias_ptr,
     plan_ptr,
     out_ptr,
     num_pairs,
@@ -136,7 +144,7 @@ def down_blocks(  # type: ignore[no-untyped-def]
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """hidden [T * K, I]; weight [E, N, I]; out [T * K, N], not yet weighted."""
+    """hidden [T * K, I]; weight [E, N, I]; bias [E, N] or None; out [T * K, N], not yet weighted."""
     wait(PDL)
     release(PDL)
     num_blocks = tl.load(plan_ptr)
@@ -162,6 +170,8 @@ def down_blocks(  # type: ignore[no-untyped-def]
                 w = tl.load(weight_ptrs + begin)
                 h = tl.load(hidden_ptrs + begin, mask=real[None, :], other=0.0)
             total = tl.dot(w, h, total, input_precision="ieee")
+        if bias_ptr is not None:
+            total += tl.load(bias_ptr + expert * HIDDEN + row_in).to(tl.float32)[:, None]
         out_ptrs = out_ptr + pair.to(tl.int64)[None, :] * HIDDEN + row[:, None]
         tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=real[None, :] & (row < HIDDEN)[:, None])
 

@@ -24,6 +24,7 @@ SHORT = 1024  # tokens: contexts up to here may have a tile of their own
 LOG2E = 1.4426950408889634
 MAX_SPLITS = 16
 MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
+JOIN_KEYS = 45  # keys that a program reads while a MiB of a part's sums is stored and joined, measured on an H200
 HIDDEN = tl.constexpr(-1.0e30)  # finite, so that a row without a key so far gives no NaN; later keys wipe it out
 
 
@@ -440,9 +441,11 @@ def _choose(
     long = choose_tile(sight.device, dtype, kv_dtype, head_dim, group, False)
     short = choose_tile(sight.device, dtype, kv_dtype, head_dim, group, True)
     tile = short if max_context <= SHORT else long
-    blocks = count_blocks(sight.q_shape[0] - sight.first_token, sight.num_rows, tile.block_m // group)
+    num_tokens = sight.q_shape[0] - sight.first_token
+    programs = expected_blocks(num_tokens, sight.num_rows, tile.block_m // group) * num_kv_heads
     span = min(max_context, sight.window + tile.block_m) if sight.window else max_context
-    plan = _plan(sight, tile, choose_splits(blocks * num_kv_heads, span, sight.device))
+    part_bytes = num_tokens * sight.q_shape[1] * head_dim * 4
+    plan = _plan(sight, tile, choose_splits(programs, span, part_bytes, sight.device))
     shapes = (*sight.q_shape[1:], *sight.q_stride, *sight.k_shape[1:])
     return (long, short), plan, (sight.device, dtype, kv_dtype, shapes, sight.window > 0, sight.softcap > 0)
 
@@ -507,20 +510,29 @@ def count_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
     return (num_tokens - 1) // block_q + num_rows
 
 
-def choose_splits(programs: int, span: int, device: torch.device) -> int:
-    """How many parts the context is read in: the count that ends first, if all programs read `span` keys."""
-    return _choose_splits(programs, span, _compute_units(device))
+def expected_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
+    """Query blocks of rows whose last ones are half full."""
+    return -(-num_tokens // block_q) + (num_rows - 1) // 2
+
+
+def choose_splits(programs: int, span: int, part_bytes: int, device: torch.device) -> int:
+    """How many parts the context is read in: the count that ends first, if all programs read `span` keys.
+
+    part_bytes: of the sums of one part.
+    """
+    return _choose_splits(programs, span, part_bytes, _compute_units(device))
 
 
 @lru_cache(4096)
-def _choose_splits(programs: int, span: int, units: int) -> int:
+def _choose_splits(programs: int, span: int, part_bytes: int, units: int) -> int:
     most = min(MAX_SPLITS, span // MIN_SPLIT)
     if most < 2 or programs >= 4 * units:
         return 1
 
     def cost(splits: int) -> int:
-        """In keys: a program starts and stores in the time of 128, joining takes that of 512."""
-        return -(-programs * splits // units) * (-(-span // splits) + 128) + (512 if splits > 1 else 0)
+        """In keys: a program starts and stores in the time of 128, the launch that joins takes that of 512."""
+        joining = 512 + splits * part_bytes * JOIN_KEYS // 2**20 if splits > 1 else 0
+        return -(-programs * splits // units) * (-(-span // splits) + 128) + joining
 
     return min(range(1, most + 1), key=cost)
 

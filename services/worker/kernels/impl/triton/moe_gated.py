@@ -1,7 +1,7 @@
 """Experts of a mixture: for a few tokens two launches without sorting, for more a sort and grouped products."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,27 +30,52 @@ from services.worker.kernels.ops.moe_gated import moe_gated
 from services.worker.kernels.registry import Impl
 
 
+class Biases(NamedTuple):
+    """Of moe_clamped, whose gate goes with them."""
+
+    gate_up: Tensor
+    down: Tensor
+
+
 def run(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor) -> None:
     num_experts, hidden, inner = down.shape
     num_tokens, top_k = experts.shape
     if num_tokens == 0:
         return
     plan = choose(Experts(num_experts, top_k, hidden, inner), num_tokens, x.device, x.dtype)
-    if isinstance(plan, Few):
-        run_few(plan, x, weights, experts, gate_up, down, residual)
-    else:
-        run_grouped(plan, x, weights, experts, gate_up, down, residual)
+    run_plan(plan, x, weights, experts, gate_up, down, residual)
+
+
+def run_plan(
+    plan: Few | Grouped,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    residual: Tensor,
+    biases: Biases | None = None,
+) -> None:
+    run = run_few if isinstance(plan, Few) else run_grouped
+    run(plan, x, weights, experts, gate_up, down, residual, biases)  # type: ignore[arg-type]
 
 
 def run_few(
-    plan: Few, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor
+    plan: Few,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    residual: Tensor,
+    biases: Biases | None = None,
 ) -> None:
-    gated = few_up(plan, x, experts, gate_up)
-    few_down(plan, gated, weights, experts, down, residual)
+    gated = few_up(plan, x, experts, gate_up, biases)
+    few_down(plan, gated, weights, experts, down, residual, biases)
 
 
-def few_up(plan: Few, x: Tensor, experts: Tensor, gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of every pair, [T * K, I]."""
+def few_up(plan: Few, x: Tensor, experts: Tensor, gate_up: Tensor, biases: Biases | None = None) -> Tensor:
+    """The gated of every pair, [T * K, I]."""
     (num_tokens, top_k), (_, double, hidden) = experts.shape, gate_up.shape
     inner = double // 2
     gated = torch.empty(num_tokens * top_k, inner, dtype=x.dtype, device=x.device)
@@ -58,10 +83,12 @@ def few_up(plan: Few, x: Tensor, experts: Tensor, gate_up: Tensor) -> Tensor:
         x,
         experts,
         gate_up,
+        None if biases is None else biases.gate_up,
         gated,
         TOP_K=top_k,
         HIDDEN=hidden,
         INNER=inner,
+        CLAMPED=biases is not None,
         BLOCK_I=plan.up_rows,
         CHUNK=plan.up_chunk,
         num_warps=plan.up_warps,
@@ -70,7 +97,15 @@ def few_up(plan: Few, x: Tensor, experts: Tensor, gate_up: Tensor) -> Tensor:
     return gated
 
 
-def few_down(plan: Few, gated: Tensor, weights: Tensor, experts: Tensor, down: Tensor, residual: Tensor) -> None:
+def few_down(
+    plan: Few,
+    gated: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    down: Tensor,
+    residual: Tensor,
+    biases: Biases | None = None,
+) -> None:
     """Must be the launch right after `few_up` (see `down_tokens`)."""
     (num_tokens, top_k), (_, hidden, inner) = experts.shape, down.shape
     down_tokens[(num_tokens, triton.cdiv(hidden, plan.down_rows))](
@@ -78,6 +113,7 @@ def few_down(plan: Few, gated: Tensor, weights: Tensor, experts: Tensor, down: T
         weights,
         experts,
         down,
+        None if biases is None else biases.down,
         residual,
         TOP_K=top_k,
         TOP_K_PAD=triton.next_power_of_2(top_k),
@@ -114,20 +150,30 @@ class Sorted:
 
 
 def run_grouped(
-    plan: Grouped, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor
+    plan: Grouped,
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    residual: Tensor,
+    biases: Biases | None = None,
 ) -> None:
     ordered = Sorted(experts, down.shape[0], plan.block_m)
-    gated = grouped_up(plan.up, plan.block_m, ordered, x, experts.shape[1], gate_up)
-    combine(grouped_down(plan.down, plan.block_m, ordered, gated, down), weights, residual)
+    gated = grouped_up(plan.up, plan.block_m, ordered, x, experts.shape[1], gate_up, biases)
+    combine(grouped_down(plan.down, plan.block_m, ordered, gated, down, biases), weights, residual)
 
 
-def grouped_up(tile: Tile, block_m: int, ordered: Sorted, x: Tensor, top_k: int, gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of every pair, [T * K, I]."""
+def grouped_up(
+    tile: Tile, block_m: int, ordered: Sorted, x: Tensor, top_k: int, gate_up: Tensor, biases: Biases | None = None
+) -> Tensor:
+    """The gated of every pair, [T * K, I]."""
     inner, hidden = gate_up.shape[1] // 2, gate_up.shape[2]
     gated = torch.empty(ordered.num_pairs, inner, dtype=x.dtype, device=x.device)
     gate_blocks[(ordered.max_blocks * triton.cdiv(inner, tile.rows),)](
         x,
         gate_up,
+        None if biases is None else biases.gate_up,
         ordered.plan,
         gated,
         ordered.num_pairs,
@@ -135,6 +181,7 @@ def grouped_up(tile: Tile, block_m: int, ordered: Sorted, x: Tensor, top_k: int,
         TOP_K=top_k,
         HIDDEN=hidden,
         INNER=inner,
+        CLAMPED=biases is not None,
         BLOCK_M=block_m,
         BLOCK_I=tile.rows,
         BLOCK_K=tile.block_k,
@@ -146,13 +193,16 @@ def grouped_up(tile: Tile, block_m: int, ordered: Sorted, x: Tensor, top_k: int,
     return gated
 
 
-def grouped_down(tile: Tile, block_m: int, ordered: Sorted, gated: Tensor, down: Tensor) -> Tensor:
+def grouped_down(
+    tile: Tile, block_m: int, ordered: Sorted, gated: Tensor, down: Tensor, biases: Biases | None = None
+) -> Tensor:
     """Each pair's output before its weight, [T * K, N]."""
     _, hidden, inner = down.shape
     out = torch.empty(ordered.num_pairs, hidden, dtype=gated.dtype, device=gated.device)
     down_blocks[(ordered.max_blocks * triton.cdiv(hidden, tile.rows),)](
         gated,
         down,
+        None if biases is None else biases.down,
         ordered.plan,
         out,
         ordered.num_pairs,
@@ -188,6 +238,7 @@ def combine(out: Tensor, weights: Tensor, residual: Tensor) -> None:
 ARGUMENTS: dict[str, Constant] = {
     "x_ptr": "*bf16:16",
     "weight_ptr": "*bf16:16",
+    "bias_ptr": None,
     "hidden_ptr": "*bf16:16",
     "out_ptr": "*bf16:16",
     "residual_ptr": "*bf16:16",
@@ -217,17 +268,18 @@ def _sizes(shape: Experts) -> dict[str, Constant]:
         "TOP_K_PAD": shape.top_k,
         "HIDDEN": shape.hidden,
         "INNER": shape.inner,
+        "CLAMPED": False,
         "EXPERTS_PAD": shape.num_experts,
     }
 
 
-def _aot_few(name: str, shape: Experts) -> Iterator[AotCase]:
+def aot_few(name: str, shape: Experts) -> Iterator[AotCase]:
     few = default_few(shape)
     yield _aot(name, gate_pairs, few.up_warps, _sizes(shape) | {"BLOCK_I": few.up_rows, "CHUNK": few.up_chunk})
     yield _aot(name, down_tokens, few.down_warps, _sizes(shape) | {"BLOCK_N": few.down_rows, "CHUNK": few.down_chunk})
 
 
-def _aot_grouped(name: str, shape: Experts, block_m: int) -> Iterator[AotCase]:
+def aot_grouped(name: str, shape: Experts, block_m: int) -> Iterator[AotCase]:
     """Blocks of 128 are for prompts only."""
     for targets, plan in ((("sm_90",), nvidia_grouped(block_m)), (("gfx942", "gfx950"), amd_grouped(block_m))):
         for kernel, tile in ((gate_blocks, plan.up), (down_blocks, plan.down)):
@@ -244,12 +296,12 @@ def _aot_grouped(name: str, shape: Experts, block_m: int) -> Iterator[AotCase]:
 
 QWEN3_30B, MIXTRAL = Experts(128, 8, 2048, 768), Experts(8, 2, 4096, 14336)
 AOT: tuple[AotCase, ...] = (
-    *_aot_few("qwen3_30b_a3b", QWEN3_30B),
-    *_aot_few("mixtral_8x7b", MIXTRAL),
+    *aot_few("qwen3_30b_a3b", QWEN3_30B),
+    *aot_few("mixtral_8x7b", MIXTRAL),
     _aot("qwen3_30b_a3b", sort_pairs, 8, _sizes(QWEN3_30B) | {"BLOCK_M": 16, "CHUNK": 4096}),
     _aot("qwen3_30b_a3b", combine_pairs, 4, _sizes(QWEN3_30B) | {"BLOCK_N": 1024}),
-    *_aot_grouped("qwen3_30b_a3b", QWEN3_30B, 16),
-    *_aot_grouped("qwen3_30b_a3b", QWEN3_30B, 128),
-    *_aot_grouped("mixtral_8x7b", MIXTRAL, 128),
+    *aot_grouped("qwen3_30b_a3b", QWEN3_30B, 16),
+    *aot_grouped("qwen3_30b_a3b", QWEN3_30B, 128),
+    *aot_grouped("mixtral_8x7b", MIXTRAL, 128),
 )
 IMPL = Impl(moe_gated, "triton", run, needs_gpu)

@@ -37,6 +37,7 @@ def route_few(  # type: ignore[no-untyped-def]
     x_ptr,
     norm_ptr,
     router_ptr,
+    bias_ptr,
     normed_ptr,
     logits_ptr,
     arrived_ptr,
@@ -53,8 +54,8 @@ def route_few(  # type: ignore[no-untyped-def]
     RENORMALIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x, normed [T, N]; norm [N]; router [E, N]; logits fp32 [T, E]; arrived int32 [FEW_TOKENS], zero before and after;
-    weights float32, experts int32 [T, K]. Grid (E / ROWS, T).
+    """x, normed [T, N]; norm [N]; router [E, N]; bias [E] or None; logits fp32 [T, E]; arrived int32 [FEW_TOKENS],
+    zero before and after; weights float32, experts int32 [T, K]. Grid (E / ROWS, T).
     """
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -70,6 +71,8 @@ def route_few(  # type: ignore[no-untyped-def]
     normed = _scaled(x, norm, scale, normed_ptr.dtype.element_ty)
     tl.store(normed_ptr + token * HIDDEN + column, normed, mask=inside & (tl.program_id(0) == 0))
     logits = tl.sum(w.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
+    if bias_ptr is not None:
+        logits += tl.load(bias_ptr + tl.minimum(row, EXPERTS - 1)).to(tl.float32)
     tl.store(logits_ptr + token * EXPERTS + row, logits, mask=row < EXPERTS)
     tl.debug_barrier()  # all of the program's logits before its arrival
     before = tl.atomic_add(arrived_ptr + token, 1, sem="acq_rel", scope="gpu")
@@ -98,6 +101,7 @@ def route_many(  # type: ignore[no-untyped-def]
     x_ptr,
     norm_ptr,
     router_ptr,
+    bias_ptr,
     normed_ptr,
     weights_ptr,
     experts_ptr,
@@ -138,6 +142,8 @@ def route_many(  # type: ignore[no-untyped-def]
         normed = _scaled(x, norm[None, :], scale[:, None], normed_ptr.dtype.element_ty)
         tl.store(normed_ptrs + begin, normed, mask=here[:, None] & inside[None, :])
         logits = tl.dot(normed, w, logits, input_precision="ieee")
+    if bias_ptr is not None:
+        logits += tl.load(bias_ptr + expert).to(tl.float32)[None, :]
     store_choice(
         logits,
         token,
@@ -160,7 +166,7 @@ def _arrived(device: torch.device) -> Tensor:
 
 
 def run(
-    x: Tensor, norm: Tensor, eps: float, router: Tensor, top_k: int, renormalize: bool
+    x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, top_k: int, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
     normed = torch.empty_like(x)
@@ -174,6 +180,7 @@ def run(
             x,
             norm,
             router,
+            bias,
             normed,
             torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device),
             _arrived(device),
@@ -197,6 +204,7 @@ def run(
         x,
         norm,
         router,
+        bias,
         normed,
         weights,
         experts,
@@ -222,6 +230,7 @@ def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, bloc
         "x_ptr": "*bf16:16",
         "norm_ptr": "*bf16:16",
         "router_ptr": "*bf16:16",
+        "bias_ptr": None,
         "normed_ptr": "*bf16:16",
         "logits_ptr": "*fp32:16",
         "arrived_ptr": "*i32:16",

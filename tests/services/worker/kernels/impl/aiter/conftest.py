@@ -12,8 +12,10 @@ from tests.services.worker.kernels.impl.aiter.hold import Holder
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     _host.bound.cache_clear()
+    _host.constant.cache_clear()
     yield
     _host.bound.cache_clear()
+    _host.constant.cache_clear()
 
 
 @pytest.fixture

@@ -211,11 +211,11 @@ def stand_in(arch: str, folder: Path, noted: Noted) -> None:
     pandas.__spec__ = ModuleSpec("pandas", None)
     pandas.read_csv = pandas.concat = pandas.DataFrame = lambda *arguments, **keywords: Rows()
     sys.modules.setdefault("pandas", pandas)
-    _gpu(arch)
+    stand_in_gpu(arch)
     _triton(arch, noted)
 
 
-def _gpu(arch: str) -> None:
+def stand_in_gpu(arch: str) -> None:
     properties = SimpleNamespace(gcnArchName=arch, name=arch, multi_processor_count=UNITS[arch], major=9, minor=4)
     torch.cuda.current_device = lambda: 0
     torch.cuda.device_count = lambda: 1

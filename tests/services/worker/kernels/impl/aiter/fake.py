@@ -79,6 +79,7 @@ def install(
     for name, module in made.modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     _host.bound.cache_clear()
+    _host.constant.cache_clear()
     return made
 
 

@@ -17,6 +17,7 @@ from services.worker.loader import expected_shapes
 from services.worker.memory import Shape
 from services.worker.models.registry import find_model
 from services.worker.models.spec import Config
+from services.worker.quant.contract import ExpertBiases
 from services.worker.quant.experts import DenseExperts
 from services.worker.quant.none import DenseProducts, DenseWeight
 from services.worker.runner import Runner
@@ -60,12 +61,15 @@ class Drawn:
         values = self.tensor(*names)
         return DenseWeight(values, None, DenseProducts(values, self._bindings))
 
-    def tensor(self, *names: str) -> Tensor:
-        return torch.cat([self._tensors[name] for name in names])
+    def tensor(self, *names: str, wide: bool = False) -> Tensor:
+        values = torch.cat([self._tensors[name] for name in names])
+        return values.float() if wide else values
 
-    def experts(self, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> DenseExperts:
+    def experts(
+        self, gate_up: Sequence[tuple[str, str]], down: Sequence[str], biases: ExpertBiases | None = None
+    ) -> DenseExperts:
         stacked = torch.stack([self.tensor(*pair) for pair in gate_up])
-        return DenseExperts(stacked, torch.stack([self.tensor(name) for name in down]), self._bindings)
+        return DenseExperts(stacked, torch.stack([self.tensor(name) for name in down]), self._bindings, biases)
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -102,7 +106,7 @@ def serve(model: Decoder, bindings: Bindings, kv_dtype: torch.dtype = torch.floa
     rows = Rows(Shape(8, MAX_LEN, BLOCK_TOKENS), spec.vocab_size, (2,), torch.device("cpu"))
     storage = torch.zeros(KvCache.shape(spec, num_blocks, BLOCK_TOKENS), dtype=kv_dtype)
     cache = KvCache(storage, layout=bindings.layout)
-    return Served(Runner(model, rows, cache, RopeTable(spec.rope, MAX_LEN, like), bindings), count())
+    return Served(Runner(model, rows, cache, RopeTable(spec.ropes, MAX_LEN, like), bindings), count())
 
 
 def start(slot: int, tokens: Sequence[int], blocks: Sequence[int], computed: int = 0) -> RowStart:

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from services.worker.kernels.impl.aiter import _host
-from services.worker.kernels.impl.aiter._host import Function, bound, refusal
+from services.worker.kernels.impl.aiter._host import Function, Twin, bound, constant, refusal
 from services.worker.kernels.registry import Facts
 
 GPU = Facts("cuda", "gfx942", torch.bfloat16)
@@ -116,3 +116,24 @@ def test_the_file_of_signatures_is_of_both_releases() -> None:
         assert old[row] is not None and new[row] is not None
     assert old["aiter:silu_and_mul"] == {"out": True, "input": True}
     assert new["aiter:silu_and_mul"] == {"out": True, "input": True, "limit": False}
+
+
+def test_a_constant_is_looked_up_once(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.Kind = SimpleNamespace(Silu=7)
+    assert constant("aiter:Kind.Silu") == 7
+    monkeypatch.setattr(_host, "find", None)
+    assert constant("aiter:Kind.Silu") == 7
+
+
+def test_a_twin_serves_only_where_the_function_is_not(host: Any) -> None:
+    host.triton_norm = lambda x, weight: ("triton", x, weight)
+    twin = Twin(lambda x: ("twin", x), Function("aiter:triton_norm", needs=("x", "weight")))
+    function = Function("aiter:norm", needs=("x",), twin=twin)
+    assert function.missing() is None and function(x=1) == ("twin", 1)
+    _host.bound.cache_clear()
+    host.norm = lambda x: ("compiled", x)
+    assert function(x=1) == ("compiled", 1)
+    _host.bound.cache_clear()
+    del host.norm
+    host.triton_norm = lambda x: x
+    assert function.missing() == "this host has no aiter.norm", "the twin's own function cannot be called either"

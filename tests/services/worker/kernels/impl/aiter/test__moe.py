@@ -27,7 +27,7 @@ def test_a_mixtures_tokens_are_torchs(fake: Fake, release: str, monkeypatch: pyt
     """The whole model on a fake AITER, its experts in tiles as quant/registry.py keeps them there."""
     dense = Drawn.experts
 
-    def experts(drawn: Any, gate_up: Sequence[tuple[str, str]], down: Sequence[str]) -> Any:
+    def experts(drawn: Any, gate_up: Sequence[tuple[str, str]], down: Sequence[str], biases: None) -> Any:
         rows = dense(drawn, gate_up, down)
         if drawn._bindings.provider(moe_tiled) == "torch":
             return rows

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.worker.kernels.impl.aiter._pages import bounds, layout_of, refuses_pages, write
+from services.worker.kernels.impl.aiter._pages import bounds, layout_of, refuses_reading, refuses_writing, write
 from services.worker.kernels.layout import SHUFFLED, TOKENS
 from services.worker.kernels.ops.kv_write import KvScale, kv_write
 from services.worker.kernels.registry import Facts
@@ -19,16 +19,16 @@ def test_the_layout_is_the_hosts(fake: Fake) -> None:
     assert layout_of(facts()) == layout_of(facts(kv_fp8=1)) == layout_of(facts(head_dim=96)) == SHUFFLED
     assert layout_of(Facts("cuda", "gfx942", torch.float16)) == SHUFFLED, "a listing knows no shapes"
     fake(OLD)
-    assert layout_of(facts()) == TOKENS and refuses_pages(facts()) is None
+    assert layout_of(facts()) == TOKENS and refuses_reading(facts()) is None and refuses_writing(facts()) is None
 
 
 def test_refusals(fake: Fake) -> None:
     fake(NEW)
-    assert refuses_pages(facts()) is None
-    assert refuses_pages(facts(head_dim=20)) == "attends with heads of multiples of 16 from 32 to 256, not of 20"
-    assert refuses_pages(facts(block_tokens=8)) == "reads pages of 16, 32, 64, 128 tokens, not of 8"
-    assert refuses_pages(facts("sm_90")) == "needs gfx942 or gfx950"
-    assert refuses_pages(facts(dtype=torch.float32)) == "does not do float32"
+    assert refuses_writing(facts()) is None
+    assert refuses_writing(facts(head_dim=20)) == "attends with heads of multiples of 16 from 32 to 256, not of 20"
+    assert refuses_writing(facts(block_tokens=8)) == "reads pages of 16, 32, 64, 128 tokens, not of 8"
+    assert refuses_writing(facts("sm_90")) == "needs gfx942 or gfx950"
+    assert refuses_writing(facts(dtype=torch.float32)) == "does not do float32"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])

@@ -76,8 +76,9 @@ def correct() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
         left, right = widen(a), widen(b)
-        if left.dtype == np.float16:
-            left, right = left.astype(np.float32), right.astype(np.float32)
+        if left.dtype.itemsize < 4:  # numpy sums in the operands' own type
+            wide = np.float32 if left.dtype.kind == "f" else np.int32
+            left, right = left.astype(wide), right.astype(wide)
         return narrow(np.matmul(left, right).astype(d.data.dtype) + d.data, d.dtype)
 
     def reduced(self: Any, values: Any) -> Any:

@@ -134,13 +134,15 @@ def test_blocks_suffice_for_every_row() -> None:
 def test_long_contexts_of_few_programs_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_prefill_attention, "_compute_units", lambda device: 132)
     cpu = torch.device("cpu")
-    assert choose_splits(72, 512, cpu) == 1
-    assert choose_splits(1024, 100_000, cpu) == 1
-    assert choose_splits(64, 100_000, cpu) in range(2, 17)
-    assert choose_splits(8, 100_000, cpu) == 16
-    assert choose_splits(8, 4096, cpu) == 4
+    assert choose_splits(72, 512, 2**20, cpu) == 1
+    assert choose_splits(1024, 100_000, 2**20, cpu) == 1
+    assert choose_splits(64, 100_000, 2**20, cpu) in range(2, 17)
+    assert choose_splits(8, 100_000, 2**20, cpu) == 16
+    assert choose_splits(8, 4096, 2**20, cpu) == 4
+    # sums that are large are better not joined too often
+    assert choose_splits(8, 50_000, 2**23, cpu) < choose_splits(8, 50_000, 2**20, cpu) == 16
     # one program more than fit at once would need twice the time
-    assert choose_splits(133, 50_000, cpu) > 1
+    assert choose_splits(133, 50_000, 2**20, cpu) > 1
 
 
 def test_tiles_hold_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

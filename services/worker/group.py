@@ -1,0 +1,82 @@
+"""One process's place in a tensor-parallel group: how its ranks meet, and what they agree on while they start.
+
+Owner: the engine, which joins before it loads anything. Ranks meet in a file of the run directory; collectives are
+those of torch's default process group: NCCL's (RCCL's) on GPUs, gloo's on a CPU, on the loopback interface only. Nobody
+waits for the dead: a group whose process has died ends as a whole (ranks.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import distributed as dist
+
+from common import env
+from services.worker.shares import Rank
+
+PATIENCE = timedelta(days=1)  # kernels may be built for long; who is stuck is found by the scheduler's deadlines
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+class Place(NamedTuple):
+    """What a process knows of its group before it imports torch. `meeting`: a file that does not exist yet."""
+
+    rank: int
+    ranks: int
+    meeting: str
+
+
+class Group:
+    def __init__(self, place: Place, device: torch.device) -> None:
+        """Waits for all ranks."""
+        self.rank = Rank(place.rank, place.ranks)
+        env.set_defaults(LOOPBACK)
+        self._store = dist.FileStore(place.meeting, place.ranks)  # type: ignore[attr-defined]
+        self._store.set_timeout(PATIENCE)
+        self._told = 0  # how often something was agreed on; the same at all ranks
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else "nccl",
+            store=dist.PrefixStore("collectives", self._store),  # type: ignore[attr-defined]
+            rank=place.rank,
+            world_size=place.ranks,
+            timeout=PATIENCE,
+            device_id=None if device.type == "cpu" else device,
+        )
+
+    @property
+    def leads(self) -> bool:
+        return self.rank.rank == 0
+
+    def tell(self, value: str) -> list[str]:
+        """What each rank tells here, by rank; waits for all. Every rank calls in the same order."""
+        self._told += 1
+        self._store.set(f"{self._told}/{self.rank.rank}", value)
+        return [self._store.get(f"{self._told}/{rank}").decode() for rank in range(self.rank.ranks)]
+
+    def meet(self) -> None:
+        """Returns when all ranks have come here."""
+        self.tell("")
+
+    def least(self, number: int) -> int:
+        return min(int(value) for value in self.tell(str(number)))
+
+    def leave(self) -> None:
+        """Every rank does, at about the same time."""
+        dist.destroy_process_group()
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The body runs at rank 0 first, then at all others: they find what it has left in files."""
+        if not self.leads:
+            self.meet()
+        yield
+        if self.leads:
+            self.meet()
+
+    def must_equal(self, what: str, value: str) -> None:
+        """Raises RuntimeError if ranks differ: their steps would not fit together."""
+        values = self.tell(value)
+        if len(set(values)) > 1:
+            raise RuntimeError(f"the ranks of this group have different {what}: {', '.join(values)}")

@@ -1,0 +1,134 @@
+"""Cases at a model's shapes of ops that no model here calls yet: weights of 8 and 4 bits, their mixtures, other
+routings, latent attention. Pure.
+
+`valence doctor` asks for them (`uncalled` among the shapes), so that every op that is bound has been tried on its host;
+a worker's start does not, since building them may take minutes. Caller: real_cases.py.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from services.worker.kernels.known_bad import suspect_tokens
+from services.worker.kernels.ops.add_norm_quantize_groups import make_add_norm_groups_case
+from services.worker.kernels.ops.add_norm_quantize_rows import make_add_norm_quantize_case
+from services.worker.kernels.ops.block_scaled_linear import make_block_case
+from services.worker.kernels.ops.mla_decode import make_mla_case
+from services.worker.kernels.ops.moe_block_scaled import make_block_moe_case
+from services.worker.kernels.ops.moe_mxfp4 import make_mxfp4_moe_case
+from services.worker.kernels.ops.moe_row_scaled import make_rows_moe_case
+from services.worker.kernels.ops.moe_tensor_scaled import make_tensor_moe_case
+from services.worker.kernels.ops.mxfp4_linear import make_mxfp4_linear_case
+from services.worker.kernels.ops.norm_quantize_groups import make_norm_groups_case
+from services.worker.kernels.ops.norm_quantize_rows import make_norm_quantize_case
+from services.worker.kernels.ops.quantize_groups import make_groups_case
+from services.worker.kernels.ops.quantize_mxfp4 import make_mxfp4_case
+from services.worker.kernels.ops.quantize_rows import make_quantize_case
+from services.worker.kernels.ops.row_scaled_linear import make_rows_case
+from services.worker.kernels.ops.silu_quantize_groups import make_silu_quantize_case
+from services.worker.kernels.ops.tensor_scaled_linear import make_tensor_case
+from services.worker.kernels.registry import Case
+
+GROUP = 128  # columns that share a scale
+TILE_TOKENS = 256  # of MXFP4's scales
+DECODE_CONTEXT = 777
+Shapes = Mapping[str, int]
+Tokens = Sequence[int]
+Maker = Callable[[Shapes, Tokens], Iterator[Case]]
+
+
+def scaled_cases(op: str, shapes: Shapes, tokens: Tokens) -> tuple[Case, ...]:
+    """`tokens`: of the steps to try. None where the model has no such part, or sizes that the format cannot have."""
+    make = TABLE.get(op)
+    return () if make is None else tuple({case.name: case for case in make(shapes, tokens)}.values())
+
+
+def products(s: Shapes, multiple: int) -> list[tuple[int, int]]:
+    """Columns and rows of a layer's weights, whose sizes are multiples of `multiple`."""
+    queries = s["num_heads"] * s["head_dim"]
+    fused = queries + 2 * s["num_kv_heads"] * s["head_dim"]
+    found = [(s["hidden_size"], fused), (queries, s["hidden_size"])]
+    if inner := s.get("intermediate_size"):
+        found += [(s["hidden_size"], 2 * inner), (inner, s["hidden_size"])]
+    return [both for both in found if not both[0] % multiple and not both[1] % multiple]
+
+
+def _linears(make: Callable[[int, int, int], Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    for count in tokens:
+        for columns, rows in products(s, multiple):
+            yield make(count, columns, rows)
+
+
+def _in_tiles(make: Callable[..., Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """Plain, and in tiles."""
+    for tiled in (False, True):
+        yield from _linears(partial(make, tiled=tiled), multiple, s, tokens)
+
+
+def _widths(make: Callable[[int, int], Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """What flows into a layer's products."""
+    widths = (s["hidden_size"], s["num_heads"] * s["head_dim"], s.get("intermediate_size", 0))
+    for count in tokens:
+        for width in widths:
+            if width and not width % multiple:
+                yield make(count, width)
+
+
+def _streams(make: Callable[[int, int], Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """The residual stream."""
+    if not s["hidden_size"] % multiple:
+        for count in tokens:
+            yield make(count, s["hidden_size"])
+
+
+def _gates(s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    inner = s.get("intermediate_size") or s.get("expert_size", 0)
+    if inner and not inner % GROUP:
+        for count in tokens:
+            yield make_silu_quantize_case(count, inner, False)
+            yield make_silu_quantize_case(count, inner, True)
+
+
+def _tiles_of_scales(s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """Whole tiles: what lies in the padding of others is nobody's business."""
+    whole = sorted({-(-count // TILE_TOKENS) * TILE_TOKENS for count in tokens})
+    return _widths(make_mxfp4_case, 256, s, whole)
+
+
+def _experts(op: str, make: Callable[..., Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    hidden, inner = s["hidden_size"], s.get("expert_size", 0)
+    if s.get("num_experts") and not hidden % multiple and not inner % multiple:
+        for count in sorted({*tokens, *suspect_tokens(op, tokens[-1])}):
+            yield make(count, s["num_experts"], s["top_k"], hidden, inner)
+
+
+def _latent(prompts: bool, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """Over latents of 512 and 64 numbers, by as many heads as the model has: AITER has up to 128."""
+    heads = min(s["num_heads"], 128)
+    for count in tokens:
+        if prompts:
+            yield make_mla_case((count,), (count + DECODE_CONTEXT,), heads)
+        else:
+            yield make_mla_case((1,) * count, (DECODE_CONTEXT,) + (33,) * (count - 1), heads)
+
+
+TABLE: Mapping[str, Maker] = {
+    "tensor_scaled_linear": partial(_linears, make_tensor_case, 16),
+    "row_scaled_linear": partial(_in_tiles, make_rows_case, 64),
+    "block_scaled_linear": partial(_in_tiles, make_block_case, GROUP),
+    "mxfp4_linear": partial(_linears, make_mxfp4_linear_case, 256),
+    "quantize_rows": partial(_widths, make_quantize_case, 8),
+    "quantize_tensor": partial(_widths, make_quantize_case, 8),
+    "quantize_groups": partial(_widths, partial(make_groups_case, group=GROUP, by_column=True), GROUP),
+    "quantize_mxfp4": _tiles_of_scales,
+    "norm_quantize_rows": partial(_streams, make_norm_quantize_case, 8),
+    "add_norm_quantize_rows": partial(_streams, make_add_norm_quantize_case, 8),
+    "norm_quantize_groups": partial(_streams, partial(make_norm_groups_case, by_column=True), GROUP),
+    "add_norm_quantize_groups": partial(_streams, partial(make_add_norm_groups_case, by_column=True), GROUP),
+    "silu_quantize_groups": _gates,
+    "moe_row_scaled": partial(_experts, "moe_row_scaled", make_rows_moe_case, 64),
+    "moe_tensor_scaled": partial(_experts, "moe_tensor_scaled", make_tensor_moe_case, 64),
+    "moe_block_scaled": partial(_experts, "moe_block_scaled", make_block_moe_case, GROUP),
+    "moe_mxfp4": partial(_experts, "moe_mxfp4", make_mxfp4_moe_case, 256),
+    "mla_decode": partial(_latent, False),
+    "mla_prefill": partial(_latent, True),
+}

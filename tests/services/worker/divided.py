@@ -1,0 +1,60 @@
+"""`python -m tests.services.worker.divided FOLDER RANK RANKS`: one rank of a group, for every checkpoint in FOLDER.
+
+Prints as JSON, by checkpoint, the tokens that this rank has drawn. Called by test_division.py, which starts all ranks
+at once; one process per rank for all checkpoints, since most of a start is the import of torch.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from common import config as configuration
+from common.protocol import Sampling
+from services.worker.group import Place
+from services.worker.model_engine import ModelEngine
+from tests.gpu.conftest import Driver
+from tests.services.worker.tiny import VOCABULARY
+
+GREEDY = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
+SAMPLING = (
+    GREEDY,
+    GREEDY,
+    Sampling(max_tokens=100, temperature=1.2, seed=8, top_k=30, top_p=0.9, ignore_eos=True),
+    Sampling(max_tokens=100, temperature=1.5, seed=9, presence_penalty=0.5, repetition_penalty=1.2, ignore_eos=True),
+    Sampling(max_tokens=100, temperature=0.0, logit_bias=((17, 3.0),), frequency_penalty=0.8, ignore_eos=True),
+)
+TOKENS = 8
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, VOCABULARY - 1, (length,), generator=generator).tolist() for length in (1, 7, 30, 12, 20)]
+
+
+def tokens_of(folder: Path, place: Place | None = None) -> list[list[int]]:
+    """By prompt, with the sampling of that place; prompts go in chunks."""
+    ranks = 1 if place is None else place.ranks
+    settings = [
+        *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=80"),
+        *("scheduler.max_rows=8", "kv.block_tokens=8", 'worker.kernels=["torch"]', f"worker.tensor_parallel={ranks}"),
+    ]
+    engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
+    return Driver(engine).generate(prompts(), TOKENS, SAMPLING, chunk=16)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parent, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    said: dict[str, Any] = {}
+    for folder in sorted(path for path in parent.iterdir() if path.is_dir()):
+        said[folder.name] = tokens_of(folder, Place(rank, ranks, str(parent / f"{folder.name}.{ranks}")))
+        dist.destroy_process_group()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Tiny random checkpoints, saved by transformers and read by us: one of every architecture, and variants by name.
+
+An architecture's own is derived from its transformers configuration, so that a new model file has one by being there.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from common.columns import pack_i32, unpack_i32
+from common.protocol import RowStart, Sampling, StepPlan
+from services.worker.kernels.registry import Bindings, Facts, bind
+from services.worker.layers.decoder import Decoder, build_decoder
+from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.rope import RopeTable
+from services.worker.loader import load_parameters
+from services.worker.memory import Shape
+from services.worker.models.registry import all_models, find_model
+from services.worker.models.spec import Config
+from services.worker.quant.registry import choose_policy
+from services.worker.runner import Runner
+from services.worker.source import open_model
+from services.worker.state import Rows
+
+VOCABULARY = 131
+GREEDY = Sampling(max_tokens=64, temperature=0.0)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+# What some configurations have besides; a window that a prompt of 150 tokens leaves, in some of three layers.
+SMALL = {
+    "head_dim": 16,
+    "sliding_window": 24,
+    "use_sliding_window": True,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "num_local_experts": 8,
+    "num_experts": 8,
+    "n_routed_experts": 8,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "query_pre_attn_scalar": 24,
+    "image_token_id": VOCABULARY - 1,
+}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+MOE = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
+# name: (architecture, changes of its configuration's defaults)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama_tied_biased": (
+        "LlamaForCausalLM",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama_llama3_rope": ("LlamaForCausalLM", {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "llama_linear_rope": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    ),
+    "llama_yarn_rope": ("LlamaForCausalLM", {"rope_parameters": YARN}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 8}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3_tied": ("Qwen3ForCausalLM", {"head_dim": 8, "tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {"head_dim": 16, **MOE, "norm_topk_prob": True}),
+    "qwen3_moe_mixed": (
+        "Qwen3MoeForCausalLM",
+        {"head_dim": 8, **MOE, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
+    "glm4_moe_biased": (
+        "Glm4MoeForCausalLM",
+        {"head_dim": 16, "attention_bias": True, "n_routed_experts": 8, "moe_intermediate_size": 40, "n_group": 4}
+        | {"topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2, "norm_topk_prob": False},
+    ),
+    "gpt_oss_64": ("GptOssForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {"sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
+}
+
+
+def every() -> list[str]:
+    """Architectures that can be served, and variants."""
+    return [*all_models(), *VARIANTS]
+
+
+def small_config(kind: type) -> Any:
+    """Of a configuration class of transformers, its text part where it has more."""
+    default = kind()
+    text = getattr(default, "text_config", None)
+    if text is not None:
+        part = small_config(type(text))
+        tied = part.tie_word_embeddings
+        return kind(text_config=part.to_dict(), vision_config=VISION, tie_word_embeddings=tied)
+    known = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    return kind(**COMMON | known)
+
+
+def config_values(architecture: str) -> dict[str, Any]:
+    """The derived configuration, as config.json has it."""
+    import transformers
+
+    values: dict[str, Any] = small_config(getattr(transformers, architecture).config_class).to_dict()
+    return values
+
+
+def make_reference(name: str) -> Any:
+    """transformers' model, in float32, weights such that nothing it does is without effect."""
+    import transformers
+
+    architecture, changes = VARIANTS.get(name, (name, None))
+    kind = getattr(transformers, architecture)
+    torch.manual_seed(sum(map(ord, name)))
+    config = small_config(kind.config_class) if changes is None else kind.config_class(**COMMON | changes)
+    reference = kind._from_config(config, attn_implementation="eager").eval()
+    for key, values in (*reference.named_parameters(), *reference.named_buffers()):
+        if re.search(r"bias$|norm.*weight$", key):
+            torch.nn.init.uniform_(values, 0.5, 1.5)
+        if key.endswith("sinks"):
+            torch.nn.init.uniform_(values, -1.0, 3.0)
+    return reference
+
+
+@dataclass
+class Tiny:
+    """A checkpoint in two implementations: `reference` is transformers', `decoder` ours from the files in `folder`."""
+
+    reference: Any
+    folder: Path
+    decoder: Decoder
+
+    @cached_property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """As the file has them."""
+        return load_file(self.folder / "model.safetensors")
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """The reference's logits of every position, float32 [len(tokens), V]."""
+        with torch.inference_mode():
+            return torch.as_tensor(self.reference(torch.tensor([list(tokens)])).logits[0])
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    def driver(self, num_blocks: int = 64, max_rows: int = 40, block_tokens: int = 8) -> "Driver":
+        spec = self.decoder.spec
+        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), torch.device("cpu"))
+        cache = KvCache(torch.zeros(KvCache.shape(spec, num_blocks, block_tokens)))
+        rope = RopeTable(spec.ropes, 200, self.decoder.final_norm.weight)
+        return Driver(Runner(self.decoder, rows, cache, rope, bind(("torch",), Facts("cpu"))))
+
+
+@dataclass
+class Driver:
+    """A scheduler of a few lines: makes plans for given rows and keeps the books that the protocol asks for."""
+
+    runner: Runner
+    steps: Any = field(default_factory=count)
+
+    def start(
+        self, slot: int, tokens: Sequence[int], blocks: Sequence[int], sampling: Sampling = GREEDY, **changes: int
+    ) -> RowStart:
+        known = {"num_prompt": len(tokens), "computed": 0} | changes
+        return RowStart(
+            slot, slot, pack_i32(tokens), known["num_prompt"], known["computed"], pack_i32(blocks), sampling
+        )
+
+    def step(self, work: Sequence[tuple[int, int, int, bool]], **changes: Any) -> list[int]:
+        """work: (slot, position, count, samples) per row; returns the sampled tokens."""
+        plan = StepPlan(
+            next(self.steps),
+            slots=pack_i32(row[0] for row in work),
+            positions=pack_i32(row[1] for row in work),
+            counts=pack_i32(row[2] for row in work),
+            samples=bytes(row[3] for row in work),
+            **changes,
+        )
+        return list(unpack_i32(self.runner.execute(plan).tokens()))
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int = 200, sampling: Sequence[Sampling] = ()
+    ) -> list[list[int]]:
+        """All prompts at once, prefill in chunks, rows decoding while others prefill."""
+        size = self.runner.rows.block_tokens
+        added, first = [], 0
+        for slot, prompt in enumerate(prompts):
+            needed = -(-(len(prompt) + num_tokens) // size)
+            blocks = range(first, first + needed)
+            added.append(self.start(slot, prompt, blocks, sampling[slot] if sampling else GREEDY))
+            first += needed
+        known, done = [list(prompt) for prompt in prompts], [0] * len(prompts)
+        while any(len(tokens) < len(prompt) + num_tokens for tokens, prompt in zip(known, prompts, strict=True)):
+            work = []
+            for slot, tokens in enumerate(known):
+                if len(tokens) < len(prompts[slot]) + num_tokens:
+                    length = min(chunk, len(tokens) - done[slot])
+                    work.append((slot, done[slot], length, done[slot] + length == len(tokens)))
+            sampled = iter(self.step(work, added=added))
+            added = []
+            for slot, position, length, samples in work:
+                done[slot] = position + length
+                if samples:
+                    known[slot].append(next(sampled))
+        self.step([], removed=pack_i32(range(len(prompts))))
+        return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
+
+
+def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None) -> Decoder:
+    """As the worker does in its exact mode; every tensor must have been asked for. `opaque`: to be compiled."""
+    source, bindings = open_model(str(folder)), bindings or bind(("torch",), Facts("cpu"), opaque=opaque)
+    architectures = source.config["architectures"]
+    assert isinstance(architectures, list)
+    _, model = find_model(architectures)
+    spec = model.read(Config(source.config))
+    parameters = load_parameters(source.tensors, model, spec, choose_policy("float32", bindings=bindings))
+    decoder = build_decoder(spec, model, parameters, bindings)
+    assert parameters.unread() == []
+    return decoder
+
+
+def make_tiny(name: str, folder: Path) -> Tiny:
+    reference = make_reference(name)
+    reference.save_pretrained(folder)
+    return Tiny(reference, folder, load_decoder(folder))

@@ -1,0 +1,103 @@
+"""`python -m tests.services.worker.together MEETING RANK RANKS`: one rank of a group without a model.
+
+Prints as JSON what test_group.py and quant/test_sharded.py hold against each other and against one process.
+"""
+
+import json
+import sys
+from typing import Any
+
+import psutil
+import torch
+from torch import distributed as dist
+
+from services.worker.group import Group, Place
+from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.registry import Facts, bind
+from services.worker.quant.none import DenseWeight
+from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight
+from services.worker.shares import Rank
+
+VOCABULARY, HIDDEN, INNER = 37, 24, 21
+BINDINGS = bind(("torch",), Facts("cpu"))
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return tensor.contiguous().view(torch.int32).flatten().tolist()
+
+
+class Doubled:
+    """Experts that add twice the first weight of each token times its input."""
+
+    num_experts, format_name, num_bytes = 4, "doubled", 0
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
+        residual.add_(2 * weights[:, :1] * x)
+
+
+def agreements(group: Group) -> dict[str, Any]:
+    rank = group.rank.rank
+    with group.first_alone():
+        order = noted(rank)
+    said: dict[str, Any] = {"told": group.tell(f"rank {rank}"), "least": group.least(100 - rank), "order": order}
+    group.must_equal("digest", "same")
+    try:
+        group.must_equal("digest", f"own {rank}")
+    except RuntimeError as error:
+        said["unequal"] = str(error)
+    return said
+
+
+def noted(rank: int) -> list[str]:
+    """The ranks that were here before, and this one."""
+    with open(f"{sys.argv[1]}.order", "a+") as file:
+        file.write(f"{rank}\n")
+        file.flush()
+        file.seek(0)
+        return file.read().split()
+
+
+def weights(rank: Rank) -> dict[str, Any]:
+    table, down, bias = values(VOCABULARY, HIDDEN), values(HIDDEN, INNER, seed=1), values(HIDDEN, seed=2)
+    x, inner, ids = values(5, HIDDEN, seed=3), values(5, INNER, seed=4), torch.tensor([0, 36, 17, 12, 13])
+    rows, columns = rank.of(VOCABULARY), rank.of(INNER)
+    starts = [rank._replace(rank=r).of(VOCABULARY).begin for r in range(rank.ranks)] + [VOCABULARY]
+    vocabulary = VocabularyWeight(DenseWeight(table[slice(*rows)]), starts, rank.rank, BINDINGS)
+    summed = SummedWeight(DenseWeight(down[:, slice(*columns)].contiguous()), BINDINGS)
+    residual = torch.ones(5, HIDDEN)
+    SummedExperts(Doubled(), BINDINGS).add_to(residual, x, values(5, 2, seed=5), torch.zeros(5, 2, dtype=torch.int32))
+    share = inner[:, slice(*columns)].contiguous()
+    return {
+        "embedded": bits(vocabulary.embed(ids)),
+        "nothing": list(vocabulary.linear(x[:0]).shape),
+        "logits": bits(vocabulary.linear(x)),
+        "summed": bits(summed.linear(share, bias if rank.rank == 0 else torch.zeros(HIDDEN))),
+        "experts": bits(residual),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    group = Group(Place(int(sys.argv[2]), int(sys.argv[3]), sys.argv[1]), torch.device("cpu"))
+    said = agreements(group) | weights(group.rank)
+    for dtype in (torch.float32, torch.bfloat16):
+        x = values(3, 1000, seed=group.rank.rank).to(dtype)
+        all_reduce.meaning(x)
+        said[str(dtype)] = bits(x)
+    said["listens"] = listening()
+    group.meet()
+    print(json.dumps(said))
+    dist.destroy_process_group()
+
+
+def listening() -> list[str]:
+    """Addresses at which this process takes connections."""
+    return [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+import pytest
+
+from valence.kv_sizes import Attention, read, rows
+
+LLAMA_8B = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "hidden_size": 7168,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+
+
+def sizes(values: dict[str, object], eg_latent: int = 0) -> dict[str, int]:
+    return {row["attention"]: row["bytes per token"] for row in rows(read(values), 2, eg_latent)}
+
+
+def test_grouped_queries() -> None:
+    assert sizes(LLAMA_8B) == {
+        "MHA": 32 * 32 * 256 * 2,
+        "GQA (this checkpoint)": 131_072,  # 128 KiB, as everybody knows of Llama-3-8B
+        "MLA": 32 * (512 + 64) * 2,
+        "EG-MLA": 32 * 231 * 2,
+    }
+    assert rows(read(LLAMA_8B), 1)[1]["tokens per GiB"] == 16_384
+    plain = {key: value for key, value in LLAMA_8B.items() if key != "num_key_value_heads"}
+    assert sizes(plain)["MHA (this checkpoint)"] == sizes(plain)["GQA"]
+
+
+def test_a_latent() -> None:
+    found = sizes(DEEPSEEK_V3)
+    assert found["MLA (this checkpoint)"] == 70_272 == 61 * 576 * 2  # its paper's figure
+    assert found["MHA"] == 61 * 128 * (192 + 128) * 2 and found["GQA"] == found["MHA"] // 8
+    assert sizes(DEEPSEEK_V3, eg_latent=128)["EG-MLA"] == 61 * (128 + 64) * 2
+    assert [row["to this"] for row in rows(read(DEEPSEEK_V3), 2)][2:] == ["1.00", "0.40"]
+
+
+def test_the_text_part_counts_and_mistakes_are_named() -> None:
+    assert read({"text_config": LLAMA_8B, "hidden_size": 3}) == Attention(32, 32, 8, 128, 128, 0, 0)
+    for changes, text in (
+        ({"num_attention_heads": 0}, "0 heads"),
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"num_hidden_layers": 0}, "num_layers is 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            read(LLAMA_8B | changes)
