@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from services.worker.group import Group
+from services.worker.shares import Rank
 from tests.services.worker.together import HIDDEN, INNER, VOCABULARY, values
 
 RANKS = 3
@@ -39,6 +41,17 @@ def test_all_know_what_each_has_told(said: list[dict[str, Any]]) -> None:
 
 def test_the_first_rank_goes_alone(said: list[dict[str, Any]]) -> None:
     assert said[0]["order"] == ["0"] and all(each["order"][0] == "0" for each in said)
+
+
+@pytest.mark.parametrize(("rank", "order"), [(0, ["body", "all are here"]), (1, ["all are here", "body"])])
+def test_the_others_wait_until_the_first_has_gone(monkeypatch: pytest.MonkeyPatch, rank: int, order: list[str]) -> None:
+    happened: list[str] = []
+    group = Group.__new__(Group)
+    group.rank = Rank(rank, 2)
+    monkeypatch.setattr(group, "meet", lambda: happened.append("all are here"))
+    with group.first_alone():
+        happened.append("body")
+    assert happened == order
 
 
 def test_ranks_that_differ_do_not_go_on(said: list[dict[str, Any]]) -> None:
