@@ -29,13 +29,12 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton._prefill_attention import (
     SHORT,
     Tile,
-    choose_splits,
     choose_tile,
-    expected_blocks,
     forget_choices,
     launch,
     prefill,
 )
+from services.worker.kernels.impl.triton._prefill_parts import choose_splits, expected_blocks
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 
 PAGE = 16

@@ -4,6 +4,7 @@ Start-up order: checkpoint and configuration, op bindings, weights, then what st
 the device's memory runs in pieces (shortage.py); every other device error ends the process.
 """
 
+import gc
 import logging
 import os
 import time
@@ -239,8 +240,10 @@ class ModelEngine:
         self._runner.rows.reset()
 
     def close(self) -> None:
-        """A group's ranks do so at the same time."""
+        """A group's ranks do so at the same time. NCCL waits for the end of the graphs that hold its calls."""
         if self._group is not None:
+            del self._runner
+            gc.collect()
             self._group.leave()
 
     def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:

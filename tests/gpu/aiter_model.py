@@ -3,7 +3,7 @@
     python -m tests.gpu.aiter_model SOURCE NAME FOLDER
 
 SOURCE is a wheel or source tree of AITER. What its Triton part lacks is served by our Triton kernels and torch.
-NAME is one of `models`. Writes one line of JSON.
+NAME is one of tests/gpu/conftest.py. Writes one line of JSON.
 """
 
 import importlib
@@ -18,28 +18,12 @@ import torch
 
 from services.worker import model_engine
 from services.worker.kernels import known_bad
-from services.worker.models.registry import all_models
-from tests.gpu.conftest import SMALL, Small
+from services.worker.kernels.gpu_arch import arch_of
+from tests.gpu.conftest import Small
 from tests.services.worker.kernels.impl.aiter import bare
 from tests.services.worker.kernels.impl.aiter.contract import unpack
 
 PROMPTS, LENGTH, GENERATED = 24, 75, 24
-GPT_OSS = {
-    "intermediate_size": 256,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "sliding_window": 32,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
-    "max_position_embeddings": 131072,
-}
-
-
-def models() -> list[str]:
-    """The small checkpoints, and one of GPT-OSS where the models that are served include it."""
-    return list(dict.fromkeys([*SMALL, *(["gpt_oss"] if "GptOssForCausalLM" in all_models() else [])]))
 
 
 def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor, list[list[int]], list[str]]:
@@ -53,7 +37,10 @@ def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor
 
     patch = pytest.MonkeyPatch()
     patch.setattr(model_engine, "bind_tested", bind)
-    driver = small.engine('worker.kernels=["aiter","triton","torch"]', "worker.compile_level=0", "model.max_len=512")
+    # a cache of its own: workers of one cache compile one after the other
+    own = f"worker.cache_dir={small.folder / 'cache'}"
+    settings = "worker.compile_level=0", "model.max_len=512", own
+    driver = small.engine('worker.kernels=["aiter","triton","torch"]', *settings)
     model = driver.engine._runner.model
     seen, original = [], model.logits
 
@@ -71,14 +58,12 @@ def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor
 
 
 def main(source: str, name: str, work: str) -> None:
-    # the only place that knows of architectures: nothing else is told that this GPU is another
-    properties = torch.cuda.get_device_properties(0)
+    # the only places that know of architectures: nothing else is told that this GPU is another
     host = importlib.import_module("services.worker.kernels.impl.aiter._host")
     patch = pytest.MonkeyPatch()
-    patch.setattr(host, "ARCHES", (f"sm_{properties.major}{properties.minor}",))
+    patch.setattr(host, "ARCHES", (arch_of(torch.device("cuda", 0)),))
     patch.setattr(known_bad, "RULES", ())
     bare.install(unpack(Path(source), Path(work)), "gfx950")
-    SMALL.setdefault("gpt_oss", ("GptOssConfig", GPT_OSS))
     small = Small(name, Path(work) / name)
     prompts = torch.randint(3, 4096, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(7)).tolist()
     got, outputs, ops = logits_and_ops(small, prompts)

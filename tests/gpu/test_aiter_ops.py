@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.gate import check
 from services.worker.kernels.registry import all_ops, find_impls
-from tests.gpu.aiter_model import models
+from tests.gpu.conftest import SMALL
 from tests.services.worker.kernels.impl.aiter.bare import SERVED
 from valence.bootstrap import WHEELS
 
@@ -73,7 +73,7 @@ def test_triton_kernels_are_the_meaning(source: str, arch: str, name: str) -> No
 
 
 @elsewhere
-@pytest.mark.parametrize("name", models())
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: Path(source).name)
 def test_logits_of_models(source: str, name: str, tmp_path: Path) -> None:
     """As near to fp32 as transformers' own bf16 is, with what AITER's Triton part serves served by it."""

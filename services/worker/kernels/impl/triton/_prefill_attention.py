@@ -17,14 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.impl.triton._prefill_parts import choose_splits, count_blocks, expected_blocks
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
 
 SHORT = 1024  # tokens: contexts up to here may have a tile of their own
 LOG2E = 1.4426950408889634
-MAX_SPLITS = 16
-MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
-JOIN_KEYS = 45  # keys that a program reads while a MiB of a part's sums is stored and joined, measured on an H200
 HIDDEN = tl.constexpr(-1.0e30)  # finite, so that a row without a key so far gives no NaN; later keys wipe it out
 
 
@@ -503,43 +501,6 @@ def _run(
     if plan.sums:
         join = partial(join_kernel.warmup, grid=plan.join_grid) if compile_only else join_kernel[plan.join_grid]
         join(target, parts, out, v_scale, *plan.join_numbers, num_warps=4, **options(q.device))
-
-
-def count_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
-    """An upper bound of the query blocks, however the tokens are spread over the rows."""
-    return (num_tokens - 1) // block_q + num_rows
-
-
-def expected_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
-    """Query blocks of rows whose last ones are half full."""
-    return -(-num_tokens // block_q) + (num_rows - 1) // 2
-
-
-def choose_splits(programs: int, span: int, part_bytes: int, device: torch.device) -> int:
-    """How many parts the context is read in: the count that ends first, if all programs read `span` keys.
-
-    part_bytes: of the sums of one part.
-    """
-    return _choose_splits(programs, span, part_bytes, _compute_units(device))
-
-
-@lru_cache(4096)
-def _choose_splits(programs: int, span: int, part_bytes: int, units: int) -> int:
-    most = min(MAX_SPLITS, span // MIN_SPLIT)
-    if most < 2 or programs >= 4 * units:
-        return 1
-
-    def cost(splits: int) -> int:
-        """In keys: a program starts and stores in the time of 128, the launch that joins takes that of 512."""
-        joining = 512 + splits * part_bytes * JOIN_KEYS // 2**20 if splits > 1 else 0
-        return -(-programs * splits // units) * (-(-span // splits) + 128) + joining
-
-    return min(range(1, most + 1), key=cost)
-
-
-@cache
-def _compute_units(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @cache

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from services.worker.kernels.impl.aiter import rope_kv_write
 from services.worker.kernels.impl.aiter._pages import bounds, layout_of, refuses_reading, refuses_writing, write
 from services.worker.kernels.layout import SHUFFLED, TOKENS
 from services.worker.kernels.ops.kv_write import KvScale, kv_write
@@ -56,3 +57,18 @@ def test_8_bits_saturate_though_aiters_do_not(fake: Fake) -> None:
             assert (
                 torch.equal(pages.float(), wanted.float()) and pages.float().abs().max() == torch.finfo(pages.dtype).max
             )
+
+
+@pytest.mark.parametrize("release", [OLD, NEW])
+def test_without_the_compiled_part_pages_are_by_token(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, release: str
+) -> None:
+    """Attention stays, which is Triton's; rotation and write in one too, where it can; writes alone are another's."""
+    compiled = fake(release).modules["aiter"]
+    for name in ("reshape_and_cache", "reshape_and_cache_flash"):
+        monkeypatch.delattr(compiled, name, raising=False)
+    assert layout_of(facts()) == TOKENS and refuses_reading(facts()) is None
+    assert refuses_writing(facts()) == "this host has no aiter.reshape_and_cache_flash"
+    assert rope_kv_write.refuses(facts()) is None
+    for shapes in ({"kv_fp8": 1}, {"head_dim": 96}):
+        assert rope_kv_write.refuses(facts(**shapes)) == "this host has no aiter.reshape_and_cache_flash"

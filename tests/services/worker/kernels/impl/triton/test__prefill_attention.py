@@ -12,9 +12,7 @@ from services.worker.kernels.impl.triton import _prefill_attention
 from services.worker.kernels.impl.triton._prefill_attention import (
     AOT,
     Tile,
-    choose_splits,
     choose_tile,
-    count_blocks,
     default_tile,
     forget_choices,
     launch,
@@ -120,29 +118,6 @@ def test_pages_before_the_window_are_not_read(device: torch.device) -> None:
     )
     got = run(q.to(device), k_cache.to(device), v_cache.to(device), rows, spec)
     torch.testing.assert_close(got.cpu(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_blocks_suffice_for_every_row() -> None:
-    """Each row's blocks begin behind those of the row before, and the last of the last row is in the grid."""
-    for counts in ([1], [64], [65], [1, 64, 1], [63, 2, 128, 1], [1] * 5):
-        starts = [sum(counts[:row]) for row in range(len(counts) + 1)]
-        ends = [starts[row] // 64 + row + -(-count // 64) for row, count in enumerate(counts)]
-        assert all(end <= starts[row + 1] // 64 + row + 1 for row, end in enumerate(ends[:-1]))
-        assert ends[-1] <= count_blocks(sum(counts), len(counts), 64)
-
-
-def test_long_contexts_of_few_programs_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_prefill_attention, "_compute_units", lambda device: 132)
-    cpu = torch.device("cpu")
-    assert choose_splits(72, 512, 2**20, cpu) == 1
-    assert choose_splits(1024, 100_000, 2**20, cpu) == 1
-    assert choose_splits(64, 100_000, 2**20, cpu) in range(2, 17)
-    assert choose_splits(8, 100_000, 2**20, cpu) == 16
-    assert choose_splits(8, 4096, 2**20, cpu) == 4
-    # sums that are large are better not joined too often
-    assert choose_splits(8, 50_000, 2**23, cpu) < choose_splits(8, 50_000, 2**20, cpu) == 16
-    # one program more than fit at once would need twice the time
-    assert choose_splits(133, 50_000, 2**20, cpu) > 1
 
 
 def test_tiles_hold_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""In how many parts the attention of prompts reads the context: pure, from host numbers only.
+
+Where programs are too few for the device and the context is long, parts of it go to programs of their own.
+"""
+
+from functools import cache, lru_cache
+
+import torch
+
+MAX_SPLITS = 16
+MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
+JOIN_KEYS = 45  # keys that a program reads while a MiB of a part's sums is stored and joined, measured on an H200
+
+
+def count_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
+    """An upper bound of the query blocks, however the tokens are spread over the rows."""
+    return (num_tokens - 1) // block_q + num_rows
+
+
+def expected_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
+    """Query blocks of rows whose last ones are half full."""
+    return -(-num_tokens // block_q) + (num_rows - 1) // 2
+
+
+def choose_splits(programs: int, span: int, part_bytes: int, device: torch.device) -> int:
+    """How many parts the context is read in: the count that ends first, if all programs read `span` keys.
+
+    part_bytes: of the sums of one part.
+    """
+    return _choose_splits(programs, span, part_bytes, _compute_units(device))
+
+
+@lru_cache(4096)
+def _choose_splits(programs: int, span: int, part_bytes: int, units: int) -> int:
+    most = min(MAX_SPLITS, span // MIN_SPLIT)
+    if most < 2 or programs >= 4 * units:
+        return 1
+
+    def cost(splits: int) -> int:
+        """In keys: a program starts and stores in the time of 128, the launch that joins takes that of 512."""
+        joining = 512 + splits * part_bytes * JOIN_KEYS // 2**20 if splits > 1 else 0
+        return -(-programs * splits // units) * (-(-span // splits) + 128) + joining
+
+    return min(range(1, most + 1), key=cost)
+
+
+@cache
+def _compute_units(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
