@@ -5,8 +5,11 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-LONG := tests/chaos $(addprefix tests/e2e/,test_hang.py test_schedulers.py test_workers.py test_fairness.py test_ranks.py)
+# What starts real systems comes after all else, so that only a few processes at a time wait for the cores.
+SYSTEMS := tests/e2e tests/chaos
+LONG := $(addprefix tests/e2e/,test_schedulers.py test_workers.py test_ranks.py) tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
@@ -36,11 +39,11 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## tests that need no GPU, so many files at a time, then with real systems [WORKERS= ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests --ignore=tests/e2e --ignore=tests/chaos --ignore=$(COMPOSE) $(ARGS)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/e2e $(addprefix --ignore=,$(LONG)) $(ARGS)
+test: $(STAMP) ## tests that need no GPU, so many files at a time, then those with real systems [WORKERS= ARGS=]
+	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
+	$(PYTEST) $(SYSTEMS) $(addprefix --ignore=,$(LONG)) $(ARGS)
 
-test-long: $(STAMP) ## what kills, stops and fills real systems, for half an hour [ARGS=]
+test-long: $(STAMP) ## what takes longer: several workers, ranks and schedulers, all kernels compiled [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]

@@ -1,9 +1,11 @@
 """Compiles every Triton kernel of the worker for GPUs that are not there, and counts what the machine code uses.
 
 The table is kept beside the kernels (RESOURCES): a change of a kernel shows its price in the same diff, and a test
-compares a fresh compile with it. Needs Triton and no GPU. Callers: benchmarks/kernels.py and tests.
+compares a fresh compile with it. SOURCES says of which source each row is: what has not changed since need not be
+compiled again. Needs Triton and no GPU. Callers: benchmarks/kernels.py and tests.
 """
 
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -34,6 +36,8 @@ TARGETS = {
 }
 LDS_LIMIT = {"gfx942": 64 << 10, "gfx950": 160 << 10, "sm_90": 227 << 10}  # bytes of one block
 RESOURCES = Path(kernels.__path__[0], "resources.json")
+SOURCES = "sources.json"  # beside the table
+SAMPLE = 16  # of so many unchanged kernels one is compiled all the same
 MATRIX_INSTRUCTION = re.compile(r"\bv_s?mfma\w*_|\bv_smfmac_|\bwgmma\.mma_async|\bmma\.sync")
 TYPE = re.compile(r"(\*?(?:[iu](?:1|8|16|32|64)|fp(?:16|32|64)|bf16|fp8e\w+))(:16)?")
 
@@ -204,6 +208,58 @@ def merge(reports: Sequence[Report], text: str, only: str) -> list[Report]:
         )
     rest = [report for report in kept if only not in report.kernel.split("/")[0]]
     return sorted([*rest, *reports], key=lambda report: (report.kernel, report.target))
+
+
+def fingerprint(task: Task, row: Report) -> str:
+    """Of all that the compiler is given for a row, and of the row itself."""
+    case = cases(task.module)[task.case]
+    given = (triton.__version__, make_source(case, task.target).hash(), case.num_warps, case.num_stages)
+    return hashlib.sha256(repr((*given, *row)).encode()).hexdigest()[:12]
+
+
+def _key(kernel: str, target: str) -> str:
+    return f"{kernel} {target}"
+
+
+def _by_key(todo: Sequence[Task]) -> dict[str, Task]:
+    return {_key(f"{task.module}/{cases(task.module)[task.case].name}", task.target): task for task in todo}
+
+
+def read_sources(path: Path) -> dict[str, str]:
+    """Fingerprints by kernel and target, of the table at `path`."""
+    file = path.with_name(SOURCES)
+    sources: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    return sources
+
+
+def unchanged(todo: Sequence[Task], path: Path = RESOURCES) -> tuple[list[Report], list[Task]]:
+    """Rows of the table that still are of their source, and what is to be compiled: all else, and some of them."""
+    sources = read_sources(path)
+    kept: list[Report] = []
+    rest = _by_key(todo)
+    for row in read_table(path.read_text())[1]:
+        key = _key(row.kernel, row.target)
+        if key in rest and sources.get(key) == fingerprint(rest[key], row):
+            kept.append(row)
+    kept = [row for number, row in enumerate(kept) if number % SAMPLE]
+    for row in kept:
+        del rest[_key(row.kernel, row.target)]
+    compiled = set(rest.values())
+    return kept, [task for task in todo if task in compiled]
+
+
+def write(path: Path, reports: Sequence[Report], todo: Sequence[Task], only: str = "") -> None:
+    """The table, or what `only` selects of it, and the fingerprints of `reports`, which `todo` has become."""
+    merging = bool(only) and path.exists()
+    rows = merge(reports, path.read_text(), only) if merging else list(reports)
+    known = {_key(row.kernel, row.target) for row in rows}
+    sources = {key: text for key, text in read_sources(path).items() if key in known} if merging else {}
+    tasks_of = _by_key(todo)
+    for row in reports:
+        key = _key(row.kernel, row.target)
+        sources[key] = fingerprint(tasks_of[key], row)
+    path.write_text(table_text(rows))
+    path.with_name(SOURCES).write_text(json.dumps(sources, indent=0, sort_keys=True) + "\n")
 
 
 def violations(reports: Sequence[Report]) -> Iterator[str]:

@@ -243,12 +243,8 @@ def rows(values: Mapping[str, float]) -> list[tuple[str, list[str]]]:
         ]
         found.append((f"step of {count}, ms: kernels alone, measured", cells))
     for what in ("1", "256"):
-        cells = [
-            f"{value_of(values, f'step_{model}_decode_of_{what}_idle_in_the_trace')} / "
-            f"{value_of(values, f'step_{model}_decode_of_{what}_idle_by_the_untraced_time')}"
-            for model in NAMES
-        ]
-        found.append((f"idle % at {what}: traced / untraced", cells))
+        cells = [value_of(values, f"step_{model}_decode_of_{what}_idle") for model in NAMES]
+        found.append((f"idle % at {what}", cells))
     found.append(("start-up, s", [value_of(values, f"step_{model}_start-up") for model in NAMES]))
     found.append(("served: ready after, s", [value_of(values, f"serve_{model}_ready_s") for model in NAMES]))
     for concurrency in (1, 64, 256):

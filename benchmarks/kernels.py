@@ -6,7 +6,8 @@ three models, next to its floor on this device and to torch's best way, and adds
 
 `python -m benchmarks.kernels --compile-only gfx942,gfx950,sm_90 [--json OUT]` compiles ahead of time and prints
 registers, spills, LDS, matrix instructions and size of every kernel. The table in the repository is renewed by naming
-it: services/worker/kernels/impl/triton/resources.json. With `--only WORD` the other files' rows stay.
+it: services/worker/kernels/impl/triton/resources.json. With `--only WORD` the other files' rows stay. `--changed` takes
+from that table what still is of its source, and compiles the rest.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def make_console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
-def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str | None) -> int:
+def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str | None, changed: bool = False) -> int:
     """Exit status 1 if a kernel does not compile or fit, or one of the decode step spills."""
     if unknown := set(targets) - set(aot.TARGETS):
         raise SystemExit(f"unknown target {min(unknown)!r}; known: {', '.join(aot.TARGETS)}")
@@ -45,8 +46,9 @@ def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str 
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("compiling")
         todo = aot.tasks(targets, only, quick)
+        kept, compiled = aot.unchanged(todo) if changed else ([], todo)
         reports, failures = aot.compile_all(
-            todo, os.cpu_count() or 1, lambda done, total: progress.update(bar, completed=done, total=total)
+            compiled, os.cpu_count() or 1, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     table = Table(title=f"Compiled by Triton {triton.__version__}, per thread")
     for column in ("kernel", "target"):
@@ -58,10 +60,9 @@ def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str 
         figures = (str(report.registers), spilled, f"{report.lds_bytes:,}", str(report.matrix_instructions))
         table.add_row(report.kernel, report.target, *figures, f"{report.binary_bytes:,}")
     console.print(table)
+    reports = sorted([*reports, *kept], key=lambda report: (report.kernel, report.target))
     if json_path is not None and not failures:
-        path = Path(json_path)
-        merged = aot.merge(reports, path.read_text(), only) if only and path.exists() else reports
-        path.write_text(aot.table_text(merged))
+        aot.write(Path(json_path), reports, todo, only)
     found = [*failures, *aot.violations(reports)]
     for text in found:
         console.print(text, style="bold red", markup=False)
@@ -194,6 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.kernels", description=__doc__)
     parser.add_argument("--compile-only", metavar="TARGETS", help=f"of {','.join(aot.TARGETS)}; needs no GPU")
     parser.add_argument("--quick", action="store_true", help="compile for gfx950 only what a decode step runs")
+    parser.add_argument("--changed", action="store_true", help="compile only what the kept table is not of")
     parser.add_argument("--only", default="", metavar="WORD", help="ops (or kernels' files) whose name has it")
     parser.add_argument("--model", default="", metavar="WORD", help="models whose name has it")
     parser.add_argument("--tokens", default=",".join(map(str, (*DECODE_BATCHES, PREFILL_TOKENS))), help="of a step")
@@ -202,7 +204,8 @@ def main() -> int:
     parser.add_argument("--plot", metavar="FILE.png", help="bars of the shares of the floor")
     options = parser.parse_args()
     if options.compile_only:
-        return compile_only(options.compile_only.split(","), options.only, options.quick, options.json)
+        targets = options.compile_only.split(",")
+        return compile_only(targets, options.only, options.quick, options.json, options.changed)
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here; --compile-only needs none")
     return on_gpu(options)

@@ -20,7 +20,7 @@ import psutil
 
 from valence.serve import free_port
 
-START_S = 120.0
+START_S = 240.0
 
 
 class System:

@@ -1,7 +1,7 @@
 """What the GPU did in a traced stretch: busy and idle time, and the kernels by time.
 
 torch's profiler writes a Chrome trace; kernels inside a replayed graph appear in it one by one. Kernels that overlap
-(programmatic launch) count once. Tracing slows the host and, a little, the GPU: compare with the untraced time.
+(programmatic launch) count once. Tracing slows the host and, a little, the GPU.
 """
 
 import json

@@ -50,10 +50,15 @@ class Collector:
 
 
 async def generate(
-    gateway: Gateway, http: HttpRequest, asked: GenerationRequest, submits: list[Submit], kind: str, reply: Reply
+    gateway: Gateway,
+    http: HttpRequest,
+    model: str,
+    asked: GenerationRequest,
+    submits: list[Submit],
+    kind: str,
+    reply: Reply,
 ) -> ASGIApp:
     """Opens the request, waits for the first news (stream) or the last (whole). Raises Reject while nothing is sent."""
-    model = gateway.facts().name
     identity = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{route.request_id(http)}"
     limit = gateway.config.api.max_buffered_events if asked.stream else 0
     left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)

@@ -223,8 +223,9 @@ class Hub:
             self.figures.unknown_results += 1
             return
         choices, inter_token = self.choices, self.figures.inter_token
+        since_s, alike = now_s, 0  # rows of one token after one that came then: mostly the whole batch, so one sum
         columns = unpack_u64(batch.seq_ids), unpack_i32(batch.first_index), unpack_i32(batch.counts)
-        for seq_id, first, count, text in zip(*columns, batch.texts, strict=True):
+        for seq_id, first, count, text in zip(*(each.tolist() for each in columns), batch.texts, strict=True):
             choice = choices.get(seq_id)
             if choice is None:
                 self.figures.unknown_results += 1
@@ -234,15 +235,28 @@ class Hub:
                 self._out_of_order(choice, first, count)
                 continue
             choice.received = received + count
-            if not count:
-                pass  # text that was held back, released by the terminal
-            elif received:
+            if count == 1 and received:
+                if choice.last_s != since_s:
+                    inter_token.add(now_s - since_s, alike)
+                    since_s, alike = choice.last_s, 0
+                alike += 1
+            elif count and received:
                 inter_token.add((now_s - choice.last_s) / count, count)
-            else:
+            elif count:  # none: text that was held back, released by the terminal
                 choice.begin(self.figures, now_s)
             choice.last_s = now_s
             if text:
-                self._append(choice, text)
+                request, parts = choice.request, choice.parts
+                if not parts:
+                    request.updated.append(choice)
+                parts.append(text)
+                if limit := request.limit:  # else it is read when all of it is there
+                    if not request.changed:
+                        self._note(request)
+                    if len(parts) > limit and not slow.hold_back(request, len(parts), self.send, self.figures):
+                        message = f"the client left {len(parts)} events unread"
+                        self.fail(request, Reject(RejectReason.INTERNAL, message))
+        inter_token.add(now_s - since_s, alike)
         for finished in batch.finished:
             self._finish(finished, now_s)
         for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):
@@ -327,19 +341,6 @@ class Hub:
         self.routes.add(peer.incarnation)
         self.recovered += 1
         return True
-
-    def _append(self, choice: Choice, text: str) -> None:
-        request, parts = choice.request, choice.parts
-        if not parts:
-            request.updated.append(choice)
-        parts.append(text)
-        if not request.limit:
-            return  # it is read when all of it is there
-        if not request.changed:
-            request.changed = True
-            self._changed.append(request)
-        if len(parts) > request.limit and not slow.hold_back(request, len(parts), self.send, self.figures):
-            self.fail(request, Reject(RejectReason.INTERNAL, f"the client left {len(parts)} events unread"))
 
     def _note(self, request: Request) -> None:
         if not request.changed:

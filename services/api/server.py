@@ -73,7 +73,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._wires: list[Wire] = []  # of requests being answered; several when a client pipelines
         self._part = Part.BEGIN
-        self._head_bytes = self._body_bytes = self._payload_bytes = 0
+        self._head_bytes = self._header_bytes = self._body_bytes = self._payload_bytes = 0
         self._refusal = (400, "")
         self._timer: asyncio.TimerHandle | None = None
         self._arm(self.config.api.max_header_s)
@@ -106,7 +106,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._part, self._head_bytes = Part.HEAD, 0
+        self._part, self._head_bytes, self._header_bytes = Part.HEAD, 0, 0
         wire = Wire(self)
         self._wires = [busy for busy in self._wires if busy.busy] + [wire]
         extensions: dict[str, Any] = {WIRE: wire}
@@ -114,11 +114,11 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._part is Part.HEAD:  # trailers are no headers
+            self._header_bytes += len(name) + len(value) + 4
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.config.api.max_header_bytes:
+        if len(self.url) + self._header_bytes > self.config.api.max_header_bytes:
             self._refusal = 431, TOO_LONG
             raise Refused
         self._disarm()

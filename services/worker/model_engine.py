@@ -4,6 +4,7 @@ Start-up order: checkpoint and configuration, op bindings, weights, then what st
 the device's memory runs in pieces (shortage.py); every other device error ends the process.
 """
 
+import gc
 import logging
 import os
 import time
@@ -22,7 +23,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
-from services.worker import memory
+from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
@@ -35,7 +36,6 @@ from services.worker.layers.kv_cache import storage_dtype
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
-from services.worker.models.registry import find_model
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
@@ -121,7 +121,7 @@ def load_model(
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
-        architecture, model = find_model(architectures)
+        architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
         spec = whole if group is None else local_spec(whole, group.rank)
         if spec.rope.rotary_dim % 2:
@@ -143,6 +143,10 @@ def load_model(
         group.must_equal("kernels", bindings.digest)
     division = Division(whole, model.names, group.rank, bindings) if group is not None else None
     is_random = config.model.weights == "random"
+    if model is fallback.MODEL:
+        stages("weights")
+        decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
+        return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
     tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
     report = partial(stages, "weights")
     parameters = load_parameters(tensors, model, whole, policy, report, division)
@@ -236,8 +240,10 @@ class ModelEngine:
         self._runner.rows.reset()
 
     def close(self) -> None:
-        """A group's ranks do so at the same time."""
+        """A group's ranks do so at the same time. NCCL waits for the end of the graphs that hold its calls."""
         if self._group is not None:
+            del self._runner
+            gc.collect()
             self._group.leave()
 
     def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:

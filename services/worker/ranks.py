@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 
 import msgspec
@@ -99,6 +100,13 @@ class Ranks:
         log.critical("rank %d (pid %d) %s; the whole group ends, to start afresh", rank, child.pid, how)
         os._exit(EXIT_CONFIG if status == EXIT_CONFIG else 1)
 
+    def kill(self) -> None:
+        """A start that has failed here is over for all."""
+        self._leaving = True
+        for child in self.children:
+            child.kill()
+        self.join()
+
     def dismiss(self) -> None:
         """Nothing more will be told: the children do what they have been told, and end."""
         self._leaving = True
@@ -156,4 +164,8 @@ def engine_at(join: Join, report: Callable[[Progress], None]) -> Engine:
 def lead(config: Config, report: Callable[[Progress], None], instance: int = 0) -> LeadingEngine:
     """A group's engine, with all its ranks."""
     ranks = Ranks(config, instance)
-    return LeadingEngine(engine_at(Join(0, instance, ranks.meeting, config), report), ranks)
+    with ExitStack() as failed:
+        failed.callback(ranks.kill)
+        engine = LeadingEngine(engine_at(Join(0, instance, ranks.meeting, config), report), ranks)
+        failed.pop_all()
+    return engine

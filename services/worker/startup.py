@@ -135,6 +135,7 @@ def open_cache(config: Config, model: Mapping[str, Any], device: torch.device) -
 
 def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Runner, int]:
     """The runner, warm, with as many KV blocks as fit, and how many the scheduler may use. Raises ConfigError."""
+    level = level if parts.model.compiles else levels.EAGER
     if levels.is_worth_compiling(level, parts.bindings):
         stages("compile")
         parts.model.pieces = levels.compile_pieces(level, parts.model)

@@ -10,7 +10,20 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from benchmarks.aot import RESOURCES, TARGETS, Report, make_source, merge, read_table, table_text, violations
+from benchmarks import aot
+from benchmarks.aot import (
+    RESOURCES,
+    TARGETS,
+    Report,
+    Task,
+    make_source,
+    merge,
+    read_table,
+    table_text,
+    unchanged,
+    violations,
+    write,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ["-m", "benchmarks.kernels", "--compile-only"]
@@ -28,6 +41,8 @@ class Case(NamedTuple):
     name: str
     kernel: Any
     signature: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 2
 
 
 SIGNATURE = {"x_ptr": "*fp8e4nv:16", "y_ptr": "*bf16", "bias_ptr": None, "num_rows": "i32", "MODE": "i32", "PDL": False}
@@ -79,23 +94,80 @@ def named(reports: list[Report]) -> dict[str, Report]:
     return {f"{report.kernel} on {report.target}": report for report in reports}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_fresh_compile_gives_the_table(target: str, tmp_path: Path) -> None:
+def test_a_fresh_compile_gives_the_table(tmp_path: Path) -> None:
+    """Of what has changed since it was kept, and of a sample: tests/benchmarks/test_aot_whole.py compiles all."""
+    compare(tmp_path, ",".join(TARGETS), "--quick", "--changed")
+
+
+def compare(folder: Path, targets: str, *options: str) -> None:
     """Other processes compile: this one interprets. Other versions of Triton are held to the limits only."""
-    command = [sys.executable, *COMMAND, target, "--quick", "--json", str(tmp_path / "fresh.json")]
+    command = [sys.executable, *COMMAND, targets, *options, "--json", str(folder / "fresh.json")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (tmp_path / "fresh.json").exists(), run.stdout + run.stderr
-    version, fresh = read_table((tmp_path / "fresh.json").read_text())
+    assert (folder / "fresh.json").exists(), run.stdout + run.stderr
+    version, fresh = read_table((folder / "fresh.json").read_text())
     assert not list(violations(fresh))
     assert run.returncode == 0, run.stderr
     kept_version, kept = read_table(RESOURCES.read_text())
     if version != kept_version:
         return
     now = named(fresh)
-    was = named([row for row in kept if row.target == target and (row.hot or target != "gfx950")])
+    quick = "--quick" in options
+    was = named([row for row in kept if row.target in targets and (row.hot or row.target != "gfx950" or not quick)])
     assert now.keys() == was.keys(), f"not in both: {', '.join(sorted(now.keys() ^ was.keys()))}. {RENEW}"
     for name, report in now.items():
         assert report == was[name], f"{name}: {report}\ninstead of {was[name]}. {RENEW}"
+
+
+class Kept(NamedTuple):
+    """A table of two rows in a folder, and the tasks that give it."""
+
+    path: Path
+    rows: list[Report]
+    todo: list[Task]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    made = [Case(name, JITFunction(kernel), SIGNATURE) for name in ("one", "two")]
+    monkeypatch.setattr(aot, "cases", lambda module: made)
+    monkeypatch.setattr(aot, "SAMPLE", 1000)
+    monkeypatch.setattr(JITFunction, "cache_key", property(lambda self: "source"))
+    rows = [Report(f"file/{name}", "gfx942", True, 128, 0, 0, 0, 0, 1000) for name in ("one", "two")]
+    todo = [Task("file", number, "gfx942") for number in (0, 1)]
+    write(tmp_path / "table.json", rows, todo)
+    return Kept(tmp_path / "table.json", rows, todo)
+
+
+def test_what_has_not_changed_is_not_compiled(kept: Kept) -> None:
+    # The first of the rows is the sample.
+    assert unchanged(kept.todo, kept.path) == (kept.rows[1:], kept.todo[:1])
+
+
+@pytest.mark.parametrize("what", ["source", "options", "row", "nothing is known", "no table row"])
+def test_what_has_changed_is_compiled(kept: Kept, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    if what == "source":
+        monkeypatch.setattr(JITFunction, "cache_key", property(lambda self: "other source"))
+    elif what == "options":
+        monkeypatch.setattr(aot, "cases", lambda module, old=aot.cases: [c._replace(num_warps=8) for c in old(module)])
+    elif what == "row":
+        kept.path.write_text(table_text([kept.rows[0], kept.rows[1]._replace(registers=64)]))
+    elif what == "no table row":
+        kept.path.write_text(table_text(kept.rows[:1]))
+    else:
+        (kept.path.with_name(aot.SOURCES)).unlink()
+    assert unchanged(kept.todo, kept.path) == ([], kept.todo)
+
+
+def test_rows_that_are_not_compiled_anew_keep_their_old_fingerprint(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row that is of an older source would pass for one of the present source."""
+    before = aot.read_sources(kept.path)
+    monkeypatch.setattr(JITFunction, "cache_key", property(lambda self: "other source"))
+    other = [row._replace(kernel=row.kernel.replace("file", "other")) for row in kept.rows]
+    write(kept.path, other, [task._replace(module="other") for task in kept.todo], only="other")
+    after = aot.read_sources(kept.path)
+    assert len(after) == 4 and before.items() <= after.items()
 
 
 def test_the_table_is_of_the_pinned_version_and_within_the_limits() -> None:

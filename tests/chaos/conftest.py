@@ -17,7 +17,7 @@ STREAMS = 4
 def learnt() -> Iterator[Run]:
     """A run that knows the answers, on a system of this test file's own."""
     topology = Topology()
-    with System(*SETTINGS, *topology.settings()) as system, Site(system, topology) as site:
+    with System(*SETTINGS, *topology.settings(), "worker.threads=1") as system, Site(system, topology) as site:
         run = Run(site, asks(STREAMS, longest=24), STREAMS, seed=3)
         asyncio.run(run.learn())
         yield run

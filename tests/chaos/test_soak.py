@@ -6,7 +6,15 @@ from benchmarks.chaos.soak import LOAD
 from tests.chaos.soak import Plan, soak, table
 
 PLAN = Plan(
-    length_s=60.0, kill_every_s=12.0, streams=6, asks=8, longest=24, warm_s=20.0, least_s=30.0, tolerance_mib=24.0
+    length_s=60.0,
+    kill_every_s=12.0,
+    streams=6,
+    asks=8,
+    longest=24,
+    warm_s=20.0,
+    least_s=30.0,
+    tolerance_mib=24.0,
+    settings=("worker.threads=1",),
 )
 
 

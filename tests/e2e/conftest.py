@@ -11,7 +11,8 @@ from benchmarks.system import System
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
     replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
-    with System(*replicas, "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32") as system:
+    one = "worker.threads=1"  # another system is tested beside it
+    with System(*replicas, one, "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32") as system:
         yield system
 
 

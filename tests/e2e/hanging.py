@@ -38,8 +38,8 @@ def run_worker() -> None:
     def make(kind: str) -> Callable[..., Any]:
         real = engine_of(kind)
 
-        def engine(config: Config, report: Any) -> Hanging:
-            return Hanging(real(config, report), config.run_dir / "hang")
+        def engine(config: Config, *more: Any) -> Hanging:
+            return Hanging(real(config, *more), config.run_dir / "hang")
 
         return engine
 

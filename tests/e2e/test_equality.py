@@ -19,6 +19,7 @@ from services.worker.model_engine import ModelEngine
 from services.worker.source import open_model
 
 OUTPUT = 8
+FEW = 3  # one at a time: the prompt's own step, and two that decode
 LENGTHS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 15, 16, 17, 18, 20, 23, 25, 29, 31, 32, 33, 37, 40, 47, 48, 49, 63, 64, 65]
 LENGTHS += [129, 200, 400, 1500]
 BLOCKS = 512
@@ -39,33 +40,13 @@ def prompts() -> list[list[int]]:
     return [common + prompt[40:] if len(prompt) > 40 else prompt for prompt in drawn]
 
 
-@pytest.fixture(scope="module")
-def expected(prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers generates, one prompt at a time."""
-    source = open_model("bundled")
-    model = LlamaForCausalLM(LlamaConfig(**source.config))
-    weights = {name: tensor.dense(torch.float32) for name, tensor in source.tensors.items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert (set(missing), unexpected) == ({"lm_head.weight"}, [])
-    model.tie_weights()
-    model.eval()
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=OUTPUT,
-            do_sample=False,
-            eos_token_id=list(source.eos_token_ids),
-            pad_token_id=0,
-        )
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return outputs
-
-
 def generate(
-    engine: ModelEngine, config: Config, prompts: list[list[int]], num_blocks: int = BLOCKS, at_once: bool = True
+    engine: ModelEngine,
+    config: Config,
+    prompts: list[list[int]],
+    num_blocks: int = BLOCKS,
+    at_once: bool = True,
+    max_tokens: int = OUTPUT,
 ) -> tuple[list[list[int]], SchedulerCore]:
     """Output tokens of each prompt. `at_once` False: the next prompt is admitted when the one before has ended."""
     engine.reset()
@@ -73,7 +54,7 @@ def generate(
     facts = msgspec.structs.replace(engine.facts, num_blocks=num_blocks)
     core.handle([WorkerReady(facts, engine.max_rows)], 0.0)
     outputs: list[list[int]] = [[] for _ in prompts]
-    admits = [Admit(i, pack_i32(p), Sampling(max_tokens=OUTPUT, temperature=0.0)) for i, p in enumerate(prompts)]
+    admits = [Admit(i, pack_i32(p), Sampling(max_tokens=max_tokens, temperature=0.0)) for i, p in enumerate(prompts)]
     groups = [admits] if at_once else [[admit] for admit in admits]
     for group in groups:
         run(core, engine, group, outputs)
@@ -103,14 +84,45 @@ def run(core: SchedulerCore, engine: ModelEngine, admits: list[Admit], outputs: 
         core.handle([StepResult(step, pending.tokens())], 0.0)
 
 
+@pytest.fixture(scope="module")
+def drawn(engine: ModelEngine, prompts: list[list[int]]) -> list[list[int]]:
+    """What the engine generates, all prompts at once."""
+    return generate(engine, load(None, ["kv.prefix_cache=false"]), prompts)[0]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts: list[list[int]], drawn: list[list[int]]) -> list[list[int]]:
+    """Transformers' greedy token at each place of `drawn`, one prompt at a time, given all tokens before it.
+
+    Where that is `drawn` to its end, it is what transformers would generate: each token follows from those before.
+    """
+    source = open_model("bundled")
+    model = LlamaForCausalLM(LlamaConfig(**source.config))
+    weights = {name: tensor.dense(torch.float32) for name, tensor in source.tensors.items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert (set(missing), unexpected) == ({"lm_head.weight"}, [])
+    model.tie_weights()
+    model.eval()
+    greedy = []
+    with torch.inference_mode():
+        for prompt, output in zip(prompts, drawn, strict=True):
+            ids = torch.tensor([prompt + output[:-1]])
+            greedy.append(model(ids, logits_to_keep=len(output)).logits[0].argmax(-1).tolist())
+    return greedy
+
+
+def firsts(outputs: list[list[int]]) -> list[list[int]]:
+    return [output[:FEW] for output in outputs]
+
+
+def test_all_at_once(drawn: list[list[int]], expected: list[list[int]]) -> None:
+    assert drawn == expected
+    assert {len(output) for output in drawn} == {OUTPUT}
+
+
 def test_one_at_a_time(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
     config = load(None, ["kv.prefix_cache=false"])
-    assert generate(engine, config, prompts, at_once=False)[0] == expected
-
-
-def test_all_at_once(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    config = load(None, ["kv.prefix_cache=false"])
-    assert generate(engine, config, prompts)[0] == expected
+    assert generate(engine, config, prompts, at_once=False, max_tokens=FEW)[0] == firsts(expected)
 
 
 def test_in_chunks_of_64(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
@@ -119,13 +131,14 @@ def test_in_chunks_of_64(engine: ModelEngine, prompts: list[list[int]], expected
 
 
 def test_with_prefix_hits(engine: ModelEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
-    outputs, core = generate(engine, load(None, []), prompts, at_once=False)
-    assert outputs == expected
+    config = load(None, [])
+    outputs, core = generate(engine, config, prompts, at_once=False, max_tokens=FEW)
+    assert outputs == firsts(expected)
     longer = sum(len(prompt) > 40 for prompt in prompts)
     assert core.metrics()["cached_tokens"] >= 32 * (longer - 1)
     # All again: now whole prompts are found, up to their last block.
-    again, core = generate(engine, load(None, []), [*prompts[-6:], *prompts[-6:]], at_once=False)
-    assert again == [*expected[-6:], *expected[-6:]]
+    again, core = generate(engine, config, [*prompts[-6:], *prompts[-6:]], at_once=False, max_tokens=FEW)
+    assert again == [*firsts(expected[-6:]), *firsts(expected[-6:])]
     assert core.metrics()["cached_tokens"] > sum(len(prompt) - 17 for prompt in prompts[-6:])
 
 

@@ -54,18 +54,3 @@ def test_the_number_may_change_while_serving(system: System) -> None:
         processes = system.status()["processes"]
         assert sum(p["service"] == "tokenizer" and p["state"] == "ready" for p in processes) == number
         assert post(system) == 200
-
-
-def test_a_stream_survives_a_killed_scheduler_and_worker(system: System) -> None:
-    """Both are replaced by the supervisor; the client sees a pause and the same text."""
-    body = {**BODY, "max_tokens": 120, "ignore_eos": True, "temperature": 0}
-    whole = httpx.post(f"{system.url}/v1/completions", json=body, timeout=120).json()["choices"][0]["text"]
-    for service in ("scheduler", "worker"):
-        victim = system.processes()[service][0]
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(httpx.post, f"{system.url}/v1/completions", json=body, timeout=120)
-            while system.status()["requests"]["running"] == 0:
-                assert not reply.done()
-            victim.kill()
-            assert reply.result().json()["choices"][0]["text"] == whole
-        assert system.status()["ready"]

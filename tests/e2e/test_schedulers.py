@@ -19,7 +19,7 @@ from valence.programs import Program
 from valence.status import StatusClient
 from valence.supervisor import Supervisor
 
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,10 @@ def logits_and_ops(small: Small, prompts: list[list[int]]) -> tuple[torch.Tensor
 
     patch = pytest.MonkeyPatch()
     patch.setattr(model_engine, "bind_tested", bind)
-    driver = small.engine('worker.kernels=["aiter","triton","torch"]', "worker.compile_level=0", "model.max_len=512")
+    # a cache of its own: workers of one cache compile one after the other
+    own = f"worker.cache_dir={small.folder / 'cache'}"
+    settings = "worker.compile_level=0", "model.max_len=512", own
+    driver = small.engine('worker.kernels=["aiter","triton","torch"]', *settings)
     model = driver.engine._runner.model
     seen, original = [], model.logits
 

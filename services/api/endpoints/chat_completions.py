@@ -17,7 +17,7 @@ async def chat_completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     asked = BODY.parse(body)
     check_messages(asked.messages, gateway.config.api.max_messages)
     submits = submits_of(asked, facts, gateway.max_choices)
-    return await generate(gateway, http, asked, submits, "chat", reply)
+    return await generate(gateway, http, facts.name, asked, submits, "chat", reply)
 
 
 def reply(identity: str, created: int, model: str, request: Request) -> ChatCompletion:

@@ -16,7 +16,7 @@ async def completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     facts = gateway.facts()
     asked = BODY.parse(body)
     submits = submits_of(asked, facts, gateway.max_choices)
-    return await generate(gateway, http, asked, submits, "completion", reply)
+    return await generate(gateway, http, facts.name, asked, submits, "completion", reply)
 
 
 def reply(identity: str, created: int, model: str, request: Request) -> TextCompletion:

@@ -99,6 +99,8 @@ class Pieces(NamedTuple):
 class Decoder:
     """`pieces` may be replaced by compiled ones before the first call."""
 
+    compiles = True  # and can be captured
+
     def __init__(
         self, spec: DecoderSpec, embedding: Embedding, layers: list[DecoderLayer], final_norm: Norm, head: Linear
     ) -> None:

@@ -512,6 +512,19 @@ def test_figures_of_a_request() -> None:
     assert sum(figures.request.counts) == 2 and figures.request.total == 16.0
 
 
+def test_gaps_between_tokens_are_those_of_each_choice() -> None:
+    """Rows of one batch may have waited for different times, and bring several tokens."""
+    rig = Rig()
+    one, two, three = (rig.open().choices[0].seq_id for _ in range(3))
+    rig.hub.feed(rows((one, 0, 1, "a"), (two, 0, 1, "a")), 2.0)
+    rig.hub.feed(rows((three, 0, 1, "a")), 3.0)
+    rig.hub.feed(rows((one, 1, 1, "b"), (three, 1, 1, "b"), (two, 1, 1, "b"), (three, 2, 2, "cd")), 3.5)
+    gaps = rig.figures.inter_token
+    counted = dict(zip((*gaps.bounds, None), gaps.counts, strict=True))
+    assert (counted[0.5], counted[2.5], counted[0.001], sum(gaps.counts)) == (1, 2, 2, 5)
+    assert gaps.total == 0.5 + 1.5 + 1.5
+
+
 def test_ids_do_not_wrap_inside_a_request() -> None:
     rig = Rig()
     rig.hub.routes._counter = 2**32 - 1

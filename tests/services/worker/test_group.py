@@ -54,6 +54,7 @@ def test_every_rank_has_the_same_bits(said: list[dict[str, Any]], what: str) -> 
 
 def test_nobody_beyond_this_host_is_listened_to(said: list[dict[str, Any]]) -> None:
     assert {address for each in said for address in each["listens"]} == {"127.0.0.1"}
+    assert [each["interfaces"] for each in said] == [["lo", "lo"]] * RANKS, "a host may have but this one interface"
 
 
 def tensor(bits: list[int], *shape: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,9 +14,11 @@ import pytest
 
 from common import config as configuration
 from common.config import Config
-from common.protocol import ModelFacts, StepPlan
-from services.worker.engine import Pending
-from services.worker.ranks import LeadingEngine, Ranks
+from common.errors import ConfigError
+from common.protocol import ModelFacts, Progress, StepPlan
+from services.worker import ranks
+from services.worker.engine import Engine, Pending
+from services.worker.ranks import Join, LeadingEngine, Ranks
 
 LIMIT_S = 60
 FAKE = (sys.executable, "-m", "tests.services.worker.fake_rank")
@@ -56,9 +59,9 @@ class Noted:
 
 
 def test_every_rank_is_told_all_that_the_first_does(tmp_path: Path) -> None:
-    ranks = Ranks(config_in(tmp_path, 3), 5, (*FAKE, str(tmp_path)))
+    others = Ranks(config_in(tmp_path, 3), 5, (*FAKE, str(tmp_path)))
     own = Noted()
-    engine = LeadingEngine(own, ranks)
+    engine = LeadingEngine(own, others)
     assert (engine.facts, engine.max_rows, engine.figures()) == (FACTS, 7, {"startup_seconds": 1.0})
     engine.execute(StepPlan(1))
     engine.reset()
@@ -68,8 +71,8 @@ def test_every_rank_is_told_all_that_the_first_does(tmp_path: Path) -> None:
     told = ["StepPlan 1", "Reset", *(f"StepPlan {step}" for step in range(2, 6))]
     assert own.seen == [*told, "closed"]
     for rank in (1, 2):
-        assert (tmp_path / str(rank)).read_text().splitlines() == [f"5 3 {ranks.meeting}", *told]
-    assert all(child.poll() == 0 for child in ranks.children), "they have ended, and were not killed"
+        assert (tmp_path / str(rank)).read_text().splitlines() == [f"5 3 {others.meeting}", *told]
+    assert all(child.poll() == 0 for child in others.children), "they have ended, and were not killed"
 
 
 def test_each_group_meets_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -80,6 +83,20 @@ def test_each_group_meets_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert not left.exists() and other.exists(), "what a group left that was killed; another worker's is in use"
     assert made[0].meeting != made[1].meeting and not Path(made[0].meeting).exists()
     assert Path(made[0].meeting).parent == tmp_path
+
+
+def test_no_rank_outlives_a_start_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def engine_at(join: Join, report: Callable[[Progress], None]) -> Engine:
+        started.extend(child.pid for child in psutil.Process().children() if "fake_rank" in " ".join(child.cmdline()))
+        raise ConfigError("no such device")
+
+    monkeypatch.setattr(ranks, "engine_at", engine_at)
+    monkeypatch.setattr(ranks, "Ranks", partial(Ranks, command=(*FAKE, str(tmp_path))))
+    with pytest.raises(ConfigError, match="no such device"):
+        ranks.lead(config_in(tmp_path, 3), lambda progress: None)
+    assert len(started) == 2 and not any(psutil.pid_exists(pid) for pid in started)
 
 
 LEADER = """

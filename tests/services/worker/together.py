@@ -4,6 +4,7 @@ Prints as JSON what test_group.py and quant/test_sharded.py hold against each ot
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -19,6 +20,7 @@ from services.worker.quant.sharded import SummedExperts, SummedWeight, Vocabular
 from services.worker.shares import Rank
 
 VOCABULARY, HIDDEN, INNER = 37, 24, 21
+LIBRARIES = ("GLOO", "NCCL")
 BINDINGS = bind(("torch",), Facts("cpu"))
 
 
@@ -88,7 +90,7 @@ def main() -> None:
         x = values(3, 1000, seed=group.rank.rank).to(dtype)
         all_reduce.meaning(x)
         said[str(dtype)] = bits(x)
-    said["listens"] = listening()
+    said |= {"listens": listening(), "interfaces": [os.environ.get(f"{name}_SOCKET_IFNAME") for name in LIBRARIES]}
     group.meet()
     print(json.dumps(said))
     dist.destroy_process_group()
