@@ -139,7 +139,8 @@ def _triton(arch: str) -> None:
         own = {parameter.name for parameter in self.params}
         for name in [name for name in AMD_ONLY if name in options and name not in own]:
             del options[name]
-        LAUNCHED[self.fn.__name__] += self.fn.__module__.startswith("aiter.")
+        if self.fn.__module__.startswith("aiter."):
+            LAUNCHED[self.fn.__name__] += 1
         return launch(self, *arguments, grid=grid, warmup=warmup, **options)
 
     active.get_current_target = target
