@@ -40,6 +40,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {"head_dim": 128},
     "Qwen3MoeForCausalLM": MOE,
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 256},
+    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
 }
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
 MAX_LEN, BLOCK_TOKENS = 192, 16

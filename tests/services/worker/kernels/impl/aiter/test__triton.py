@@ -40,7 +40,7 @@ def test_the_wheels_triton_kernels_are_the_meaning(report: Any, name: str) -> No
 
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name.startswith(("Llama", "Qwen3Moe", "GptOss"))])
 def test_whole_models_by_the_wheels_triton_kernels(wheel: Path, tmp_path: Path, architecture: str) -> None:
-    """Prompts and decode steps; in bf16, so logits may part by roundings, which no greedy token here depends on."""
+    """Prompts and decode steps, as near to fp32 as torch's own bf16."""
     report = ran(wheel, tmp_path, architecture)
     assert {"rms_norm", "linear", "add_linear", "norm_linear", "rope_kv_write", "paged_attention"} <= {*report["ops"]}
-    assert report["tokens"][0] == report["tokens"][1] and 0 < report["apart"] < 0.25
+    assert report["steps"] == 3 and 0 < report["error"] <= 1.5 * report["error_of_bf16"]

@@ -56,6 +56,8 @@ def new_calls(architecture: str) -> set[str]:
     heads = {"LlamaForCausalLM": {"pa_fwd_asm", "mha_batch_prefill_func", "fused_qk_rope_reshape_and_cache"}}
     heads["Qwen3ForCausalLM"] = {"pa_fwd_asm", "mha_batch_prefill_func", "fused_qk_norm_rope_cache_quant_shuffle"}
     heads["Qwen2ForCausalLM"] = {"unified_attention", "fused_qk_rope_reshape_and_cache"}
+    # its sinks and windows keep the faster kernels away
+    heads["GptOssForCausalLM"] = {"unified_attention", "fused_qk_rope_reshape_and_cache"}
     return heads.get(architecture, {"pa_decode_gluon", "unified_attention"})
 
 
