@@ -13,6 +13,7 @@ from common.protocol import Heartbeat, Hello, Load, Member, Members, ModelFacts,
 from common.pulse import Rhythm
 
 KEEP_DEPARTED = 256
+STARTS = 12  # times as long may be silent who starts: libraries and drivers are loaded under Python's lock
 
 
 class Registry:
@@ -113,16 +114,19 @@ class Registry:
         return member.peer
 
     def silent(self, now_s: float) -> list[Peer]:
-        """Members not heard for `dead_after_s`; the caller removes them.
+        """Members not heard for `dead_after_s`, or many times that while they start; the caller removes them.
 
-        Asked again only after long, the scheduler was stopped itself: what came meanwhile is unread, and whoever was
+        Nothing is planned on who starts, and one that died in its start is replaced by its successor's Hello. Asked again only after long, the scheduler was stopped itself: what came meanwhile is unread, and whoever was
         stopped with it goes on now. All get their time anew.
         """
         if now_s - self._looked_s > self._dead_after_s / 2:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         self._looked_s = now_s
-        late = [key for key, heard_s in self._heard_s.items() if now_s - heard_s > self._dead_after_s]
-        return [self._members[key].peer for key in late if key in self._members]
+        heard = [(self._members[key], at_s) for key, at_s in self._heard_s.items() if key in self._members]
+        return [member.peer for member, at_s in heard if now_s - at_s > self._patience_s(member)]
+
+    def _patience_s(self, member: Member) -> float:
+        return self._dead_after_s * (STARTS if member.state == "starting" else 1)
 
     def members(self) -> list[Member]:
         return [self._shown(incarnation, member) for incarnation, member in self._members.items()]

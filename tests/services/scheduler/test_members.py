@@ -64,6 +64,7 @@ def test_heartbeats_update_known_members_only(registry: Registry) -> None:
 
 def test_silent_members_are_found_and_removed(registry: Registry) -> None:
     hello(registry, peer("worker", 0, 11), now_s=0.0)
+    registry.judge(11, "ready")
     hello(registry, peer("api", 0, 12), now_s=0.0)
     registry.heartbeat(12, Heartbeat("ready", 1), 4.0)
     assert registry.silent(5.0) == []
@@ -73,6 +74,19 @@ def test_silent_members_are_found_and_removed(registry: Registry) -> None:
     message = registry.message(Load(), None)
     assert message.departed == [11]
     assert [m.peer.incarnation for m in message.members] == [1, 12]
+
+
+def test_who_starts_may_be_silent_for_longer(registry: Registry) -> None:
+    """A worker that loads a library from a cold disk does not beat meanwhile."""
+    hello(registry, peer("worker", 0, 11), now_s=0.0)
+    registry.heartbeat(11, Heartbeat("starting", 1), 1.0)
+    for now_s in range(2, 62, 2):
+        assert registry.silent(float(now_s)) == []
+    assert [p.incarnation for p in registry.silent(61.1)] == [11]
+    registry.heartbeat(11, Heartbeat("ready", 2), 62.0)
+    registry.judge(11, "ready")
+    assert registry.silent(63.0) == registry.silent(65.0) == registry.silent(67.0) == []
+    assert [p.incarnation for p in registry.silent(67.1)] == [11]
 
 
 def test_after_a_gap_between_beats_nobody_is_judged() -> None:
@@ -114,6 +128,7 @@ def test_a_groups_figures_are_shown_with_its_worker(registry: Registry) -> None:
 def test_the_schedulers_own_sleep_is_nobodys_silence(registry: Registry) -> None:
     """Suspended together, they go on one after the other: all have `dead_after_s` anew."""
     hello(registry, peer("worker", 0, 11), now_s=0.0)
+    registry.judge(11, "ready")
     hello(registry, peer("api", 0, 12), now_s=0.0)
     assert registry.silent(0.5) == []
     assert registry.silent(60.0) == []
