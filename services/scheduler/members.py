@@ -116,7 +116,8 @@ class Registry:
     def silent(self, now_s: float) -> list[Peer]:
         """Members not heard for `dead_after_s`, or many times that while they start; the caller removes them.
 
-        Nothing is planned on who starts, and one that died in its start is replaced by its successor's Hello. Asked again only after long, the scheduler was stopped itself: what came meanwhile is unread, and whoever was
+        Nothing is planned on who starts, and one that died in its start is replaced by its successor's Hello.
+        Asked again only after long, the scheduler was stopped itself: what came meanwhile is unread, and whoever was
         stopped with it goes on now. All get their time anew.
         """
         if now_s - self._looked_s > self._dead_after_s / 2:
