@@ -24,7 +24,7 @@ import pytest
 from tests.compose import daemon
 from tests.compose.composefile import CPU, ROOT
 from tests.compose.daemon import Unavailable
-from valence.serve import free_port
+from tests.ports import free_port
 
 MODEL = "SmolLM2-135M-Instruct"
 STREAMS = 16
@@ -40,7 +40,7 @@ class Stack:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
         self.project = f"valence-test-{os.getpid()}"
-        self.port = free_port("127.0.0.1", 0)
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         environment |= {"PORT": str(self.port), "SET": SETTINGS, "MODEL": "bundled", "STOP_GRACE": "250s"}
         files = ["-f", str(ROOT / "compose.yaml"), "-f", str(CPU), "--project-directory", str(ROOT)]

@@ -17,7 +17,7 @@ import psutil
 
 from common.config import Config, load
 from common.protocol import Member, Status
-from valence.serve import free_port
+from tests.ports import free_port
 from valence.status import StatusClient
 
 SERVICES = ("scheduler", "worker", "tokenizer", "api")
@@ -30,7 +30,7 @@ class Processes:
     def __init__(self, *settings: str, command: tuple[str, ...] = (sys.executable, "-m")) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vf-")
         self.run_dir = Path(self._folder.name) / "run"
-        port = free_port("127.0.0.1", 0)
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         own = (f"api.port={port}", f"links.run_dir={self.run_dir}", "worker.kind=null", "links.heartbeat_s=0.2")
         self.settings = [*own, "kv.blocks=256", "scheduler.max_rows=16", *settings]

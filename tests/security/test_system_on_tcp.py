@@ -16,9 +16,9 @@ from benchmarks.system import System
 from common.config import load
 from common.protocol import PROTOCOL_VERSION, Status
 from common.transport import HEADER, MAGIC, secure
+from tests.ports import free_port
 from tests.security.wire import GREETING, address, connect
 from valence import link_keys
-from valence.serve import free_port
 from valence.status import StatusClient
 
 
@@ -26,7 +26,7 @@ from valence.status import StatusClient
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     keys = tmp_path_factory.mktemp("links") / "keys"
     link_keys.init(keys, "here")
-    settings = ("links.transport=tcp", f"links.scheduler_port={free_port('127.0.0.1', 0)}", f"links.keys_dir={keys}")
+    settings = ("links.transport=tcp", f"links.scheduler_port={free_port()}", f"links.keys_dir={keys}")
     with System("worker.kind=null", "services.tokenizer.replicas=2", *settings) as system:
         yield system
 

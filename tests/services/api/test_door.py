@@ -14,7 +14,7 @@ import pytest
 from common.config import Config, load
 from common.errors import ConfigError
 from services.api.door import Door, Link, path_of
-from tests.services.api.test_listener import free_port
+from tests.ports import free_port
 
 
 def settings(run_dir: Path, port: int) -> Config:

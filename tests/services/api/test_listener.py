@@ -5,12 +5,7 @@ import pytest
 
 from common.errors import ConfigError
 from services.api.listener import listen
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 def stranger(port: int, shared: bool) -> socket.socket:

@@ -8,16 +8,16 @@ from common.config import load
 from common.errors import ConfigError
 from common.lifecycle import Process
 from services.api.process import admin_listener
+from tests.ports import free_port
 from tests.services.api.system import COMPLETION, running, scenario
 from tests.services.api.test_app import error_of
 from valence.keys import add
-from valence.serve import free_port
 
 
 @pytest.fixture
 def port() -> str:
     """A free one for replica 1, which the tests run."""
-    return f"api.admin_port={free_port('127.0.0.1', 0) - 1}"
+    return f"api.admin_port={free_port() - 1}"
 
 
 def test_status_is_at_the_administrative_address_only(port: str) -> None:
