@@ -7,7 +7,7 @@ SEEDS ?= 1000
 WORKERS ?= 2
 # What starts real systems comes after all else, so that only a few processes at a time wait for the cores.
 SYSTEMS := tests/e2e tests/chaos
-LONG := $(addprefix tests/e2e/,test_schedulers.py test_workers.py test_ranks.py) tests/benchmarks/test_aot_whole.py
+LONG := tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 NAME ?= http
@@ -41,9 +41,9 @@ chat: $(STAMP) ## talk to the running server
 
 test: $(STAMP) ## tests that need no GPU, so many files at a time, then those with real systems [WORKERS= ARGS=]
 	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
-	$(PYTEST) $(SYSTEMS) $(addprefix --ignore=,$(LONG)) $(ARGS)
+	$(PYTEST) $(SYSTEMS) $(ARGS)
 
-test-long: $(STAMP) ## what takes longer: several workers, ranks and schedulers, all kernels compiled [ARGS=]
+test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
