@@ -62,9 +62,14 @@ class Door:
                     key.fileobj.close()
 
     def _give(self, link: socket.socket) -> None:
-        """Keeps no copy: connections go to those who hold a socket."""
-        with bind(self._family, self._address, "api.port", shared=True) as sock:
-            socket.send_fds(link, [b"."], [sock.fileno()])
+        """Keeps no copy: connections go to those who hold a socket. The second byte says that the copy is closed."""
+        try:
+            with bind(self._family, self._address, "api.port", shared=True) as sock:
+                socket.send_fds(link, [b"."], [sock.fileno()])
+            link.send(b".")
+        except OSError:
+            link.close()  # the replica has gone meanwhile
+            return
         self._selector.register(link, selectors.EVENT_READ)
 
     def close(self) -> None:
@@ -90,8 +95,10 @@ class Link:
                 self._link.settimeout(max(end_s - time.monotonic(), LOOK_S))
                 self._link.connect(str(path))
                 _, fds, _, _ = socket.recv_fds(self._link, 1, 1)
-                if fds:
+                if fds and self._link.recv(1):
                     break
+                for fd in fds:
+                    os.close(fd)
                 problem = "it hung up"
             except OSError as error:
                 problem = error.strerror or str(error)

@@ -65,6 +65,17 @@ def test_replicas_share_the_port_and_the_rest_get_what_one_leaves(tmp_path: Path
     assert process.returncode == 0  # SIGTERM
 
 
+def test_a_replica_that_leaves_at_once_does_not_end_the_door(tmp_path: Path) -> None:
+    with opened(settings(tmp_path, free_port())) as process:
+        process.send_signal(signal.SIGSTOP)
+        for _ in range(5):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hasty:
+                hasty.connect(str(path_of(tmp_path)))
+        process.send_signal(signal.SIGCONT)
+        Link(tmp_path).close()
+    assert process.returncode == 0
+
+
 def test_a_replica_learns_that_the_door_has_gone(tmp_path: Path) -> None:
     with opened(settings(tmp_path, free_port())) as process:
         link = Link(tmp_path)
