@@ -1,14 +1,13 @@
 """Whole models of random weights on given bindings, and a scheduler of a few lines, for tests without a GPU."""
 
 from collections.abc import Sequence
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from common.columns import pack_i32, unpack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.columns import pack_i32
+from common.protocol import RowStart, Sampling
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import KvCache
@@ -22,6 +21,7 @@ from services.worker.quant.experts import DenseExperts
 from services.worker.quant.none import DenseProducts, DenseWeight
 from services.worker.runner import Runner
 from services.worker.state import Rows
+from tests.services.worker.tiny import Driver
 
 COMMON = {
     "vocab_size": 67,
@@ -82,39 +82,20 @@ def make_model(architecture: str, bindings: Bindings, dtype: torch.dtype = torch
     return build_decoder(spec, model, Drawn(expected_shapes(spec, model.names), bindings, dtype), bindings)
 
 
-class Served(NamedTuple):
-    """A model with rows and a cache; plans are made by hand."""
-
-    runner: Runner
-    steps: Any
-
-    def step(self, work: Sequence[tuple[int, int, int, bool]], **changes: Any) -> list[int]:
-        """work: (slot, position, count, samples) per row; returns the sampled tokens."""
-        plan = StepPlan(
-            next(self.steps),
-            slots=pack_i32(row[0] for row in work),
-            positions=pack_i32(row[1] for row in work),
-            counts=pack_i32(row[2] for row in work),
-            samples=bytes(row[3] for row in work),
-            **changes,
-        )
-        return list(unpack_i32(self.runner.execute(plan).tokens()))
-
-
-def serve(model: Decoder, bindings: Bindings, kv_dtype: torch.dtype = torch.float32, num_blocks: int = 40) -> Served:
+def serve(model: Decoder, bindings: Bindings, kv_dtype: torch.dtype = torch.float32, num_blocks: int = 40) -> Driver:
     spec = model.spec
     like = model.final_norm.weight
     rows = Rows(Shape(8, MAX_LEN, BLOCK_TOKENS), spec.vocab_size, (2,), torch.device("cpu"))
     storage = torch.zeros(KvCache.shape(spec, num_blocks, BLOCK_TOKENS), dtype=kv_dtype)
     cache = KvCache(storage, layout=bindings.layout)
-    return Served(Runner(model, rows, cache, RopeTable(spec.ropes, MAX_LEN, like), bindings), count())
+    return Driver(Runner(model, rows, cache, RopeTable(spec.ropes, MAX_LEN, like), bindings))
 
 
 def start(slot: int, tokens: Sequence[int], blocks: Sequence[int], computed: int = 0) -> RowStart:
     return RowStart(slot, slot, pack_i32(tokens), len(tokens), computed, pack_i32(blocks), GREEDY)
 
 
-def generate(served: Served, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int) -> list[list[int]]:
+def generate(served: Driver, prompts: Sequence[Sequence[int]], num_tokens: int, chunk: int) -> list[list[int]]:
     """All prompts at once, in chunks, rows decoding while others are still read. Blocks are scattered."""
     pool = torch.randperm(served.runner.cache.num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
     added = []
