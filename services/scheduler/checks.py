@@ -89,7 +89,7 @@ def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
 
 
 def _check_tables(worker: Worker, row: Row, reserved: int, scheduled: int) -> None:
-    """Blocks of a full group for all `reserved` tokens, of a window for what the next token reads of those scheduled."""
+    """Blocks of a full group for all `reserved` tokens, of a window for what the next token reads."""
     block_tokens, story = worker.kv.block_tokens, told(row.sequence)
     assert row.blocks is row.tables[0].blocks, f"the first table is not the first group's\n{story}"
     for group, table in zip(worker.kv.groups, row.tables, strict=True):

@@ -291,7 +291,7 @@ class KvGroups:
     # Publication
 
     def publish(self, row: Row, first: int, last: int) -> list[int]:
-        """Offers blocks first .. last - 1 of the row, and its checkpoints up to there. Returns labels for `withdraw`."""
+        """Offers blocks first .. last - 1 of the row, and its checkpoints up to there. Returns their labels."""
         sequence = row.sequence
         tokens, root, chain = sequence.tokens, sequence.request.root, sequence.chain
         if self.plain:
