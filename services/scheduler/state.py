@@ -13,8 +13,8 @@ from math import inf
 
 import msgspec
 
-from common import kv_needs
 from common.config import Kv, Scheduler
+from common.kv_needs import longest_of
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
@@ -233,8 +233,7 @@ class State:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
         kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens)
-        blocks = [pool.num_blocks for pool in kv.pools]
-        longest = kv_needs.longest(kv.groups, blocks, facts.max_model_len, facts.block_tokens)
+        longest = longest_of(facts)
         max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(
             facts=facts,
