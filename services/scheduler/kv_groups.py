@@ -105,19 +105,23 @@ class KvGroups:
     # Steps
 
     def can_grow(self, rows: int) -> bool:
-        """Whether so many rows can get one more block in each of their tables."""
+        """Whether so many rows can get one more block in each of their tables of pages."""
+        if self.plain:
+            return self.pools[0].can_allocate(rows)
         return all(
             pool.can_allocate(rows * tables) for pool, tables in zip(self.pools, self._per_pool, strict=True) if tables
         )
 
-    def grow(self, rows: Sequence[Row]) -> None:
-        """One more block in each table of pages."""
+    def grow(self, rows: Sequence[Row]) -> list[int]:
+        """One more block in each table of pages; returns those of the first group."""
         blocks = self.pools[0].allocate(len(rows))
         for row, block in zip(rows, blocks, strict=True):
             row.blocks.append(block)
-        for group in self._paged[1:]:
-            for row, block in zip(rows, self._pool(group).allocate(len(rows)), strict=True):
-                self._append(group, row, [block])
+        if not self.plain:
+            for group in self._paged[1:]:
+                for row, more in zip(rows, self._pool(group).allocate(len(rows)), strict=True):
+                    self._append(group, row, [more])
+        return blocks
 
     def _append(self, group: int, row: Row, blocks: list[int]) -> None:
         row.tables[group].blocks += blocks

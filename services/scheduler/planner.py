@@ -129,12 +129,13 @@ def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
     if short:
         entering.sort(key=state.rank)
         entering = [row for row in entering if row.alive and _make_room(state, worker, row)]
+        blocks = [row.blocks[-1] for row in entering]
     else:
-        kv.grow(entering)
+        blocks = kv.grow(entering)
     if kv.checkpoints and state.prefix_cache:
         for row in entering:
             kv.save(row, row.position_base + worker.rows.tick + 1)
-    return pack_i32([row.slot for row in entering]), pack_i32([row.blocks[-1] for row in entering]), short
+    return pack_i32([row.slot for row in entering]), pack_i32(blocks), short
 
 
 def _make_room(state: State, worker: Worker, row: Row) -> bool:

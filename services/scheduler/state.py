@@ -129,13 +129,13 @@ class State:
         filled = worker.rows.flush_filled_blocks(tick)
         if not self.prefix_cache:
             return
-        pool = worker.pool
+        pool, plain = worker.pool, worker.kv.plain
         block_tokens, width = pool.block_tokens, pool.block_tokens * TOKEN_BYTES
         for row in filled:
             sequence = row.sequence
             full = (row.position_base + tick + 1) // block_tokens
             last, chain = full - 1, sequence.chain
-            if row.published == last and len(chain) == last and worker.kv.plain:
+            if plain and row.published == last and len(chain) == last:
                 parent = chain[-1] if last else sequence.request.root
                 key = parent + sequence.tokens[last * width : full * width]
                 chain.append(pool.publish_one(row.blocks[last], key))
