@@ -98,10 +98,9 @@ def _inverse_of_diagonal(lower, CHUNK: tl.constexpr, DIAGONAL: tl.constexpr):  #
     negative = -lower
     for place in range(1, DIAGONAL):
         chosen = (within == place)[:, None]
-        # one row of each block, side by side: by column, and the same numbers by row
+        # one row of each block, side by side
         line = tl.sum(tl.where(chosen, negative, 0.0), 0)
-        turned = tl.sum(tl.where((rows[:, None] == rows[None, :]), line[None, :], 0.0), 1)
-        line += tl.sum(tl.where((within < place)[:, None], turned[:, None] * negative, 0.0), 0)
+        line += tl.sum(tl.where((within < place)[:, None], line[:, None] * negative, 0.0), 0)
         negative = tl.where(chosen & (rows[:, None] // DIAGONAL == rows[None, :] // DIAGONAL), line[None, :], negative)
     return negative + tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
 
@@ -160,7 +159,6 @@ def delta_chunk_kernel(  # type: ignore[no-untyped-def]
         at = tokens.to(tl.int64)
         lines = qkv_ptr + (at * HEADS + key_head) * width
         mask = live[:, None] & key_mask[None, :]
-        q = tl.load(lines[:, None] + keys[None, :], mask=mask, other=0.0)
         k = tl.load(lines[:, None] + D + keys[None, :], mask=mask, other=0.0)
         v = tl.load(
             lines[:, None] + 2 * D + place * E + values[None, :], mask=live[:, None] & value_mask[None, :], other=0.0
@@ -170,8 +168,6 @@ def delta_chunk_kernel(  # type: ignore[no-untyped-def]
         beta = tl.where(live, 1.0 / (1.0 + tl.exp(-tl.load(gates, mask=live, other=0.0).to(tl.float32))), 0.0)
         forgetting = tl.load(gates + SHARE, mask=live, other=0.0).to(tl.float32)
         since = tl.cumsum(tl.where(live, -decay * _softplus(forgetting + bias), 0.0), 0)
-        wide = q.to(tl.float32)
-        q_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS) * (D**-0.5)
         wide = k.to(tl.float32)
         k_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS)
         # exponents of pairs that do not count could overflow
@@ -189,6 +185,10 @@ def delta_chunk_kernel(  # type: ignore[no-untyped-def]
         once = tl.dot(far, y.to(narrow), input_precision="ieee")
         y += tl.dot(far, once.to(narrow), input_precision="ieee")
         corrections = (y - tl.dot(far, y.to(narrow), input_precision="ieee")).to(narrow)
+        # only now, so that fewer numbers are held at once
+        q = tl.load(lines[:, None] + keys[None, :], mask=mask, other=0.0)
+        wide = q.to(tl.float32)
+        q_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS) * (D**-0.5)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * between * q_scale[:, None] * k_scale[None, :]
         scores = tl.where(lower | (places[:, None] == places[None, :]), scores, 0.0)
         result = tl.dot(q, recalled, input_precision="ieee") * (q_scale * tl.exp(since))[:, None]
@@ -237,7 +237,7 @@ def gated_delta_by_state(
     if others := len(rows.blocks) - decode:
         sizes = _sizes(*shape, False)
         delta_chunk_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, others)](
-            *tensors, decode, **strides, num_warps=4, num_stages=1, **sizes, **options(qkv.device)
+            *tensors, decode, **strides, num_warps=8, num_stages=1, **sizes, **options(qkv.device)
         )
     return out
 
@@ -252,7 +252,7 @@ def _aot(name: str, is_decode: bool) -> AotCase:
     signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False, **_sizes(16, 2, 128, 128, is_decode)}
     if is_decode:
         return AotCase(name, delta_decode_kernel, signature, num_warps=4)
-    return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=4, num_stages=1, hot=False)
+    return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=8, num_stages=1, hot=False)
 
 
 AOT = (_aot("decode_16x2x128x128", True), _aot("chunks_16x2x128x128", False))
