@@ -44,6 +44,7 @@ class KvCache:
         Without them 8-bit storage holds values as they are. `layout`: that of the ops which will use it.
         """
         self.storage = storage
+        self.groups = (0,) * len(storage)  # each layer's
         each: Sequence[KvScale | None] = scales or [None] * len(storage)
         if storage.element_size() == 1 and not scales:
             # two allocations: kernels are compiled for addresses that are multiples of 16
