@@ -15,5 +15,7 @@ from services.worker.kernels.ops.paged_attention import AttentionRows
 class GroupStep(NamedTuple):
     """One group's part of a step's inputs, for its layers: `attend(projected, rotation, cache, slots, rows)`."""
 
-    slots: Tensor  # int64 [T]: where each token's key and value go, block * B + offset. A state's: int64 [R], live blocks
+    slots: (
+        Tensor  # int64 [T]: where each token's key and value go, block * B + offset. A state's: int64 [R], live blocks
+    )
     rows: AttentionRows  # with this group's tables; for a state only which tokens are whose, and how long contexts are

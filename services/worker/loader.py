@@ -11,7 +11,9 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.division import Division
+from services.worker.models.delta_spec import delta_shapes
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
+from services.worker.quant.by_head import by_head
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
 from services.worker.quant.stacked import unstack
@@ -108,7 +110,7 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
     attention: list[tuple[str, int, int, bool]] = [
         *(
             (name, rows, hidden, spec.qkv_bias)
-            for name, rows in zip(names.qkv, (q_rows, kv_rows, kv_rows), strict=True)
+            for name, rows in zip(names.qkv, (q_rows * (1 + spec.attention_gate), kv_rows, kv_rows), strict=True)
         ),
         (names.out, hidden, q_rows, spec.out_bias),
     ]
@@ -117,14 +119,17 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
         shapes[names.post_norm.format(i=i)] = (hidden,)
         if spec.post_norms:
             shapes |= {name.format(i=i): (hidden,) for name in (names.after_attention, names.after_mlp)}
+        delta = spec.delta_of(i)
+        if delta is not None and names.delta is not None:
+            shapes |= {name.format(i=i): shape for name, shape in delta_shapes(delta, names.delta, hidden)}
         if spec.sinks:
             shapes[names.sinks.format(i=i)] = (spec.num_heads,)
         if (moe := spec.experts_of(i)) is not None and moe.grouped is not None and names.experts is not None:
             shapes[names.experts.correction.format(i=i)] = (moe.num_experts,)
-        if spec.qk_norm:
+        if spec.qk_norm and delta is None:
             shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
             shapes[names.k_norm.format(i=i)] = (spec.head_dim,)
-        for name, rows, columns, has_bias in attention + _mlp_shapes(spec, names, i):
+        for name, rows, columns, has_bias in (attention if delta is None else []) + _mlp_shapes(spec, names, i):
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[bias_of(name.format(i=i))] = (rows,)
@@ -145,6 +150,8 @@ def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tupl
     if moe.shared_inner:
         shapes += [(name, moe.shared_inner, hidden, spec.mlp_bias) for name in experts.shared_gate_up]
         shapes.append((experts.shared_down, hidden, moe.shared_inner, spec.mlp_bias))
+    if moe.shared_gate:
+        shapes.append((experts.shared_gate, 1, hidden, False))
     return shapes
 
 
@@ -164,6 +171,9 @@ def served_tensors(
             names = [name.format(i=i, e="{e}") for name in (*experts.gate_up, experts.down)]
             unstack(served, stack.gate_up.format(i=i), (names[0], names[1]))
             unstack(served, stack.down.format(i=i), (names[2],))
+    if spec.delta is not None and model.names.delta is not None:
+        for i in spec.delta.layers:
+            by_head(served, model.names.delta.conv.format(i=i), spec.delta.heads, spec.delta.convolved)
     return served
 
 

@@ -77,8 +77,12 @@ def local_spec(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
     moe = spec.moe
     if (least := min(spec.vocab_size, spec.intermediate_size, moe.inner if moe else spec.vocab_size)) < rank.ranks:
         raise ValueError(f"a vocabulary or an MLP of {least} cannot be divided among {rank.ranks} ranks")
+    delta = spec.delta
+    if delta is not None and delta.heads < rank.ranks:
+        raise ValueError(f"{delta.heads} key heads of gated DeltaNet cannot be divided among {rank.ranks} ranks")
     return replace(
         spec,
+        delta=replace(delta, heads=rank.of(delta.heads).size) if delta else None,
         num_heads=heads.query.size,
         num_kv_heads=heads.kv.size,
         intermediate_size=rank.of_width(spec.intermediate_size).size,

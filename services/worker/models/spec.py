@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from services.worker.models.caches import LayerCache, PagedKv
+from services.worker.models.delta_spec import DeltaNames, DeltaSpec
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ class MoeSpec:
     clamped: bool = False  # router and experts have biases, and these the gate of the op moe_clamped
     grouped: GroupedRouting | None = None  # None: softmax over all experts
     shared_inner: int = 0  # width of the MLP that every token goes through besides; 0: there is none
+    shared_gate: bool = False  # a sigmoid of each token's own on that
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ class DecoderSpec:
     embed_scale: float = 1.0
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
+    delta: DeltaSpec | None = None
+    attention_gate: bool = False  # the projection of queries has behind each head's a gate of what it attends to
     caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
 
     @property
@@ -146,7 +150,13 @@ class DecoderSpec:
     def window_of(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
+    def delta_of(self, layer: int) -> DeltaSpec | None:
+        """None: the layer attends."""
+        return self.delta if self.delta is not None and layer in self.delta.layers else None
+
     def cache_of(self, layer: int) -> LayerCache:
+        if (delta := self.delta_of(layer)) is not None:
+            return delta.cache
         own = PagedKv(self.num_kv_heads, self.head_dim, self.head_dim, self.window_of(layer))
         return self.caches[layer] if self.caches else own
 
@@ -154,13 +164,15 @@ class DecoderSpec:
     def attention_parity(self) -> int:
         """Tokens of context to which attending costs a token as many operations as its way through the layers."""
         attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        weights = 0
+        weights = attending = 0
         for layer in range(self.num_layers):
             moe = self.experts_of(layer)
             inner = self.intermediate_size if moe is None else moe.top_k * moe.inner + moe.shared_inner
-            weights += attention + 3 * self.hidden_size * inner
+            delta = self.delta_of(layer)
+            weights += (attention if delta is None else delta.weights(self.hidden_size)) + 3 * self.hidden_size * inner
+            attending += delta is None
         # Two operations for each weight; for each token of context as many for the score and for the sum of values.
-        return max(weights // (2 * self.num_layers * self.num_heads * self.head_dim), 1)
+        return max(weights // (2 * attending * self.num_heads * self.head_dim), 1)
 
     def experts_of(self, layer: int) -> MoeSpec | None:
         """None: the layer has an ordinary MLP."""
@@ -189,6 +201,7 @@ class ExpertNames:
     correction: str = ""  # of GroupedRouting
     shared_gate_up: tuple[str, str] = ("", "")
     shared_down: str = ""
+    shared_gate: str = ""
 
 
 @dataclass(frozen=True)
@@ -210,6 +223,7 @@ class DecoderNames:
     sinks: str = ""
     after_attention: str = ""  # norms of DecoderSpec.post_norms
     after_mlp: str = ""
+    delta: DeltaNames | None = None
 
 
 @dataclass(frozen=True)

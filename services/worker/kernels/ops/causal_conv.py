@@ -1,12 +1,12 @@
 """A short causal convolution of each channel by itself, then SiLU, over the rows of a step (Mamba's; Qwen3-Next's).
 
-What a row needs of the tokens before this step's lies in its state block: the last W - 1 inputs. `StateRows` says which
-block that is; every op that keeps a state in blocks takes it.
+What a row needs of the tokens before this step's lies in its state block: the last W - 1 inputs. As in every op that
+keeps a state, `rows` says which tokens belong to which row (not where pages are), and `blocks`, int64 [R], which block
+is whose: distinct, but for rows that pad a step. A row without tokens changes nothing, and one all of whose context is
+in this step starts from zero, whatever its block holds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
@@ -34,45 +35,27 @@ class Singles(NamedTuple):
     is_first: Tensor
 
 
-@dataclass(frozen=True)
-class StateRows:
-    """Which tokens belong to which row, and where the row's state is. A row without tokens changes nothing.
-
-    A row all of whose context is in this step starts from zero. Blocks of rows with tokens are distinct, but those of
-    rows that pad a step.
-    """
-
-    query_starts: Tensor  # int32 [R + 1]: row j has tokens query_starts[j] .. query_starts[j + 1] - 1
-    context_lens: Tensor  # int32 [R]: tokens of the row, this step's included
-    blocks: Tensor  # int32 [R]
-    max_query: int
-    num_decode: int = 0  # the first rows that have exactly one token each; others may have one too
-
-    @cached_property
-    def parts(self) -> tuple[Singles, tuple[Chunk, ...]]:
-        """The torch meanings' plan, made at first use (off a CPU this waits for the device)."""
-        starts, context = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
-        blocks, counts = self.blocks.cpu().numpy(), np.diff(starts)
-        first = counts == context
-        single = np.flatnonzero(counts == 1)
-        singles = (starts[single].astype(np.int64), blocks[single].astype(np.int64), first[single])
-        device = self.query_starts.device
-        chunks = (
-            Chunk(int(starts[row]), int(starts[row + 1]), int(blocks[row]), bool(first[row]))
-            for row in np.flatnonzero(counts > 1)
-        )
-        return Singles(*(torch.from_numpy(values).to(device) for values in singles)), tuple(chunks)
-
-
-def make_state_rows(counts: Sequence[int], before: Sequence[int], blocks: Sequence[int]) -> StateRows:
-    """From plain numbers; `before`: tokens of each row that earlier steps computed. For cases, tests and benchmarks."""
-    return StateRows(
-        query_starts=torch.tensor([0, *np.cumsum(counts, dtype=np.int64).tolist()], dtype=torch.int32),
-        context_lens=torch.tensor([b + c for b, c in zip(before, counts, strict=True)], dtype=torch.int32),
-        blocks=torch.tensor(blocks, dtype=torch.int32),
-        max_query=max(counts, default=0),
-        num_decode=next((row for row, count in enumerate(counts) if count != 1), len(counts)),
+def state_parts(blocks: Tensor, rows: AttentionRows) -> tuple[Singles, tuple[Chunk, ...]]:
+    """The torch meanings' plan of a step (off a CPU this waits for the device). blocks: int64 [R]."""
+    starts, context = rows.query_starts.cpu().numpy(), rows.context_lens.cpu().numpy()
+    held, counts = blocks.cpu().numpy(), np.diff(starts)
+    first = counts == context
+    single = np.flatnonzero(counts == 1)
+    device = blocks.device
+    columns = (starts[single].astype(np.int64), held[single], first[single])
+    chunks = (
+        Chunk(int(starts[row]), int(starts[row + 1]), int(held[row]), bool(first[row]))
+        for row in np.flatnonzero(counts > 1)
     )
+    return Singles(*(torch.from_numpy(column).to(device) for column in columns)), tuple(chunks)
+
+
+def make_state_rows(
+    counts: Sequence[int], before: Sequence[int], blocks: Sequence[int]
+) -> tuple[Tensor, AttentionRows]:
+    """`blocks` and `rows` of an op, from plain numbers; `before`: tokens of each row that earlier steps computed."""
+    context = [b + c for b, c in zip(before, counts, strict=True)]
+    return torch.tensor(blocks, dtype=torch.int64), make_attention_rows(counts, context, [[]] * len(counts), 16)
 
 
 def spread_blocks(num_rows: int) -> list[int]:
@@ -91,7 +74,7 @@ def make_conv_case(name: str, counts: Sequence[int], before: Sequence[int], shap
         weight = torch.randn(heads * channels, taps, generator=generator) / taps**0.5
         state = torch.randn(len(counts) + 2, taps - 1, heads * channels, generator=generator)
         rows = make_state_rows(counts, before, spread_blocks(len(counts)))
-        return wide.to(dtype)[..., :channels], weight.to(dtype), state.to(dtype), rows
+        return wide.to(dtype)[..., :channels], weight.to(dtype), state.to(dtype), *rows
 
     return Case(name, make)
 
@@ -111,7 +94,7 @@ def make_conv_case(name: str, counts: Sequence[int], before: Sequence[int], shap
     },
     writes=("state",),
 )
-def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+def causal_conv(x: Tensor, weight: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows) -> Tensor:
     """silu(sum over w of weight[c, w] * x[t - W + 1 + w, c]) along each row's tokens. Returns a new [T, H, G].
 
     x: [T, H, G], last dimension dense; weight: [H * G, W]; state: [blocks, W - 1, H * G], each row's last inputs, the
@@ -120,7 +103,7 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows) -> Te
     num_tokens, heads, channels = x.shape
     taps, flat = weight.shape[1], x.reshape(num_tokens, heads * channels)
     out = torch.empty_like(flat)
-    singles, chunks = rows.parts
+    singles, chunks = state_parts(blocks, rows)
     if len(singles.tokens):
         held = state.index_select(0, singles.blocks).masked_fill_(singles.is_first[:, None, None], 0)
         inputs = torch.cat((held, flat.index_select(0, singles.tokens)[:, None]), 1)

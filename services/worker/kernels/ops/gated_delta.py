@@ -1,6 +1,6 @@
 """The gated delta rule over the rows of a step: linear attention whose state forgets, and corrects what it recalls.
 
-Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024), with the chunked form (UT transform) of Yang et al., "Parallelizing
+Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024); by chunks (the UT transform) as in Yang et al., "Parallelizing
 Linear Transformers with the Delta Rule over Sequence Length" (2024), section 3. The state of a head is a matrix [D, E].
 """
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.worker.kernels.ops.causal_conv import StateRows, make_state_rows, spread_blocks, state_steps
+from services.worker.kernels.ops.causal_conv import make_state_rows, spread_blocks, state_parts, state_steps
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Case, Tolerance, op
 
 CHUNK = 64  # tokens whose corrections are solved for at once
@@ -39,7 +40,7 @@ def make_delta_case(name: str, counts: Sequence[int], before: Sequence[int], sha
         bias = torch.rand(value_heads, generator=generator) - 1.0
         state = torch.randn(len(counts) + 2, value_heads, key_dim, value_dim, generator=generator)
         rows = make_state_rows(counts, before, spread_blocks(len(counts)))
-        return qkv.to(dtype), gates.to(dtype)[..., : 2 * values], decay, bias, state, rows
+        return qkv.to(dtype), gates.to(dtype)[..., : 2 * values], decay, bias, state, *rows
 
     return Case(name, make)
 
@@ -59,13 +60,15 @@ def make_delta_case(name: str, counts: Sequence[int], before: Sequence[int], sha
     },
     writes=("state",),
 )
-def gated_delta(qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+def gated_delta(
+    qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows
+) -> Tensor:
     """S = a S + k (b (v - k^T a S))^T for each token of a row, then S^T q. Returns a new [T, H * V, E] of qkv's dtype.
 
     qkv: [T, H, 2D + V * E], contiguous: by key head its query, its key, then its V value heads; query and key are
     scaled to length 1, the query then by D ** -0.5. gates: [T, H, 2V], last dimension dense: V times g, V times h of
     b = sigmoid(g) and a = exp(-decay * softplus(h + bias)). decay, bias: float32 [H * V]; state: float32 [blocks,
-    H * V, D, E], changed in place. All in fp32.
+    H * V, D, E], changed in place; blocks, rows: as in causal_conv. All in fp32.
     """
     _, value_heads, key_dim, value_dim = state.shape
     num_tokens, heads, _ = qkv.shape
@@ -77,7 +80,7 @@ def gated_delta(qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: 
     beta, log_decay = strength.sigmoid(), -decay * functional.softplus(forgetting + bias)
     inputs = (q * key_dim**-0.5, k, v, log_decay, beta)
     out = torch.empty(num_tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
-    singles, chunks = rows.parts
+    singles, chunks = state_parts(blocks, rows)
     if len(singles.tokens):
         held = state.index_select(0, singles.blocks).masked_fill_(singles.is_first[:, None, None, None], 0)
         ones = (part.index_select(0, singles.tokens) for part in inputs)

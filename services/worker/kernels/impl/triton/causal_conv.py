@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.ops.causal_conv import StateRows, causal_conv
+from services.worker.kernels.ops.causal_conv import causal_conv
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
 
 TOKENS = 32  # of a tile, of rows with more than one
@@ -102,17 +103,17 @@ def _sizes(heads: int, group: int, taps: int, is_decode: bool) -> dict[str, int]
     }
 
 
-def causal_conv_by_rows(x: Tensor, weight: Tensor, state: Tensor, rows: StateRows) -> Tensor:
+def causal_conv_by_rows(x: Tensor, weight: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows) -> Tensor:
     num_tokens, heads, group = x.shape
     out = torch.empty((num_tokens, heads, group), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
-    decode, num_rows = rows.num_decode, len(rows.blocks)
+    decode, num_rows = rows.num_decode, len(blocks)
     for first, count in ((0, decode), (decode, num_rows - decode)):
         if count:
             sizes = _sizes(heads, group, weight.shape[1], first < decode)
             causal_conv_kernel[(count, triton.cdiv(sizes["WIDTH"], sizes["CHANNELS"]))](
-                x, weight, state, rows.query_starts, rows.context_lens, rows.blocks, out, first, x.stride(0),
+                x, weight, state, rows.query_starts, rows.context_lens, blocks, out, first, x.stride(0),
                 STRIDE_H=x.stride(1), num_warps=2 if first < decode else 4, **sizes, **options(x.device),
             )  # fmt: skip
     return out
@@ -122,7 +123,9 @@ IMPL = Impl(causal_conv, "triton", causal_conv_by_rows, needs_gpu)
 
 
 def _aot(name: str, is_decode: bool) -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(("starts_ptr", "contexts_ptr", "blocks_ptr"), "*i32:16")
+    signature: dict[str, Constant] = dict.fromkeys(("starts_ptr", "contexts_ptr"), "*i32:16") | {
+        "blocks_ptr": "*i64:16"
+    }
     signature |= dict.fromkeys(("x_ptr", "weight_ptr", "state_ptr", "out_ptr"), "*bf16:16")
     signature |= {"first_row": "i32", "stride_t": "i32:16", "STRIDE_H": 768, "PDL": False}
     signature |= _sizes(16, 512, 4, is_decode)

@@ -1,9 +1,9 @@
 """The gated delta rule: a kernel for rows with one token, and one for chunks of prompts. Both keep a part of a head's
 state [D, some of E] in registers, read and written once a step.
 
-The chunk kernel goes through a row 64 tokens at a time. A chunk's corrections x solve (I + L) x = w, L strictly lower
-triangular, the UT transform: the diagonal blocks of 16 are inverted by substitution, all at once; what is left of the
-system then has powers that vanish from the fourth on, so that four small products end it.
+The chunk kernel goes through a row 32 tokens at a time (with 64 it spills registers everywhere). Their corrections x
+solve (I + L) x = w, L strictly lower triangular: the UT transform. Both diagonal blocks of 16 are inverted by
+substitution at once; what is left of the system, I + N, has N^2 = 0, so that I - N inverts it.
 """
 
 from functools import cache
@@ -14,14 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.ops.causal_conv import StateRows
-from services.worker.kernels.ops.gated_delta import CHUNK, L2_EPS, gated_delta
+from services.worker.kernels.ops.gated_delta import L2_EPS, gated_delta
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
 
 EPS = tl.constexpr(L2_EPS)
 DIAGONAL = tl.constexpr(16)
 DECODE_VALUES = 32  # of E in one program
 CHUNK_VALUES = 32
+CHUNK = 2 * 16  # tokens: two blocks of the diagonal
 
 
 @triton.jit
@@ -50,8 +51,7 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Programs: parts of E, value heads, rows. qkv: [T, HEADS, 2D + SHARE * E]; gates: [T, HEADS, 2 * SHARE] by strides.
-
+    """Programs: parts of E, value heads, rows. qkv: [T, HEADS, 2D + SHARE * E]; gates: [T, HEADS, 2 * SHARE];
     state: float32 [blocks, HEADS * SHARE, D, E]; out: [T, HEADS * SHARE, E].
     """
     release(PDL)
@@ -151,7 +151,6 @@ def delta_chunk_kernel(  # type: ignore[no-untyped-def]
     narrow: tl.constexpr = qkv_ptr.dtype.element_ty  # of the operands of products
     width: tl.constexpr = 2 * D + SHARE * E
     places = tl.arange(0, CHUNK)
-    lower = places[:, None] > places[None, :]
     same_block = places[:, None] // DIAGONAL == places[None, :] // DIAGONAL
     for first in range(begin, end, CHUNK):
         tokens = first + places
@@ -170,29 +169,25 @@ def delta_chunk_kernel(  # type: ignore[no-untyped-def]
         since = tl.cumsum(tl.where(live, -decay * _softplus(forgetting + bias), 0.0), 0)
         wide = k.to(tl.float32)
         k_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS)
-        # exponents of pairs that do not count could overflow
-        between = tl.exp(tl.where(places[:, None] >= places[None, :], since[:, None] - since[None, :], 0.0))
-        near = tl.dot(k, tl.trans(k), input_precision="ieee") * between * (k_scale * beta)[:, None] * k_scale[None, :]
-        near = tl.where(lower, near, 0.0)
-        inverse = _inverse_of_diagonal(tl.where(same_block, near, 0.0), CHUNK, DIAGONAL)
-        recalled = state.to(narrow)
-        known = tl.dot(k, recalled, input_precision="ieee") * (k_scale * tl.exp(since))[:, None]
-        wanted = (v.to(tl.float32) - known) * beta[:, None]
-        # (I + N) x = y with N^4 = 0: x = (I - N)(y + N N y)
-        inverse = inverse.to(narrow)
-        y = tl.dot(inverse, wanted.to(narrow), input_precision="ieee")
-        far = tl.dot(inverse, tl.where(same_block, 0.0, near).to(narrow), input_precision="ieee").to(narrow)
-        once = tl.dot(far, y.to(narrow), input_precision="ieee")
-        y += tl.dot(far, once.to(narrow), input_precision="ieee")
-        corrections = (y - tl.dot(far, y.to(narrow), input_precision="ieee")).to(narrow)
-        # only now, so that fewer numbers are held at once
         q = tl.load(lines[:, None] + keys[None, :], mask=mask, other=0.0)
         wide = q.to(tl.float32)
         q_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS) * (D**-0.5)
+        # Whatever the substitution below need not hold is narrow by then. Exponents of other pairs could overflow.
+        between = tl.exp(tl.where(places[:, None] >= places[None, :], since[:, None] - since[None, :], 0.0))
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * between * q_scale[:, None] * k_scale[None, :]
-        scores = tl.where(lower | (places[:, None] == places[None, :]), scores, 0.0)
+        scores = tl.where(places[:, None] >= places[None, :], scores, 0.0).to(narrow)
+        near = tl.dot(k, tl.trans(k), input_precision="ieee") * between * (k_scale * beta)[:, None] * k_scale[None, :]
+        near = tl.where(places[:, None] > places[None, :], near, 0.0)
+        outside = tl.where(same_block, 0.0, near).to(narrow)
+        recalled = state.to(narrow)
         result = tl.dot(q, recalled, input_precision="ieee") * (q_scale * tl.exp(since))[:, None]
-        result += tl.dot(scores.to(narrow), corrections, input_precision="ieee")
+        known = tl.dot(k, recalled, input_precision="ieee") * (k_scale * tl.exp(since))[:, None]
+        wanted = ((v.to(tl.float32) - known) * beta[:, None]).to(narrow)
+        inverse = _inverse_of_diagonal(tl.where(same_block, near, 0.0), CHUNK, DIAGONAL).to(narrow)
+        y = tl.dot(inverse, wanted, input_precision="ieee")
+        far = tl.dot(outside, y.to(narrow), input_precision="ieee").to(narrow)
+        corrections = (y - tl.dot(inverse, far, input_precision="ieee")).to(narrow)
+        result += tl.dot(scores, corrections, input_precision="ieee")
         tl.store(
             out_ptr + (at * HEADS * SHARE + head)[:, None] * E + values[None, :],
             result.to(out_ptr.dtype.element_ty),
@@ -219,7 +214,7 @@ def _sizes(heads: int, share: int, key_dim: int, value_dim: int, is_decode: bool
 
 
 def gated_delta_by_state(
-    qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, rows: StateRows
+    qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows
 ) -> Tensor:
     _, value_heads, key_dim, value_dim = state.shape
     num_tokens, heads, _ = qkv.shape
@@ -227,17 +222,17 @@ def gated_delta_by_state(
     if not num_tokens:
         return out
     shape = heads, value_heads // heads, key_dim, value_dim
-    tensors = qkv, gates, decay, bias, state, rows.query_starts, rows.context_lens, rows.blocks, out
+    tensors = qkv, gates, decay, bias, state, rows.query_starts, rows.context_lens, blocks, out
     strides = {"gates_stride": gates.stride(0), "GATES_HEAD": gates.stride(1)}
     if decode := rows.num_decode:
         sizes = _sizes(*shape, True)
         delta_decode_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, decode)](
             *tensors, **strides, num_warps=4, **sizes, **options(qkv.device)
         )
-    if others := len(rows.blocks) - decode:
+    if others := len(blocks) - decode:
         sizes = _sizes(*shape, False)
         delta_chunk_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, others)](
-            *tensors, decode, **strides, num_warps=8, num_stages=1, **sizes, **options(qkv.device)
+            *tensors, decode, **strides, num_warps=4, num_stages=1, **sizes, **options(qkv.device)
         )
     return out
 
@@ -246,13 +241,15 @@ IMPL = Impl(gated_delta, "triton", gated_delta_by_state, needs_gpu)
 
 
 def _aot(name: str, is_decode: bool) -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(("starts_ptr", "contexts_ptr", "blocks_ptr"), "*i32:16")
+    signature: dict[str, Constant] = dict.fromkeys(("starts_ptr", "contexts_ptr"), "*i32:16") | {
+        "blocks_ptr": "*i64:16"
+    }
     signature |= dict.fromkeys(("qkv_ptr", "gates_ptr", "out_ptr"), "*bf16:16")
     signature |= dict.fromkeys(("decay_ptr", "bias_ptr", "state_ptr"), "*fp32:16")
     signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False, **_sizes(16, 2, 128, 128, is_decode)}
     if is_decode:
         return AotCase(name, delta_decode_kernel, signature, num_warps=4)
-    return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=8, num_stages=1, hot=False)
+    return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=4, num_stages=1, hot=False)
 
 
 AOT = (_aot("decode_16x2x128x128", True), _aot("chunks_16x2x128x128", False))

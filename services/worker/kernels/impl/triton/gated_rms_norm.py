@@ -31,7 +31,7 @@ def gated_norm_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x, out: [num_rows, D], HEADS rows a token; gate: [T, HEADS / SHARE, SHARE * D] in strides (stride_t, STRIDE_K, 1)."""
+    """x, out: [num_rows, D], HEADS rows a token; gate: [T, HEADS / SHARE, SHARE * D] by strides (_t, _K)."""
     release(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK)
