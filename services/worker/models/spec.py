@@ -134,6 +134,10 @@ class DecoderSpec:
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and so many less one before it, 0: all; (): 0 in all
     local_rope: RopeSpec | None = None  # of the layers with a window, where it is another one
     sinks: bool = False  # a learned logit per head in the softmax's denominator
+    value_dim: int = 0  # numbers of a value, 0: as many as of a key
+    value_scale: float = 1.0
+    window_kv_heads: int = 0  # of layers with a window, 0: as many as in others
+    window_sinks: bool = False  # sinks are of layers with a window only
     attention_scale: float = 0.0  # 0: head_dim ** -0.5
     embed_scale: float = 1.0
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
@@ -150,6 +154,21 @@ class DecoderSpec:
     def window_of(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
+    def kv_heads_of(self, layer: int) -> int:
+        return self.window_kv_heads if self.window_kv_heads and self.window_of(layer) else self.num_kv_heads
+
+    def has_sinks(self, layer: int) -> bool:
+        return self.sinks and (not self.window_sinks or self.window_of(layer) > 0)
+
+    @property
+    def values_dim(self) -> int:
+        return self.value_dim or self.head_dim
+
+    @property
+    def has_own_values(self) -> bool:
+        """Values that are not as large as keys, or scaled."""
+        return self.values_dim != self.head_dim or self.value_scale != 1.0
+
     def delta_of(self, layer: int) -> DeltaSpec | None:
         """None: the layer attends."""
         return self.delta if self.delta is not None and layer in self.delta.layers else None
@@ -157,7 +176,7 @@ class DecoderSpec:
     def cache_of(self, layer: int) -> LayerCache:
         if (delta := self.delta_of(layer)) is not None:
             return delta.cache
-        own = PagedKv(self.num_kv_heads, self.head_dim, self.head_dim, self.window_of(layer))
+        own = PagedKv(self.kv_heads_of(layer), self.head_dim, self.values_dim, self.window_of(layer))
         return self.caches[layer] if self.caches else own
 
     @property
