@@ -145,7 +145,7 @@ class Member(Struct, frozen=True):
     state: State
     progress: int = 0  # grows while work gets done
     stage: Progress | None = None
-    counters: dict[str, float] = {}
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):

@@ -33,7 +33,7 @@ class PromptKind(IntEnum):
 class KvGroup(Struct, frozen=True):
     """Layers whose cache lives and dies together: one block table per row. All that a scheduler knows of a model.
 
-    full: a block holds what `block_tokens` tokens leave (keys and values, MLA's latent, an indexer's keys); all are kept.
+    full: a block holds what `block_tokens` tokens leave (keys and values, MLA's latent, an indexer's keys); all stay.
     window: the same, but only blocks with some of the last `window` tokens are kept.
     state: a block holds what all tokens so far leave. A row has one, which its steps change; a checkpoint is a copy of
     it, made where `every` divides the number of tokens, and found by their digest like a block of the other kinds.

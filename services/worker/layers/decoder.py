@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from services.worker.groups import GroupStep
+from services.worker.groups import GroupStep, Layout, Storage, lay_out
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
@@ -137,6 +137,11 @@ class Decoder:
             attended, x = attended.index_select(0, outputs), x.index_select(0, outputs)
         self.pieces.end(self.layers[-1], x, attended)
         return x
+
+    def layout(self, block_tokens: int, storage: Storage, every: int = 0) -> Layout:
+        """How the cache is laid out; `every` as in lay_out."""
+        kept = [self.spec.cache_of(layer) for layer in range(self.spec.num_layers)]
+        return lay_out(kept, block_tokens, storage, every)
 
     def logits(self, x: Tensor) -> Tensor:
         """x: [S, N], from a call; returns [S, V] in the activations' dtype."""

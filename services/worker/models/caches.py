@@ -12,8 +12,8 @@ import torch
 class PagedKv:
     """Of every token, keys [heads, key_dim] and values [heads, value_dim] in the cache's dtype.
 
-    The layer gets pages of B tokens: keys [blocks, B, heads, key_dim], values [blocks, B, heads, value_dim]. MLA has one
-    head of latent and rotated key, and values of 0 numbers; so has what holds an indexer's keys.
+    The layer gets pages of B tokens: keys [blocks, B, heads, key_dim], values [blocks, B, heads, value_dim]. MLA has
+    one head of latent and rotated key, and values of 0 numbers, or an indexer's keys as values.
     """
 
     heads: int

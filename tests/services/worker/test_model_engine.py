@@ -249,10 +249,10 @@ def test_blocks_are_copied_singly_when_there_is_no_memory_for_all(
     sources = storage[:, :, [3, 4]].clone()
     whole = type(engine._runner.cache).copy_blocks
 
-    def copy_blocks(source: list[int], target: list[int]) -> None:
+    def copy_blocks(source: list[int], target: list[int], pool: int) -> None:
         if len(source) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        whole(engine._runner.cache, source, target)
+        whole(engine._runner.cache, source, target, pool)
 
     monkeypatch.setattr(engine._runner.cache, "copy_blocks", copy_blocks)
     engine.execute(StepPlan(1, copy_source=pack_i32([3, 4]), copy_target=pack_i32([7, 8])))
