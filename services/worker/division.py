@@ -70,18 +70,19 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
     yield names.embedding, Cut(0, rows)
     yield names.head, Cut(0, rows)
     yield names.final_norm, WHOLE
-    heads = heads_of(rank, spec.num_heads, spec.num_kv_heads)
-    query, kv = heads.query.times(spec.head_dim), heads.kv.times(spec.head_dim)
     for i in range(spec.num_layers):
         norms = names.input_norm, names.post_norm, names.q_norm, names.k_norm, names.after_attention, names.after_mlp
         for name in norms:
             yield name.format(i=i), WHOLE
+        heads = heads_of(rank, spec.num_heads, spec.kv_heads_of(i))
+        query = heads.query.times(spec.head_dim * (2 if spec.attention_gate else 1))
+        rows = query, heads.kv.times(spec.head_dim), heads.kv.times(spec.values_dim)
         yield names.sinks.format(i=i), Cut(0, heads.query)
         if (delta := spec.delta_of(i)) is not None and names.delta is not None:
             yield from _delta_cuts(delta, names.delta, i, rank)
-        for name, span in zip(names.qkv, (query.times(1 + spec.attention_gate), kv, kv), strict=True):
+        for name, span in zip(names.qkv, rows, strict=True):
             yield from _rows(name.format(i=i), span)
-        yield from _columns(names.out.format(i=i), query)
+        yield from _columns(names.out.format(i=i), heads.query.times(spec.values_dim))
         yield from _mlp_cuts(spec, names, i, rank)
 
 

@@ -103,17 +103,9 @@ class CheckpointParameters:
 def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[int, ...]]:
     """Every checkpoint tensor that a decoder has, by name, with its shape."""
     hidden = spec.hidden_size
-    q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, hidden), names.final_norm: (hidden,)}
     if not spec.tie_embeddings:
         shapes[names.head] = (spec.vocab_size, hidden)
-    attention: list[tuple[str, int, int, bool]] = [
-        *(
-            (name, rows, hidden, spec.qkv_bias)
-            for name, rows in zip(names.qkv, (q_rows * (1 + spec.attention_gate), kv_rows, kv_rows), strict=True)
-        ),
-        (names.out, hidden, q_rows, spec.out_bias),
-    ]
     for i in range(spec.num_layers):
         shapes[names.input_norm.format(i=i)] = (hidden,)
         shapes[names.post_norm.format(i=i)] = (hidden,)
@@ -122,18 +114,29 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
         delta = spec.delta_of(i)
         if delta is not None and names.delta is not None:
             shapes |= {name.format(i=i): shape for name, shape in delta_shapes(delta, names.delta, hidden)}
-        if spec.sinks:
+        if spec.has_sinks(i):
             shapes[names.sinks.format(i=i)] = (spec.num_heads,)
         if (moe := spec.experts_of(i)) is not None and moe.grouped is not None and names.experts is not None:
             shapes[names.experts.correction.format(i=i)] = (moe.num_experts,)
         if spec.qk_norm and delta is None:
             shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
             shapes[names.k_norm.format(i=i)] = (spec.head_dim,)
-        for name, rows, columns, has_bias in (attention if delta is None else []) + _mlp_shapes(spec, names, i):
+        for name, rows, columns, has_bias in _attention_shapes(spec, names, i) + _mlp_shapes(spec, names, i):
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[bias_of(name.format(i=i))] = (rows,)
     return shapes
+
+
+def _attention_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tuple[str, int, int, bool]]:
+    """As _mlp_shapes, of a layer that attends."""
+    if spec.delta_of(layer) is not None:
+        return []
+    hidden, heads, kv_heads = spec.hidden_size, spec.num_heads, spec.kv_heads_of(layer)
+    q_rows = heads * spec.head_dim * (2 if spec.attention_gate else 1)
+    rows = q_rows, kv_heads * spec.head_dim, kv_heads * spec.values_dim
+    qkv = [(name, count, hidden, spec.qkv_bias) for name, count in zip(names.qkv, rows, strict=True)]
+    return [*qkv, (names.out, hidden, heads * spec.values_dim, spec.out_bias)]
 
 
 def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tuple[str, int, int, bool]]:

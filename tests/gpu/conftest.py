@@ -78,6 +78,35 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window_pattern": 3,
         },
     ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            "intermediate_size": 1024,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+        },
+    ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        {
+            "intermediate_size": 1024,
+            "moe_intermediate_size": 256,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "sliding_window": 64,
+        },
+    ),
     "glm4_moe": (
         "Glm4MoeConfig",
         {
@@ -121,6 +150,8 @@ class Small:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
             elif parameter_name.endswith("sinks"):
                 torch.nn.init.uniform_(parameter, -1.0, 1.0)
+            elif parameter_name.endswith("A_log"):  # what a state forgets: with transformers' own all of it at once
+                torch.nn.init.uniform_(parameter, -5.0, -1.0)
             elif parameter_name.endswith("bias"):
                 torch.nn.init.uniform_(parameter, -0.3, 0.3)
             # both precisions hold the same numbers

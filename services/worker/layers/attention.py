@@ -26,7 +26,8 @@ class Attention:
         """`window`, `sinks`: as in AttentionSpec."""
         self.project, self.out, self.head_norm = qkv, out, head_norm
         # with the scale of the cache that was used last
-        self._spec = AttentionSpec(spec.attention_scale or spec.head_dim**-0.5, window, sinks=sinks)
+        scale = spec.attention_scale or spec.head_dim**-0.5
+        self._spec = AttentionSpec(scale, window, sinks=sinks, value_scale=spec.value_scale)
         self._sigmoid_gate = bindings(sigmoid_gate) if spec.attention_gate else None
         self._head_dim, self._num_heads = spec.head_dim, spec.num_heads
         self._rope_kv_write, self._paged_attention = bindings(rope_kv_write), bindings(paged_attention)

@@ -204,7 +204,7 @@ class LayerBuilder:
         if spec.qk_norm:
             q, k = self.norm(names.q_norm), self.norm(names.k_norm)
             head_norm = HeadNorm(q.weight, k.weight, spec.rms_eps)
-        sinks = self.tensor(names.sinks, wide=True) if spec.sinks else None
+        sinks = self.tensor(names.sinks, wide=True) if spec.has_sinks(self.index) else None
         out = self.linear(spec.out_bias, names.out)
         return Attention(spec, qkv, out, head_norm, self.bindings, spec.window_of(self.index), sinks)
 

@@ -96,7 +96,7 @@ MODEL = ModelDef(
     architectures=("Qwen3NextForCausalLM",),
     features=(
         "gated DeltaNet in most layers, with state instead of keys and values",
-        "gated grouped-query attention in the others; partial rotary; query and key norm",
+        "gated grouped-query attention in the others, partial rotary, query and key norm",
         "mixture of experts, and a gated shared expert",
         "rope: default, linear, yarn",
     ),

@@ -8,16 +8,16 @@ lazily, and it can report what it was never asked for (except `ModelDef.ignored`
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from services.worker.models.caches import LayerCache, PagedKv
+from services.worker.models.config import MOST as MOST
+from services.worker.models.config import Config as Config
 from services.worker.models.delta_spec import DeltaNames, DeltaSpec
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
-T = TypeVar("T")
-REQUIRED = object()
 ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each needs
     "default": (),
     "linear": ("factor",),
@@ -57,17 +57,6 @@ class Parameters(Protocol):
     def has(self, name: str) -> bool: ...
 
 
-# Far more than any model has, and little enough for what follows from it.
-MOST = {
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 24,
-    "num_layers": 10_000,
-    "num_heads": 1 << 16,
-    "num_kv_heads": 1 << 16,
-    "head_dim": 1 << 16,
-    "max_position": 1 << 28,
-}
 SLIDING, FULL = "sliding_attention", "full_attention"
 MOST_EXPERTS = 1 << 16
 MOST_ROPE = 1e15
@@ -134,7 +123,7 @@ class DecoderSpec:
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and so many less one before it, 0: all; (): 0 in all
     local_rope: RopeSpec | None = None  # of the layers with a window, where it is another one
     sinks: bool = False  # a learned logit per head in the softmax's denominator
-    value_dim: int = 0  # numbers of a value, 0: as many as of a key
+    value_dim: int = 0  # numbers of a value; 0: as many as of a key
     value_scale: float = 1.0
     window_kv_heads: int = 0  # of layers with a window, 0: as many as in others
     window_sinks: bool = False  # sinks are of layers with a window only
@@ -251,7 +240,7 @@ class ModelDef:
 
     architectures: tuple[str, ...]
     features: tuple[str, ...]
-    read: Callable[["Config"], DecoderSpec]
+    read: Callable[[Config], DecoderSpec]
     names: DecoderNames
     ignored: tuple[str, ...] = ()  # suffixes of checkpoint tensors that hold nothing to load
     # Prefixes of checkpoint tensors: what `names` has instead, or None for a part that is not served. {n}: of layers.
@@ -265,57 +254,6 @@ LANGUAGE_PART: Mapping[str, str | None] = {
     "model.language_model.": "model.",
     **{f"{root}{part}.": None for root in ("", "model.") for part in ("vision_tower", "multi_modal_projector")},
 }
-
-
-class Config:
-    """Typed reading of a checkpoint's config dict; a value we cannot honour stops with its name."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
-
-    def get(self, kind: type[T], key: str, default: object = REQUIRED) -> T:
-        """The value of `key` as `kind`; absent or null gives `default`. Raises ValueError if missing or mistyped."""
-        value = self._values.get(key)
-        if value is None:
-            if default is REQUIRED:
-                raise ValueError(f"config: {key!r} is missing")
-            value = default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f"config: {key!r} is {value!r}, expected {kind.__name__}")
-        return value
-
-    def mapping(self, key: str) -> Mapping[str, object]:
-        """The sub-table `key`, empty if absent or null."""
-        return self.get(dict, key, {})
-
-    def over(self, defaults: Mapping[str, object]) -> "Config":
-        """With what transformers takes for keys that are absent or null, where a family's configurations rely on it."""
-        return Config({**defaults, **{key: value for key, value in self._values.items() if value is not None}})
-
-    @property
-    def text(self) -> "Config":
-        """The part that describes the language model, of a model that has other parts as well; else the whole.
-
-        Whether the head is the embedding may be said outside of that part, and then counts.
-        """
-        part, key = self.mapping("text_config"), "tie_word_embeddings"
-        return Config({**part, key: self._values.get(key, part.get(key))} if part else self._values)
-
-    @property
-    def num_layers(self) -> int:
-        """Raises ValueError for a number that no model has, before anybody makes a list as long."""
-        number = self.get(int, "num_hidden_layers")
-        if not 1 <= number <= MOST["num_layers"]:
-            raise ValueError(f"config: num_layers is {number}, not between 1 and {MOST['num_layers']}")
-        return number
-
-    def require(self, key: str, allowed: Sequence[object]) -> None:
-        """Raises ValueError unless `key` is absent, null or one of `allowed`."""
-        value = self._values.get(key)
-        if value is not None and value not in allowed:
-            raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed)) or 'none'}")
 
 
 def read_rope(config: Config, rotary_dim: int, layers: str = FULL) -> RopeSpec:

@@ -221,10 +221,10 @@ def make_attention_case(
         sinks = torch.randn(num_heads, generator=generator) if extras.sinks else None
         kv_scale = KvScale(torch.tensor([0.02]), torch.tensor([0.03])) if extras.fp8 else None
         stored = [part.to(dtype) for part in cache]
-        if extras.value_dim:
-            stored[1] = stored[1][..., : extras.value_dim].contiguous()
         if kv_scale is not None:
             stored = [store_kv(part, torch.float8_e4m3fn, scale) for part, scale in zip(cache, kv_scale, strict=True)]
+        if extras.value_dim:
+            stored[1] = stored[1][..., : extras.value_dim].contiguous()
         spec = AttentionSpec(
             head_dim**-0.5, extras.window, extras.softcap, sinks, kv_scale, 0.7 if extras.value_dim else 1.0
         )

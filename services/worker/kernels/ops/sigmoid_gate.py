@@ -47,5 +47,5 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     for tokens in sizes.all:
         if shapes.get("attention_gate"):
             yield make_sigmoid_case(tokens, shapes["num_heads"], shapes["head_dim"])
-        if shapes.get("shared_gate"):
+        if shapes.get("shared_size"):
             yield make_sigmoid_case(tokens, 1, shapes["shared_size"], per_token=True)
