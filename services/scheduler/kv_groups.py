@@ -3,42 +3,18 @@
 A full table keeps all its blocks. A window's gives back what no later token reads, before a step, since that step is
 planned to run after all that read it. A state's has one block, the live one; checkpoints are copies of it that the
 index keeps. With one full group, the common case, `tables[0].blocks` is all there is. Invariants (`check`): a table
-ends where its row's tokens do; blocks that a plan copies are not taken anew by the same plan (`_held`).
+ends where its row's tokens do; what rows get is told in the plan that is being made.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from common.columns import pack_i32
 from common.kv_needs import first_block, window_blocks
-from common.protocol import Copies, Growth, KvGroup, ModelFacts
+from common.protocol import KvGroup, ModelFacts
 from services.scheduler import policy
 from services.scheduler.blocks import BlockPool
+from services.scheduler.changes import NONE, Changes, Columns
+from services.scheduler.prefixes import Hit, Prefixes
 from services.scheduler.request import Row, Table
-from services.scheduler.request import Sequence as Known
-
-
-class Hit(NamedTuple):
-    """Leading blocks of a sequence from which every group can go on, and what a row shares of each group then."""
-
-    num_blocks: int
-    tables: tuple[Sequence[int], ...]  # the last ones before the end; of a state the checkpoint
-    donor: Row | None = None  # a row that has the tokens behind them too, all but one
-
-
-class Changes(NamedTuple):
-    """Columns of a plan."""
-
-    grown_slots: bytes = b""
-    grown_blocks: bytes = b""
-    copy_source: bytes = b""
-    copy_target: bytes = b""
-    grown: tuple[Growth, ...] = ()
-    copies: tuple[Copies, ...] = ()
-    saved: Sequence[int] = ()  # labels of checkpoints that the plan makes
-
-
-NO_CHANGES = Changes()
 
 
 class KvGroups:
@@ -50,77 +26,17 @@ class KvGroups:
         self.pools = [BlockPool(number, facts.block_tokens, hash_seed) for number in blocks]
         self.plain = [group.kind for group in self.groups] == ["full"]
         numbered = list(enumerate(self.groups))
-        self._full = [idx for idx, group in numbered if group.kind == "full"]
         self._windows = [idx for idx, group in numbered if group.kind == "window"]
         self._states = [idx for idx, group in numbered if group.kind == "state"]
         self.checkpoints = bool(self._states)
         self._paged = [idx for idx, group in numbered if group.kind != "state"]
+        self.prefixes = Prefixes(self.groups, self.pools)
         self._per_pool = [sum(self.groups[idx].pool == pool for idx in self._paged) for pool in range(len(blocks))]
         self.chunk = chunk
-        self._grown: dict[int, tuple[list[int], list[int]]] = {}  # by group: slots, blocks
-        self._copied: dict[int, tuple[list[int], list[int]]] = {}  # by pool: sources, targets
-        self._held: list[tuple[int, int]] = []  # pool, block
-        self._saved: list[int] = []  # labels of the plan's checkpoints
+        self._changes = Changes()
 
     def _pool(self, group: int) -> BlockPool:
         return self.pools[self.groups[group].pool]
-
-    # Prefixes
-
-    def match(self, tokens: bytes | bytearray, most: int, root: bytes, chain: list[bytes]) -> Hit:
-        """The longest prefix that can be shared, of at most `most` blocks. Takes nothing; `chain` as for BlockPool."""
-        found: dict[int, list[int]] = {}
-        count = max(most, 0)
-        for group in self._full:
-            found[group] = self._pool(group).match(tokens, count, root, chain, group)
-            count = len(found[group])
-        if self.plain:
-            return Hit(count, (found[0],))
-        self.pools[0].extend(tokens, count, root, chain)
-        while count and (lacking := self._lacking(tokens, count, root, chain)) < count:
-            count = lacking
-        if not count:
-            return self.nothing
-        for group in range(len(self.groups)):
-            if group not in found:
-                first = self._first(group, count)
-                wanted = (self._pool(group).find(tokens, idx, root, chain, group) for idx in range(first, count))
-                found[group] = [block for block in wanted if block is not None]
-        return Hit(count, tuple(found[group][:count] for group in range(len(self.groups))))
-
-    @property
-    def nothing(self) -> Hit:
-        return Hit(0, ((),) * len(self.groups))
-
-    def _first(self, group: int, count: int) -> int:
-        """The first block that a row needs which goes on behind `count` blocks."""
-        if self.groups[group].kind == "state":
-            return count - 1
-        return first_block(self.groups[group], count * self.block_tokens, self.block_tokens)
-
-    def _lacking(self, tokens: bytes | bytearray, count: int, root: bytes, chain: list[bytes]) -> int:
-        """How many blocks may be shared at most, where not all groups can go on behind `count`; else `count`."""
-        for group in (*self._states, *self._windows):
-            if self.groups[group].kind == "state":
-                step = self.groups[group].every // self.block_tokens
-                if count % step:
-                    return count - count % step
-            for idx in range(count - 1, self._first(group, count) - 1, -1):
-                if self._pool(group).find(tokens, idx, root, chain, group) is None:
-                    return idx
-        return count
-
-    def of_donor(self, row: Row, num_blocks: int, computed: int) -> Hit | None:
-        """What a sibling may share that goes on at position `computed`; None if `row` does not have it any more."""
-        if self._states:
-            return None  # its state has gone on
-        tables = []
-        for group, table in enumerate(row.tables):
-            first = first_block(self.groups[group], computed, self.block_tokens)
-            if table.first > first:
-                return None
-            tables.append(table.blocks[first - table.first : num_blocks - table.first])
-        return Hit(num_blocks, tuple(tables), row)
 
     # Admission
 
@@ -172,8 +88,8 @@ class KvGroups:
             if group.kind == "state":
                 live = pool.allocate(1)
                 for checkpoint in blocks:
-                    self._copy(group.pool, checkpoint, live[0])
-                    self._held.append((group.pool, checkpoint))
+                    self._changes.copy(group.pool, checkpoint, live[0])
+                    self._changes.hold(group.pool, checkpoint)
                 tables.append(Table(live))
                 continue
             rest = hit.donor is not None and (known - 1) % self.block_tokens > 0
@@ -182,7 +98,7 @@ class KvGroups:
             if rest and hit.donor is not None:
                 theirs = hit.donor.tables[idx]
                 source, target = (each.blocks[hit.num_blocks - each.first] for each in (theirs, table))
-                self._copy(group.pool, source, target)
+                self._changes.copy(group.pool, source, target)
             tables.append(table)
         return tables
 
@@ -205,9 +121,7 @@ class KvGroups:
 
     def _append(self, group: int, row: Row, blocks: list[int]) -> None:
         row.tables[group].blocks += blocks
-        slots, grown = self._grown.setdefault(group, ([], []))
-        slots += [row.slot] * len(blocks)
-        grown += blocks
+        self._changes.grow(group, row.slot, blocks)
 
     def slide(self, row: Row, position: int) -> None:
         """Gives back what no token from `position` on reads."""
@@ -253,40 +167,22 @@ class KvGroups:
             pool = self._pool(group)
             if not position or position % self.groups[group].every or not pool.can_allocate(1):
                 continue
-            if idx < len(sequence.chain) and self._find(pool, sequence, idx, group) is not None:
+            known = sequence.tokens, idx, sequence.request.root, sequence.chain
+            if idx < len(sequence.chain) and pool.find(*known, group) is not None:
                 continue
             number = self.groups[group].pool
             block = pool.allocate(1)[0]
-            self._copy(number, row.tables[group].blocks[0], block)
+            self._changes.copy(number, row.tables[group].blocks[0], block)
             row.saved.append((group, idx + 1, block))
-            self._saved.append(self._label(number, block))
+            self._changes.save(self._label(number, block))
 
-    @staticmethod
-    def _find(pool: BlockPool, sequence: Known, idx: int, group: int) -> int | None:
-        return pool.find(sequence.tokens, idx, sequence.request.root, sequence.chain, group)
-
-    def _copy(self, pool: int, source: int, target: int) -> None:
-        sources, targets = self._copied.setdefault(pool, ([], []))
-        sources.append(source)
-        targets.append(target)
-
-    def drain(self) -> "Changes":
+    def drain(self) -> Columns:
         """What rows have got since the last call, for a plan."""
-        if not (self._grown or self._copied):
-            return NO_CHANGES
-        for pool, block in self._held:
+        if not self._changes:
+            return NONE
+        for pool, block in self._changes.held:
             self.pools[pool].release((block,))
-        grown = {group: (pack_i32(slots), pack_i32(blocks)) for group, (slots, blocks) in self._grown.items()}
-        copied = {pool: (pack_i32(source), pack_i32(target)) for pool, (source, target) in self._copied.items()}
-        changes = Changes(
-            *grown.pop(0, (b"", b"")),
-            *copied.pop(0, (b"", b"")),
-            tuple(Growth(group, *columns) for group, columns in grown.items()),
-            tuple(Copies(pool, *columns) for pool, columns in copied.items()),
-            self._saved,
-        )
-        self._grown, self._copied, self._saved, self._held = {}, {}, [], []
-        return changes
+        return self._changes.drain()
 
     # Publication
 
@@ -354,7 +250,7 @@ class KvGroups:
 
     def check(self, rows: Sequence[Row]) -> None:
         """Asserts the invariants of all pools, and that nothing waits for a plan, given all rows."""
-        assert not (self._grown or self._copied or self._held or self._saved), "a plan was made without its blocks"
+        assert not self._changes, "a plan was made without its blocks"
         for number, pool in enumerate(self.pools):
             tables = [
                 table.blocks

@@ -23,7 +23,11 @@ def of_tokens(state: State, tokens: bytes | bytearray, wanted: int, root: bytes,
     worker = state.worker
     assert worker is not None
     kv, known = worker.kv, len(tokens) // TOKEN_BYTES
-    hit = kv.match(tokens, (known - 1) // kv.block_tokens, root, chain) if state.prefix_cache else kv.nothing
+    hit = (
+        kv.prefixes.match(tokens, (known - 1) // kv.block_tokens, root, chain)
+        if state.prefix_cache
+        else kv.prefixes.nothing
+    )
     return Place(
         uncached=known - hit.num_blocks * kv.block_tokens,
         pending=state.waiting.tokens + filling_tokens(state),

@@ -254,10 +254,14 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         return None
     # At least the last token is computed, since its logits are needed.
     reusable = (known - 1) // kv.block_tokens
-    hit = kv.of_donor(donor, reusable, known - 1) if donor is not None else None
+    hit = kv.prefixes.of_donor(donor, reusable, known - 1) if donor is not None else None
     if hit is None:
-        hit = kv.match(sequence.tokens, reusable, sequence.request.root, sequence.chain) if state.prefix_cache else None
-    hit = hit or kv.nothing
+        hit = (
+            kv.prefixes.match(sequence.tokens, reusable, sequence.request.root, sequence.chain)
+            if state.prefix_cache
+            else None
+        )
+    hit = hit or kv.prefixes.nothing
     if not kv.may_admit(hit, known, worker.slots.max_rows - worker.slots.free):
         return None
     tables = kv.take(hit, known)

@@ -225,7 +225,10 @@ class ModelEngine:
         else:
             for earlier in self._recent:
                 earlier.tokens()  # many pieces would come round to the place where these lie
-            outcome = Retry(self._run, self._free, self._runner.rows.commit)(step)
+            retry = Retry(self._run, self._free, self._runner.rows.commit)
+            # a step that stopped halfway has brought some layers' states forward
+            stateful = any(more.is_state for more in self._runner.rows.beside)
+            outcome = retry.give_up(step) if stateful else retry(step)
         self._recent.append(outcome)
         return outcome
 

@@ -67,8 +67,8 @@ class PenaltyCounts:
         self.in_output[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
 
-class MoreTables:
-    """Block tables of a group behind the first one. Entries before a window are whatever they were."""
+class BlockTables:
+    """Block tables of one group. Entries before a window are whatever they were."""
 
     def __init__(self, group: KvGroup, max_rows: int, width: int, device: torch.device) -> None:
         self.group = group
@@ -111,19 +111,27 @@ class Rows:
         # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
         # One row more than there are slots: what pads a batch reads and writes there.
         self.tokens = memory.zeros((max_rows + 1, max_len + 1), torch.int32, device)
+        first, *others = groups or (KvGroup("full"),)
         width = -(-max_len // block_tokens)
-        self.resident = None if device.type == "cpu" else memory.zeros((max_rows + 1, width), torch.int32, device)
+        self.first = BlockTables(first, max_rows, width, device)
+        self.beside = [BlockTables(group, max_rows, width, device) for group in others]
         self.live = np.zeros(max_rows, np.bool_)
         self.length = np.zeros(max_rows, np.int64)
         self.computed = np.zeros(max_rows, np.int64)
         self.num_prompt = np.zeros(max_rows, np.int64)
-        self.num_blocks = np.zeros(max_rows, np.int64)
-        self.tables = np.zeros((max_rows, width), np.int32)
-        self.beside = [MoreTables(group, max_rows, width, device) for group in groups[1:]]
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
         self.penalties: PenaltyCounts | None = None
+
+    @property
+    def tables(self) -> npt.NDArray[np.int32]:
+        """Of the first group."""
+        return self.first.tables
+
+    @property
+    def resident(self) -> Tensor | None:
+        return self.first.resident
 
     @property
     def max_len(self) -> int:
@@ -148,13 +156,7 @@ class Rows:
             self._start(row)
         if plan.added:
             self._upload(plan.added)
-        for slot, block in zip(
-            np.frombuffer(plan.grown_slots, np.int32).tolist(),
-            np.frombuffer(plan.grown_blocks, np.int32).tolist(),
-            strict=True,
-        ):
-            self.tables[slot, self.num_blocks[slot]] = block
-            self.num_blocks[slot] += 1
+        self.first.grow(Growth(0, plan.grown_slots, plan.grown_blocks))
         for growth in plan.grown:
             self.beside[growth.group - 1].grow(growth)
         step = Step(
@@ -181,15 +183,13 @@ class Rows:
     def _start(self, row: RowStart) -> None:
         slot = row.slot
         tokens = np.frombuffer(row.tokens, np.int32)
-        blocks = np.frombuffer(row.blocks, np.int32)
         assert not self.live[slot], f"slot {slot} is taken twice"
         assert 0 < row.num_prompt <= len(tokens) <= self.max_len, (row.num_prompt, len(tokens), self.max_len)
         assert 0 <= row.computed < len(tokens), (row.computed, len(tokens))
         assert tokens.min() >= 0 and tokens.max() < self.vocab_size, "a token id is outside the vocabulary"
         self.live[slot] = True
         self.length[slot], self.computed[slot], self.num_prompt[slot] = len(tokens), row.computed, row.num_prompt
-        self.tables[slot, row.first : row.first + len(blocks)] = blocks
-        self.num_blocks[slot] = row.first + len(blocks)
+        self.first.start(slot, RowTable(row.first, row.blocks))
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
@@ -200,8 +200,8 @@ class Rows:
         tokens = [np.frombuffer(row.tokens, np.int32) for row in added]
         places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
         self._scatter(self.tokens, places, tokens)
-        if self.resident is not None:
-            self._upload_tables(self.resident, added, [RowTable(row.first, row.blocks) for row in added])
+        if self.first.resident is not None:
+            self._upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
         for idx, more in enumerate(self.beside):
             if more.resident is not None:
                 self._upload_tables(more.resident, added, [row.tables[idx] for row in added])
@@ -256,7 +256,7 @@ class Rows:
         return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
     def _paged_blocks(self) -> list[Ints]:
-        return [self.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]
+        return [self.first.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]
 
     def _check(self, number: int, step: Step) -> None:
         slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
