@@ -208,7 +208,6 @@ class ModelEngine:
             pools=pools[1:],
         )
         self._group = group
-        self._runs_twice = group is None and all(kept.kind != "state" for kept in parts.groups)
         self._recent: deque[Outcome] = deque(maxlen=RING)
         self._figures = Figures(stages.seconds, time.perf_counter() - started_s)
 
@@ -217,9 +216,8 @@ class ModelEngine:
         step = self._runner.rows.apply(plan)
         for pool, source, target in copies_of(plan):
             self._copy(pool, source, target)
-        # Ranks cannot run other pieces than each other, and layers that have changed their state cannot run twice:
-        # where memory lacks then, the worker ends and starts afresh.
-        tokens = attempt(step, self._run) if self._runs_twice else self._run(step)
+        # Ranks cannot run other pieces than each other: where one lacks memory, the group ends and starts afresh.
+        tokens = attempt(step, self._run) if self._group is None else self._run(step)
         if tokens is not None:
             outcome = Outcome(tokens)
         else:

@@ -1,7 +1,7 @@
 """Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from common import config as configuration
 from common.columns import pack_i32, unpack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
 
 GREEDY = Sampling(max_tokens=1000, temperature=0.0, ignore_eos=True)
 SIZES = {
@@ -211,13 +211,21 @@ class Driver:
         chunk: int = 2048,
     ) -> list[list[int]]:
         """All prompts at once: prompts in chunks of one row each, then decode steps of all; two plans in flight."""
-        size, first, added = self.engine.facts.block_tokens, 0, []
+        facts, taken, added = self.engine.facts, Counter[int](), []
         for slot, prompt in enumerate(prompts):
-            needed = -(-(len(prompt) + num_tokens) // size)
-            blocks = pack_i32(range(first, first + needed))
+            tables = []
+            for group in facts.groups or (KvGroup("full"),):
+                needed = 1 if group.kind == "state" else -(-(len(prompt) + num_tokens) // facts.block_tokens)
+                first = taken[group.pool]
+                taken[group.pool] += needed
+                tables.append(RowTable(0, pack_i32(range(first, first + needed))))
             given = sampling[slot] if sampling else GREEDY
-            added.append(RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, blocks, given))
-            first += needed
+            ids, others = pack_i32(prompt), tuple(tables[1:])
+            added.append(RowStart(slot, slot, ids, len(prompt), 0, tables[0].blocks, given, tables=others))
+        sizes = facts.num_blocks, *facts.pools
+        assert all(taken[pool] <= blocks for pool, blocks in enumerate(sizes)), (
+            "more than the cache has: raise kv.blocks"
+        )
         outputs: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[tuple[list[int], Any]] = deque()
 
