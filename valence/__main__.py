@@ -302,7 +302,7 @@ def kv(
     config: ConfigFile = "",
     settings: Settings = None,
 ) -> None:
-    """Show what a token costs in the KV cache, by this checkpoint's attention and by others, and what sequences take."""
+    """Show what a token costs in the KV cache, by this attention and by others, and what whole sequences take."""
     from valence.listings import kept
     from valence.listings import kv as listed
 

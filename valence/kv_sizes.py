@@ -85,7 +85,7 @@ def rows(attention: Attention, number_bytes: int, eg_latent: int = 0) -> list[di
 
 
 def kept(spec: DecoderSpec, block_tokens: int, storage: Storage, every: int = 0) -> list[dict[str, Any]]:
-    """What a running sequence has in the cache: one record per kind of layers, and all together as pages are laid out."""
+    """What a running sequence has in the cache: one record per kind of layers, and all together in pages."""
     caches = [spec.cache_of(layer) for layer in range(spec.num_layers)]
     layout = lay_out(caches, block_tokens, storage, every)
     kinds: dict[str, list[LayerCache]] = {}
