@@ -15,9 +15,10 @@ from services.worker.kernels.registry import Impl
 TOKENS = 32  # of a tile, of rows with more than one
 CHANNELS = 64
 DECODE_CHANNELS = 256
+SMALL_POINTERS = ["starts_ptr", "contexts_ptr", "blocks_ptr"]  # a step's, which may lie anywhere
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["first_row"], do_not_specialize_on_alignment=SMALL_POINTERS)
 def causal_conv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,
@@ -123,9 +124,7 @@ IMPL = Impl(causal_conv, "triton", causal_conv_by_rows, needs_gpu)
 
 
 def _aot(name: str, is_decode: bool) -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(("starts_ptr", "contexts_ptr"), "*i32:16") | {
-        "blocks_ptr": "*i64:16"
-    }
+    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32") | {"blocks_ptr": "*i64"}
     signature |= dict.fromkeys(("x_ptr", "weight_ptr", "state_ptr", "out_ptr"), "*bf16:16")
     signature |= {"first_row": "i32", "stride_t": "i32:16", "STRIDE_H": 768, "PDL": False}
     signature |= _sizes(16, 512, 4, is_decode)

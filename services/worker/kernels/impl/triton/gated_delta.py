@@ -22,6 +22,7 @@ EPS = tl.constexpr(L2_EPS)
 DIAGONAL = tl.constexpr(16)
 DECODE_VALUES = 32  # of E in one program
 CHUNK_VALUES = 32
+SMALL_POINTERS = ["starts_ptr", "contexts_ptr", "blocks_ptr"]  # a step's, which may lie anywhere
 CHUNK = 2 * 16  # tokens: two blocks of the diagonal
 
 
@@ -30,7 +31,7 @@ def _softplus(x):  # type: ignore[no-untyped-def]
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=SMALL_POINTERS)
 def delta_decode_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,
     gates_ptr,
@@ -105,7 +106,7 @@ def _inverse_of_diagonal(lower, CHUNK: tl.constexpr, DIAGONAL: tl.constexpr):  #
     return negative + tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
 
 
-@triton.jit(do_not_specialize=["first_row"])
+@triton.jit(do_not_specialize=["first_row"], do_not_specialize_on_alignment=SMALL_POINTERS)
 def delta_chunk_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,
     gates_ptr,
@@ -241,9 +242,7 @@ IMPL = Impl(gated_delta, "triton", gated_delta_by_state, needs_gpu)
 
 
 def _aot(name: str, is_decode: bool) -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(("starts_ptr", "contexts_ptr"), "*i32:16") | {
-        "blocks_ptr": "*i64:16"
-    }
+    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32") | {"blocks_ptr": "*i64"}
     signature |= dict.fromkeys(("qkv_ptr", "gates_ptr", "out_ptr"), "*bf16:16")
     signature |= dict.fromkeys(("decay_ptr", "bias_ptr", "state_ptr"), "*fp32:16")
     signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False, **_sizes(16, 2, 128, 128, is_decode)}
