@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published import PUBLISHED
 from benchmarks.shapes import GLM_AIR_16, GPT_OSS_20B, LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M, ModelShape
 
 TINY = ModelShape("Tiny", 2, 64, 4, 2, 16, 128, 2048, qk_norm=True, tie=True)
@@ -224,11 +225,17 @@ def tokenizer_of(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def write_model(root: Path, shape: ModelShape, max_position: int = 0) -> Path:
-    """A folder below `root` that the services can serve with random weights. Overwrites what is there."""
+def write_model(root: Path, shape: ModelShape, max_position: int = 0, published: dict[str, Any] | None = None) -> Path:
+    """A folder below `root` that the services can serve with random weights. Overwrites what is there.
+
+    `published`: config.json, in place of the shape's.
+    """
     folder = root / (f"{shape.name}-{max_position}" if max_position else shape.name)
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(shape, max_position)
+    if published is not None:
+        own = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+        config = published | own | ({"max_position_embeddings": max_position} if max_position else {})
     settings = {
         "add_bos_token": False,
         "bos_token": "<|begin|>",
@@ -250,19 +257,22 @@ def write_model(root: Path, shape: ModelShape, max_position: int = 0) -> Path:
 
 
 def find_model(name: str, max_position: int = 0) -> str:
-    """`model.source` for a name of SHAPES, made under the temporary folder; any other name is a source already."""
-    if name not in SHAPES:
-        return name
-    return str(write_model(Path(tempfile.gettempdir()) / "valence-benchmarks", SHAPES[name], max_position))
+    """`model.source` for a name of SHAPES or PUBLISHED, made in the temporary folder; any other is one already."""
+    root = Path(tempfile.gettempdir()) / "valence-benchmarks"
+    if name in PUBLISHED:
+        return str(write_model(root, PUBLISHED[name].shape, max_position, PUBLISHED[name].config))
+    return str(write_model(root, SHAPES[name], max_position)) if name in SHAPES else name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("model", choices=[*SHAPES, *PUBLISHED])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--max-position", type=int, default=0)
     arguments = parser.parse_args()
-    print(write_model(arguments.folder, SHAPES[arguments.model], arguments.max_position))
+    known = PUBLISHED.get(arguments.model)
+    shape, config = known if known is not None else (SHAPES[arguments.model], None)
+    print(write_model(arguments.folder, shape, arguments.max_position, config))
 
 
 if __name__ == "__main__":

@@ -254,7 +254,9 @@ def run_all(server: Server, arguments: argparse.Namespace, clients: Clients) -> 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="0.6b", help=f"{', '.join(models.SHAPES)}, or a model source")
+    parser.add_argument(
+        "--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *models.PUBLISHED])}, or a model source"
+    )
     parser.add_argument("--url", default="", help="load this running server instead of starting one")
     parser.add_argument("--api-key", default="", help="key for --url; empty: VALENCE_API_KEY")
     parser.add_argument("--workload", default="random", choices=["random", "shared-prefix", "chat", "long-prompt"])

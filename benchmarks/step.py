@@ -211,7 +211,9 @@ def bars(lines: Sequence[Line]) -> list[plots.Bars]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="0.6b", help=f"{', '.join(models.SHAPES)}, or a model source")
+    parser.add_argument(
+        "--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *models.PUBLISHED])}, or a model source"
+    )
     parser.add_argument("--batches", default="1,16,64,256,512", help="numbers of sequences")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=256, help="tokens")

@@ -38,7 +38,7 @@ class Bench(NamedTuple):
 
 def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
     """What kernels/real_cases.py asks for, by its names (SHAPES)."""
-    moe = spec.moe
+    moe, delta = spec.moe, spec.delta
     return {
         "hidden_size": spec.hidden_size,
         "intermediate_size": 0 if moe is not None and not moe.dense_layers else spec.intermediate_size,
@@ -56,6 +56,14 @@ def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
         "renormalize": int(moe.renormalize) if moe else 0,
         "clamped": int(moe.clamped) if moe else 0,
         "gelu": int(spec.activation == "gelu_tanh"),
+        "value_dim": spec.value_dim,
+        "attention_gate": int(spec.attention_gate),
+        "shared_size": moe.shared_inner if moe and moe.shared_gate else 0,
+        "delta_heads": delta.heads if delta else 0,
+        "delta_value_heads": delta.value_heads if delta else 0,
+        "delta_key_dim": delta.key_dim if delta else 0,
+        "delta_value_dim": delta.value_dim if delta else 0,
+        "delta_taps": delta.taps if delta else 0,
         "max_rows": config.scheduler.max_rows,
         "step_tokens": config.scheduler.step_tokens,
     }

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.errors import ConfigError
 from services.worker.kernels.registry import Bindings
+from services.worker.models.delta_spec import DeltaNames, DeltaSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, bias_of
 from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
 from services.worker.quant.narrow import Zeros, narrow
@@ -69,17 +70,33 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
     yield names.embedding, Cut(0, rows)
     yield names.head, Cut(0, rows)
     yield names.final_norm, WHOLE
-    heads = heads_of(rank, spec.num_heads, spec.num_kv_heads)
-    query, kv = heads.query.times(spec.head_dim), heads.kv.times(spec.head_dim)
     for i in range(spec.num_layers):
         norms = names.input_norm, names.post_norm, names.q_norm, names.k_norm, names.after_attention, names.after_mlp
         for name in norms:
             yield name.format(i=i), WHOLE
+        heads = heads_of(rank, spec.num_heads, spec.kv_heads_of(i))
+        query = heads.query.times(spec.head_dim * (2 if spec.attention_gate else 1))
+        rows = query, heads.kv.times(spec.head_dim), heads.kv.times(spec.values_dim)
         yield names.sinks.format(i=i), Cut(0, heads.query)
-        for name, span in zip(names.qkv, (query, kv, kv), strict=True):
+        if (delta := spec.delta_of(i)) is not None and names.delta is not None:
+            yield from _delta_cuts(delta, names.delta, i, rank)
+        for name, span in zip(names.qkv, rows, strict=True):
             yield from _rows(name.format(i=i), span)
-        yield from _columns(names.out.format(i=i), query)
+        yield from _columns(names.out.format(i=i), heads.query.times(spec.values_dim))
         yield from _mlp_cuts(spec, names, i, rank)
+
+
+def _delta_cuts(spec: DeltaSpec, names: DeltaNames, layer: int, rank: Rank) -> Iterator[tuple[str, Cut | None]]:
+    """Key heads are divided, with their value heads."""
+    heads = rank.of(spec.heads)
+    values = heads.times(spec.values)
+    yield names.norm.format(i=layer), WHOLE
+    yield names.qkvz.format(i=layer), Cut(0, heads.times(spec.width))
+    yield names.ba.format(i=layer), Cut(0, values.times(2))
+    yield names.conv.format(i=layer), Cut(0, heads.times(sum(spec.convolved)))
+    for name in (names.decay, names.decay_bias):
+        yield name.format(i=layer), Cut(0, values)
+    yield names.out.format(i=layer), Cut(1, values.times(spec.value_dim))
 
 
 def _mlp_cuts(spec: DecoderSpec, names: DecoderNames, layer: int, rank: Rank) -> Iterator[tuple[str, Cut | None]]:
@@ -92,7 +109,7 @@ def _mlp_cuts(spec: DecoderSpec, names: DecoderNames, layer: int, rank: Rank) ->
         return
     inner, shared = rank.of_width(moe.inner), rank.of_width(moe.shared_inner)
     router = experts.router.format(i=layer)
-    for name in (router, bias_of(router), experts.correction.format(i=layer)):
+    for name in (router, bias_of(router), experts.correction.format(i=layer), experts.shared_gate.format(i=layer)):
         yield name, WHOLE
     for name in experts.shared_gate_up:
         yield from _rows(name.format(i=layer), shared)

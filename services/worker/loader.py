@@ -11,7 +11,9 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.division import Division
+from services.worker.models.delta_spec import delta_shapes
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
+from services.worker.quant.by_head import by_head
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
 from services.worker.quant.stacked import unstack
@@ -101,34 +103,40 @@ class CheckpointParameters:
 def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[int, ...]]:
     """Every checkpoint tensor that a decoder has, by name, with its shape."""
     hidden = spec.hidden_size
-    q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, hidden), names.final_norm: (hidden,)}
     if not spec.tie_embeddings:
         shapes[names.head] = (spec.vocab_size, hidden)
-    attention: list[tuple[str, int, int, bool]] = [
-        *(
-            (name, rows, hidden, spec.qkv_bias)
-            for name, rows in zip(names.qkv, (q_rows, kv_rows, kv_rows), strict=True)
-        ),
-        (names.out, hidden, q_rows, spec.out_bias),
-    ]
     for i in range(spec.num_layers):
         shapes[names.input_norm.format(i=i)] = (hidden,)
         shapes[names.post_norm.format(i=i)] = (hidden,)
         if spec.post_norms:
             shapes |= {name.format(i=i): (hidden,) for name in (names.after_attention, names.after_mlp)}
-        if spec.sinks:
+        delta = spec.delta_of(i)
+        if delta is not None and names.delta is not None:
+            shapes |= {name.format(i=i): shape for name, shape in delta_shapes(delta, names.delta, hidden)}
+        if spec.has_sinks(i):
             shapes[names.sinks.format(i=i)] = (spec.num_heads,)
         if (moe := spec.experts_of(i)) is not None and moe.grouped is not None and names.experts is not None:
             shapes[names.experts.correction.format(i=i)] = (moe.num_experts,)
-        if spec.qk_norm:
+        if spec.qk_norm and delta is None:
             shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
             shapes[names.k_norm.format(i=i)] = (spec.head_dim,)
-        for name, rows, columns, has_bias in attention + _mlp_shapes(spec, names, i):
+        for name, rows, columns, has_bias in _attention_shapes(spec, names, i) + _mlp_shapes(spec, names, i):
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[bias_of(name.format(i=i))] = (rows,)
     return shapes
+
+
+def _attention_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tuple[str, int, int, bool]]:
+    """As _mlp_shapes, of a layer that attends."""
+    if spec.delta_of(layer) is not None:
+        return []
+    hidden, heads, kv_heads = spec.hidden_size, spec.num_heads, spec.kv_heads_of(layer)
+    q_rows = heads * spec.head_dim * (2 if spec.attention_gate else 1)
+    rows = q_rows, kv_heads * spec.head_dim, kv_heads * spec.values_dim
+    qkv = [(name, count, hidden, spec.qkv_bias) for name, count in zip(names.qkv, rows, strict=True)]
+    return [*qkv, (names.out, hidden, heads * spec.values_dim, spec.out_bias)]
 
 
 def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tuple[str, int, int, bool]]:
@@ -145,6 +153,8 @@ def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tupl
     if moe.shared_inner:
         shapes += [(name, moe.shared_inner, hidden, spec.mlp_bias) for name in experts.shared_gate_up]
         shapes.append((experts.shared_down, hidden, moe.shared_inner, spec.mlp_bias))
+    if moe.shared_gate:
+        shapes.append((experts.shared_gate, 1, hidden, False))
     return shapes
 
 
@@ -164,6 +174,9 @@ def served_tensors(
             names = [name.format(i=i, e="{e}") for name in (*experts.gate_up, experts.down)]
             unstack(served, stack.gate_up.format(i=i), (names[0], names[1]))
             unstack(served, stack.down.format(i=i), (names[2],))
+    if spec.delta is not None and model.names.delta is not None:
+        for i in spec.delta.layers:
+            by_head(served, model.names.delta.conv.format(i=i), spec.delta.heads, spec.delta.convolved)
     return served
 
 

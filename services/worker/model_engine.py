@@ -59,6 +59,7 @@ def facts_of(
         "kv_fp8": int(kv_dtype.itemsize == 1),
         "window": max(spec.windows, default=0),
         "sinks": int(spec.sinks),
+        "own_values": int(spec.has_own_values),
     }
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}

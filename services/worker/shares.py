@@ -77,10 +77,18 @@ def local_spec(spec: DecoderSpec, rank: Rank) -> DecoderSpec:
     moe = spec.moe
     if (least := min(spec.vocab_size, spec.intermediate_size, moe.inner if moe else spec.vocab_size)) < rank.ranks:
         raise ValueError(f"a vocabulary or an MLP of {least} cannot be divided among {rank.ranks} ranks")
+    in_windows = heads_of(rank, spec.num_heads, spec.window_kv_heads or spec.num_kv_heads)
+    if in_windows.query != heads.query:
+        raise ValueError(f"layers with a window and others have other query heads on one of {rank.ranks} ranks")
+    delta = spec.delta
+    if delta is not None and delta.heads < rank.ranks:
+        raise ValueError(f"{delta.heads} key heads of gated DeltaNet cannot be divided among {rank.ranks} ranks")
     return replace(
         spec,
+        delta=replace(delta, heads=rank.of(delta.heads).size) if delta else None,
         num_heads=heads.query.size,
         num_kv_heads=heads.kv.size,
+        window_kv_heads=in_windows.kv.size if spec.window_kv_heads else 0,
         intermediate_size=rank.of_width(spec.intermediate_size).size,
         moe=replace(moe, inner=rank.of_width(moe.inner).size, shared_inner=rank.of_width(moe.shared_inner).size)
         if moe

@@ -1,7 +1,7 @@
 """Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -78,6 +78,35 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window_pattern": 3,
         },
     ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            "intermediate_size": 1024,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+        },
+    ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        {
+            "intermediate_size": 1024,
+            "moe_intermediate_size": 256,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "sliding_window": 64,
+        },
+    ),
     "glm4_moe": (
         "Glm4MoeConfig",
         {
@@ -121,6 +150,8 @@ class Small:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
             elif parameter_name.endswith("sinks"):
                 torch.nn.init.uniform_(parameter, -1.0, 1.0)
+            elif parameter_name.endswith("A_log"):  # what a state forgets: with transformers' own all of it at once
+                torch.nn.init.uniform_(parameter, -5.0, -1.0)
             elif parameter_name.endswith("bias"):
                 torch.nn.init.uniform_(parameter, -0.3, 0.3)
             # both precisions hold the same numbers
@@ -180,17 +211,21 @@ class Driver:
         chunk: int = 2048,
     ) -> list[list[int]]:
         """All prompts at once: prompts in chunks of one row each, then decode steps of all; two plans in flight."""
-        facts, added = self.engine.facts, []
-        free = [count() for _ in (0, *facts.pools)]
+        facts, taken, added = self.engine.facts, Counter[int](), []
         for slot, prompt in enumerate(prompts):
-            needed = -(-(len(prompt) + num_tokens) // facts.block_tokens)
-            blocks, *others = [
-                pack_i32(next(free[group.pool]) for _ in range(1 if group.kind == "state" else needed))
-                for group in facts.groups or (KvGroup("full"),)
-            ]
-            tables = tuple(RowTable(0, each) for each in others)
+            tables = []
+            for group in facts.groups or (KvGroup("full"),):
+                needed = 1 if group.kind == "state" else -(-(len(prompt) + num_tokens) // facts.block_tokens)
+                first = taken[group.pool]
+                taken[group.pool] += needed
+                tables.append(RowTable(0, pack_i32(range(first, first + needed))))
             given = sampling[slot] if sampling else GREEDY
-            added.append(RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, blocks, given, tables=tables))
+            ids, others = pack_i32(prompt), tuple(tables[1:])
+            added.append(RowStart(slot, slot, ids, len(prompt), 0, tables[0].blocks, given, tables=others))
+        sizes = facts.num_blocks, *facts.pools
+        assert all(taken[pool] <= blocks for pool, blocks in enumerate(sizes)), (
+            "more than the cache has: raise kv.blocks"
+        )
         outputs: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[tuple[list[int], Any]] = deque()
 

@@ -36,6 +36,8 @@ SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
+    *("value_dim", "attention_gate", "shared_size"),
+    *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps"),
     "uncalled",  # 1: cases also of ops that this model does not call
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
@@ -47,6 +49,10 @@ CAPTURED = (
     *(
         "rope_kv_write",
         "paged_attention",
+        "causal_conv",
+        "gated_delta",
+        "gated_rms_norm",
+        "sigmoid_gate",
         "norm_route",
         "moe_gated",
         "moe_clamped",
@@ -97,9 +103,10 @@ def may_differ(op: Op[Any]) -> float:
 
 
 def _widths(s: Mapping[str, int]) -> tuple[int, int]:
-    """Numbers of all query heads, and of queries, keys and values together."""
-    queries = s["num_heads"] * s["head_dim"]
-    return queries, queries + 2 * s["num_kv_heads"] * s["head_dim"]
+    """Numbers of what all query heads attend to, and of queries, their gates, keys and values together."""
+    queries, values = s["num_heads"] * s["head_dim"], s.get("value_dim") or s["head_dim"]
+    gates = queries if s.get("attention_gate") else 0
+    return s["num_heads"] * values, queries + gates + s["num_kv_heads"] * (s["head_dim"] + values)
 
 
 def _norms(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
@@ -170,7 +177,8 @@ def _ropes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 def _rope_writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         heads = s["num_heads"], s["num_kv_heads"], s["head_dim"], s["rotary_dim"]
-        yield make_rope_kv_case(tokens, *heads, bool(s.get("qk_norm")), bool(s.get("kv_fp8")), s["block_tokens"])
+        flags = bool(s.get("qk_norm")), bool(s.get("kv_fp8"))
+        yield make_rope_kv_case(tokens, *heads, *flags, s["block_tokens"], s.get("value_dim", 0))
 
 
 def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
@@ -182,7 +190,8 @@ def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _attentions(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     heads = s["num_heads"], s["num_kv_heads"], s["head_dim"]
-    extras = Extras(s["block_tokens"], s.get("window", 0), sinks=bool(s.get("sinks")), fp8=bool(s.get("kv_fp8")))
+    flags = {"sinks": bool(s.get("sinks")), "fp8": bool(s.get("kv_fp8")), "value_dim": s.get("value_dim", 0)}
+    extras = Extras(s["block_tokens"], s.get("window", 0), **flags)
 
     def case(name: str, counts: Sequence[int], context: Sequence[int]) -> Case:
         return make_attention_case(name, counts, context, heads, extras=extras)

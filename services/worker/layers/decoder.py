@@ -18,11 +18,13 @@ from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
+from services.worker.layers.delta_net import DeltaNet, DeltaParts
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
 from services.worker.layers.rope import Rotation
+from services.worker.models.delta_spec import DeltaSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
 from services.worker.quant.contract import ExpertBiases, Norm, Weight
 
@@ -34,7 +36,7 @@ class DecoderLayer:
 
     def __init__(
         self,
-        attention: Attention,
+        attention: Attention | DeltaNet,
         mlp: Mlp,
         norms: tuple[Norm, Norm],
         bindings: Bindings,
@@ -169,7 +171,8 @@ class LayerBuilder:
     def __call__(self) -> DecoderLayer:
         spec, names = self.spec, self.names
         input_norm = self.norm(names.input_norm)
-        attention = self.attention()
+        delta = spec.delta_of(self.index)
+        attention = self.attention() if delta is None else self.delta_net(delta)
         after_attention = self.norm(names.after_attention) if spec.post_norms else None
         post_norm = self.norm(names.post_norm)
         moe = spec.experts_of(self.index)
@@ -201,9 +204,18 @@ class LayerBuilder:
         if spec.qk_norm:
             q, k = self.norm(names.q_norm), self.norm(names.k_norm)
             head_norm = HeadNorm(q.weight, k.weight, spec.rms_eps)
-        sinks = self.tensor(names.sinks, wide=True) if spec.sinks else None
+        sinks = self.tensor(names.sinks, wide=True) if spec.has_sinks(self.index) else None
         out = self.linear(spec.out_bias, names.out)
         return Attention(spec, qkv, out, head_norm, self.bindings, spec.window_of(self.index), sinks)
+
+    def delta_net(self, delta: DeltaSpec) -> DeltaNet:
+        names = self.names.delta
+        assert names is not None, "a model with gated DeltaNet names its tensors"
+        project, out = self.linear(False, names.qkvz, names.ba), self.linear(False, names.out)
+        decay, bias = self.tensor(names.decay, wide=True).exp(), self.tensor(names.decay_bias, wide=True)
+        norm = Norm(self.tensor(names.norm), self.spec.rms_eps)
+        parts = DeltaParts(self.tensor(names.conv), decay, bias, norm)
+        return DeltaNet(delta, project, out, parts, self.bindings)
 
     def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
         has_bias = self.spec.mlp_bias
@@ -228,4 +240,5 @@ class LayerBuilder:
             biases = ExpertBiases(torch.cat(stacks[:2], 1), stacks[2])
         experts = self.parameters.experts(list(zip(gate, up, strict=True)), down, biases)
         shared = self.mlp(parts.shared_gate_up, parts.shared_down) if moe.shared_inner else None
-        return MoeMlp(router, experts, moe, self.bindings, shared)
+        shared_gate = self.tensor(parts.shared_gate) if moe.shared_gate else None
+        return MoeMlp(router, experts, moe, self.bindings, shared, shared_gate)

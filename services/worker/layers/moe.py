@@ -8,6 +8,7 @@ from torch.nn import functional
 from services.worker.kernels.ops.moe_route_biased import moe_route_biased
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.ops.rms_norm import rms_norm
+from services.worker.kernels.ops.sigmoid_gate import sigmoid_gate
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.mlp import GatedMlp
 from services.worker.models.spec import MoeSpec
@@ -26,12 +27,19 @@ class Router(NamedTuple):
 
 
 class MoeMlp:
-    """`shared`: an MLP for every token."""
+    """`shared`: an MLP for every token; `shared_gate`: [1, N], of the sigmoid that its result is multiplied with."""
 
     def __init__(
-        self, router: Router, experts: ExpertWeights, spec: MoeSpec, bindings: Bindings, shared: GatedMlp | None = None
+        self,
+        router: Router,
+        experts: ExpertWeights,
+        spec: MoeSpec,
+        bindings: Bindings,
+        shared: GatedMlp | None = None,
+        shared_gate: Tensor | None = None,
     ) -> None:
-        self.router, self.experts, self.shared = router, experts, shared
+        self.router, self.experts, self.shared, self.shared_gate = router, experts, shared, shared_gate
+        self._sigmoid_gate = bindings(sigmoid_gate) if shared_gate is not None else None
         self._spec = spec
         # only what is called is asked for: what a start compiles depends on it
         self._norm_route = bindings(norm_route) if spec.grouped is None else None
@@ -41,7 +49,12 @@ class MoeMlp:
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
         normed, weights, experts = self._route(x, norm)
-        if self.shared is not None:
+        if self.shared is not None and self._sigmoid_gate is not None and self.shared_gate is not None:
+            # on the way down, so that the result is added as any other
+            inner = self.shared.gate_up.gated(normed, None, self.shared.activation)
+            gate = functional.linear(normed, self.shared_gate)
+            self.shared.down.add_to(x, self._sigmoid_gate(inner[:, None], gate[:, None])[:, 0])
+        elif self.shared is not None:
             self.shared.add_to(x, normed)
         self.experts.add_to(x, normed, weights, experts)
 

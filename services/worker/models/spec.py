@@ -8,15 +8,16 @@ lazily, and it can report what it was never asked for (except `ModelDef.ignored`
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from services.worker.models.caches import LayerCache, PagedKv
+from services.worker.models.config import MOST as MOST
+from services.worker.models.config import Config as Config
+from services.worker.models.delta_spec import DeltaNames, DeltaSpec
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
-T = TypeVar("T")
-REQUIRED = object()
 ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each needs
     "default": (),
     "linear": ("factor",),
@@ -56,17 +57,6 @@ class Parameters(Protocol):
     def has(self, name: str) -> bool: ...
 
 
-# Far more than any model has, and little enough for what follows from it.
-MOST = {
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 24,
-    "num_layers": 10_000,
-    "num_heads": 1 << 16,
-    "num_kv_heads": 1 << 16,
-    "head_dim": 1 << 16,
-    "max_position": 1 << 28,
-}
 SLIDING, FULL = "sliding_attention", "full_attention"
 MOST_EXPERTS = 1 << 16
 MOST_ROPE = 1e15
@@ -106,6 +96,7 @@ class MoeSpec:
     clamped: bool = False  # router and experts have biases, and these the gate of the op moe_clamped
     grouped: GroupedRouting | None = None  # None: softmax over all experts
     shared_inner: int = 0  # width of the MLP that every token goes through besides; 0: there is none
+    shared_gate: bool = False  # a sigmoid of each token's own on that
 
 
 @dataclass(frozen=True)
@@ -132,10 +123,16 @@ class DecoderSpec:
     windows: tuple[int, ...] = ()  # by layer: a token sees itself and so many less one before it, 0: all; (): 0 in all
     local_rope: RopeSpec | None = None  # of the layers with a window, where it is another one
     sinks: bool = False  # a learned logit per head in the softmax's denominator
+    value_dim: int = 0  # numbers of a value; 0: as many as of a key
+    value_scale: float = 1.0
+    window_kv_heads: int = 0  # of layers with a window, 0: as many as in others
+    window_sinks: bool = False  # sinks are of layers with a window only
     attention_scale: float = 0.0  # 0: head_dim ** -0.5
     embed_scale: float = 1.0
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
+    delta: DeltaSpec | None = None
+    attention_gate: bool = False  # the projection of queries has behind each head's a gate of what it attends to
     caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
 
     @property
@@ -146,21 +143,44 @@ class DecoderSpec:
     def window_of(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
+    def kv_heads_of(self, layer: int) -> int:
+        return self.window_kv_heads if self.window_kv_heads and self.window_of(layer) else self.num_kv_heads
+
+    def has_sinks(self, layer: int) -> bool:
+        return self.sinks and (not self.window_sinks or self.window_of(layer) > 0)
+
+    @property
+    def values_dim(self) -> int:
+        return self.value_dim or self.head_dim
+
+    @property
+    def has_own_values(self) -> bool:
+        """Values that are not as large as keys, or scaled."""
+        return self.values_dim != self.head_dim or self.value_scale != 1.0
+
+    def delta_of(self, layer: int) -> DeltaSpec | None:
+        """None: the layer attends."""
+        return self.delta if self.delta is not None and layer in self.delta.layers else None
+
     def cache_of(self, layer: int) -> LayerCache:
-        own = PagedKv(self.num_kv_heads, self.head_dim, self.head_dim, self.window_of(layer))
+        if (delta := self.delta_of(layer)) is not None:
+            return delta.cache
+        own = PagedKv(self.kv_heads_of(layer), self.head_dim, self.values_dim, self.window_of(layer))
         return self.caches[layer] if self.caches else own
 
     @property
     def attention_parity(self) -> int:
         """Tokens of context to which attending costs a token as many operations as its way through the layers."""
         attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        weights = 0
+        weights = attending = 0
         for layer in range(self.num_layers):
             moe = self.experts_of(layer)
             inner = self.intermediate_size if moe is None else moe.top_k * moe.inner + moe.shared_inner
-            weights += attention + 3 * self.hidden_size * inner
+            delta = self.delta_of(layer)
+            weights += (attention if delta is None else delta.weights(self.hidden_size)) + 3 * self.hidden_size * inner
+            attending += delta is None
         # Two operations for each weight; for each token of context as many for the score and for the sum of values.
-        return max(weights // (2 * self.num_layers * self.num_heads * self.head_dim), 1)
+        return max(weights // (2 * attending * self.num_heads * self.head_dim), 1)
 
     def experts_of(self, layer: int) -> MoeSpec | None:
         """None: the layer has an ordinary MLP."""
@@ -189,6 +209,7 @@ class ExpertNames:
     correction: str = ""  # of GroupedRouting
     shared_gate_up: tuple[str, str] = ("", "")
     shared_down: str = ""
+    shared_gate: str = ""
 
 
 @dataclass(frozen=True)
@@ -210,6 +231,7 @@ class DecoderNames:
     sinks: str = ""
     after_attention: str = ""  # norms of DecoderSpec.post_norms
     after_mlp: str = ""
+    delta: DeltaNames | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +240,7 @@ class ModelDef:
 
     architectures: tuple[str, ...]
     features: tuple[str, ...]
-    read: Callable[["Config"], DecoderSpec]
+    read: Callable[[Config], DecoderSpec]
     names: DecoderNames
     ignored: tuple[str, ...] = ()  # suffixes of checkpoint tensors that hold nothing to load
     # Prefixes of checkpoint tensors: what `names` has instead, or None for a part that is not served. {n}: of layers.
@@ -232,57 +254,6 @@ LANGUAGE_PART: Mapping[str, str | None] = {
     "model.language_model.": "model.",
     **{f"{root}{part}.": None for root in ("", "model.") for part in ("vision_tower", "multi_modal_projector")},
 }
-
-
-class Config:
-    """Typed reading of a checkpoint's config dict; a value we cannot honour stops with its name."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
-
-    def get(self, kind: type[T], key: str, default: object = REQUIRED) -> T:
-        """The value of `key` as `kind`; absent or null gives `default`. Raises ValueError if missing or mistyped."""
-        value = self._values.get(key)
-        if value is None:
-            if default is REQUIRED:
-                raise ValueError(f"config: {key!r} is missing")
-            value = default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f"config: {key!r} is {value!r}, expected {kind.__name__}")
-        return value
-
-    def mapping(self, key: str) -> Mapping[str, object]:
-        """The sub-table `key`, empty if absent or null."""
-        return self.get(dict, key, {})
-
-    def over(self, defaults: Mapping[str, object]) -> "Config":
-        """With what transformers takes for keys that are absent or null, where a family's configurations rely on it."""
-        return Config({**defaults, **{key: value for key, value in self._values.items() if value is not None}})
-
-    @property
-    def text(self) -> "Config":
-        """The part that describes the language model, of a model that has other parts as well; else the whole.
-
-        Whether the head is the embedding may be said outside of that part, and then counts.
-        """
-        part, key = self.mapping("text_config"), "tie_word_embeddings"
-        return Config({**part, key: self._values.get(key, part.get(key))} if part else self._values)
-
-    @property
-    def num_layers(self) -> int:
-        """Raises ValueError for a number that no model has, before anybody makes a list as long."""
-        number = self.get(int, "num_hidden_layers")
-        if not 1 <= number <= MOST["num_layers"]:
-            raise ValueError(f"config: num_layers is {number}, not between 1 and {MOST['num_layers']}")
-        return number
-
-    def require(self, key: str, allowed: Sequence[object]) -> None:
-        """Raises ValueError unless `key` is absent, null or one of `allowed`."""
-        value = self._values.get(key)
-        if value is not None and value not in allowed:
-            raise ValueError(f"config: {key!r} is {value!r}, supported: {', '.join(map(repr, allowed)) or 'none'}")
 
 
 def read_rope(config: Config, rotary_dim: int, layers: str = FULL) -> RopeSpec:

@@ -15,13 +15,15 @@ import torch
 from safetensors.torch import load_file
 
 from common.columns import pack_i32, unpack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import Copies, RowStart, RowTable, Sampling, StepPlan
+from services.worker.groups import Layout, Storage, plain
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
-from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.kv_cache import GroupedCache
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import load_parameters
 from services.worker.memory import Shape
+from services.worker.models.caches import RecurrentState
 from services.worker.models.registry import all_models, find_model
 from services.worker.models.spec import Config
 from services.worker.quant.registry import choose_policy
@@ -31,6 +33,7 @@ from services.worker.state import Rows
 
 VOCABULARY = 131
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
+FLOAT = Storage(torch.float32, torch.float32)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -71,6 +74,20 @@ SMALL = {
     "use_qk_norm": True,
     "query_pre_attn_scalar": 24,
     "image_token_id": VOCABULARY - 1,
+    "shared_expert_intermediate_size": 24,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+# By model_type.
+OWN: dict[str, dict[str, Any]] = {
+    # a norm behind a state makes noise of what is small there
+    "qwen3_next": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "initializer_range": 0.15,
+    },
+    "mimo_v2_flash": {"num_attention_heads": 8, "head_dim": 24, "v_head_dim": 16},
 }
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 MOE = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
@@ -123,7 +140,7 @@ def small_config(kind: type) -> Any:
         tied = part.tie_word_embeddings
         return kind(text_config=part.to_dict(), vision_config=VISION, tie_word_embeddings=tied)
     known = {key: value for key, value in SMALL.items() if hasattr(default, key)}
-    return kind(**COMMON | known)
+    return kind(**COMMON | known | OWN.get(default.model_type, {}))
 
 
 def config_values(architecture: str) -> dict[str, Any]:
@@ -148,6 +165,8 @@ def make_reference(name: str) -> Any:
             torch.nn.init.uniform_(values, 0.5, 1.5)
         if key.endswith("sinks"):
             torch.nn.init.uniform_(values, -1.0, 3.0)
+        if key.endswith("A_log"):  # what a state forgets in a step: with transformers' own nothing lasts for two
+            torch.nn.init.uniform_(values, -5.0, -1.0)
     return reference
 
 
@@ -177,10 +196,19 @@ class Tiny:
 
     def driver(self, num_blocks: int = 64, max_rows: int = 40, block_tokens: int = 8) -> "Driver":
         spec = self.decoder.spec
-        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), torch.device("cpu"))
-        cache = KvCache(torch.zeros(KvCache.shape(spec, num_blocks, block_tokens)))
+        layout, cpu = layout_of(self.decoder, block_tokens), torch.device("cpu")
+        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), cpu, layout.groups)
+        cache = GroupedCache(layout, [num_blocks] * len(layout.pools), block_tokens, FLOAT, cpu)
         rope = RopeTable(spec.ropes, 200, self.decoder.final_norm.weight)
         return Driver(Runner(self.decoder, rows, cache, rope, bind(("torch",), Facts("cpu"))))
+
+
+def layout_of(decoder: Decoder, block_tokens: int = 8) -> Layout:
+    """All pages in one group, so that a row has one table; states in another."""
+    kept = [decoder.spec.cache_of(layer) for layer in range(decoder.spec.num_layers)]
+    return (
+        decoder.layout(block_tokens, FLOAT) if any(isinstance(each, RecurrentState) for each in kept) else plain(kept)
+    )
 
 
 @dataclass
@@ -194,9 +222,15 @@ class Driver:
         self, slot: int, tokens: Sequence[int], blocks: Sequence[int], sampling: Sampling = GREEDY, **changes: int
     ) -> RowStart:
         known = {"num_prompt": len(tokens), "computed": 0} | changes
-        return RowStart(
-            slot, slot, pack_i32(tokens), known["num_prompt"], known["computed"], pack_i32(blocks), sampling
-        )
+        ids, places = pack_i32(tokens), pack_i32(blocks)
+        # a row's state is in the block that has the row's number
+        tables = tuple(RowTable(0, pack_i32([slot])) for _ in self.runner.rows.beside)
+        return RowStart(slot, slot, ids, known["num_prompt"], known["computed"], places, sampling, tables=tables)
+
+    def copied(self, source: int, target: int) -> tuple[Copies, ...]:
+        """A plan's copies, so that row `target` begins with the state of row `source`."""
+        blocks = pack_i32([source]), pack_i32([target])
+        return tuple(Copies(more.group.pool, *blocks) for more in self.runner.rows.beside)
 
     def step(self, work: Sequence[tuple[int, int, int, bool]], **changes: Any) -> list[int]:
         """work: (slot, position, count, samples) per row; returns the sampled tokens."""

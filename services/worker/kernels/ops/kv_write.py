@@ -58,8 +58,8 @@ EXACT = Tolerance(0.0, 0.0, "a copy")
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, kv_scale: KvScale | None) -> None:
     """cache[slots[t] // B, slots[t] % B] = k[t], v[t], where B is the number of tokens in a block.
 
-    k, v: [T, H, D]; k_cache, v_cache: [num_blocks, B, H, D], contiguous; slots: int64 [T], distinct.
-    kv_scale: with 8-bit caches, and only with them.
+    k: [T, H, D], v: [T, H, E]; k_cache: [num_blocks, B, H, D], v_cache: [num_blocks, B, H, E], contiguous;
+    slots: int64 [T], distinct. kv_scale: with 8-bit caches, and only with them.
     """
     if kv_scale is not None:
         k, v = store_kv(k, k_cache.dtype, kv_scale.k), store_kv(v, v_cache.dtype, kv_scale.v)

@@ -30,6 +30,7 @@ class AttentionSpec(NamedTuple):
     softcap: float = 0.0  # c: scaled scores become c * tanh(score / c)
     sinks: Tensor | None = None  # float32 [H]: one more logit per head in the softmax's denominator
     kv_scale: KvScale | None = None  # with 8-bit caches, and only with them
+    value_scale: float = 1.0  # what a layer's values are multiplied with
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,7 @@ class Extras(NamedTuple):
     sinks: bool = False
     fp8: bool = False
     table_rows: bool = False
+    value_dim: int = 0  # 0: as large as keys; else with a scale of values, too
 
 
 def make_attention_case(
@@ -221,7 +223,11 @@ def make_attention_case(
         stored = [part.to(dtype) for part in cache]
         if kv_scale is not None:
             stored = [store_kv(part, torch.float8_e4m3fn, scale) for part, scale in zip(cache, kv_scale, strict=True)]
-        spec = AttentionSpec(head_dim**-0.5, extras.window, extras.softcap, sinks, kv_scale)
+        if extras.value_dim:
+            stored[1] = stored[1][..., : extras.value_dim].contiguous()
+        spec = AttentionSpec(
+            head_dim**-0.5, extras.window, extras.softcap, sinks, kv_scale, 0.7 if extras.value_dim else 1.0
+        )
         return q, stored[0], stored[1], rows, spec
 
     return Case(name, make)
@@ -258,36 +264,34 @@ def make_attention_case(
 def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> Tensor:
     """softmax(q k^T * scale) v over each row's own context, causal. Query head h reads KV head h * K // H.
 
-    q: [T, H, D], last dimension dense; k_cache, v_cache: [num_blocks, B, K, D]; returns a new contiguous [T, H, D].
+    q: [T, H, D], last dimension dense; k_cache: [num_blocks, B, K, D]; v_cache: [num_blocks, B, K, E]; returns a new
+    contiguous [T, H, E].
     Masked positions of read blocks must hold finite numbers.
     """
     groups = rows.groups
     if len(groups) == 1:
         return attend(q, k_cache, v_cache, groups[0], spec).contiguous()
-    result = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    result = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
     for group in groups:
         result[group.tokens] = attend(q[group.tokens], k_cache, v_cache, group, spec)
     return result
 
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, spec: AttentionSpec) -> Tensor:
-    """q: the group's tokens [G, H, D]; returns [G, H, D]."""
-    num_kv_heads, head_dim = k_cache.shape[2:]
+    """q: the group's tokens [G, H, D]; returns [G, H, E]."""
+    (num_kv_heads, head_dim), value_dim = k_cache.shape[2:], v_cache.shape[3]
     share = q.shape[1] // num_kv_heads
     if group.blocks is None:
-        # the layout of a view of one row, made in one call each
-        size = (1, num_kv_heads, group.context, head_dim)
-        stride = (0, head_dim, num_kv_heads * head_dim, 1)
-        first = group.run * k_cache.stride(0)
-        k = k_cache.as_strided(size, stride, k_cache.storage_offset() + first)
-        v = v_cache.as_strided(size, stride, v_cache.storage_offset() + first)
+        k, v = _run_of(k_cache, group), _run_of(v_cache, group)
     else:
         padded = group.blocks.shape[0] // group.num_rows * k_cache.shape[1]
         k = _gathered(k_cache, group.blocks).view(-1, padded, num_kv_heads, head_dim)
-        v = _gathered(v_cache, group.blocks).view(-1, padded, num_kv_heads, head_dim)
+        v = _gathered(v_cache, group.blocks).view(-1, padded, num_kv_heads, value_dim)
         k, v = k[:, : group.context].transpose(1, 2), v[:, : group.context].transpose(1, 2)
     if spec.kv_scale is not None:
         k, v = (k.float() * spec.kv_scale.k).to(q.dtype), (v.float() * spec.kv_scale.v).to(q.dtype)
+    if spec.value_scale != 1.0:
+        v = v * spec.value_scale
     hidden = _windowed(q, group, spec.window) if spec.window else group.mask
     if spec.softcap or spec.sinks is not None:
         return _attend_by_steps(q, k, v, group, hidden, spec)
@@ -308,6 +312,13 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, spec: Atte
         q.view(group.num_rows, num_kv_heads, share, head_dim), k, v, attn_mask=mask, scale=spec.scale
     )
     return out.flatten(1, 2)
+
+
+def _run_of(cache: Tensor, group: Group) -> Tensor:
+    """Of a row whose blocks are one run: [1, K, context, D], a view made in one call."""
+    heads, width = cache.shape[2:]
+    first = cache.storage_offset() + group.run * cache.stride(0)
+    return cache.as_strided((1, heads, group.context, width), (0, width, heads * width, 1), first)
 
 
 def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
@@ -354,4 +365,4 @@ def _attend_by_steps(
         scores = torch.cat((scores, sinks), -1)
     weights = scores.softmax(-1)[..., :context]
     out = (weights.flatten(2, 3) @ v.float()).view(group.num_rows, num_kv_heads, share, tokens, -1)
-    return out.permute(0, 3, 1, 2, 4).reshape(q.shape).to(q.dtype)
+    return out.permute(0, 3, 1, 2, 4).reshape(*q.shape[:2], -1).to(q.dtype)

@@ -28,10 +28,14 @@ def make_rope_kv_case(
     normed: bool,
     fp8: bool = False,
     block_tokens: int = 8,
+    value_dim: int = 0,
 ) -> Case:
+    """`value_dim`: 0 is head_dim."""
+
     def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | KvScale | None, ...]:
         generator = torch.Generator().manual_seed(num_tokens)
-        qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator)
+        narrower = num_kv_heads * (head_dim - value_dim) if value_dim else 0
+        qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim - narrower, generator=generator)
         angle = torch.rand(num_tokens, 1, rotary_dim // 2, generator=generator) * 6.28
         # both are views of one table
         table = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), -1).to(dtype)
@@ -44,9 +48,11 @@ def make_rope_kv_case(
         if fp8:
             cache, kv_scale = cache.to(torch.float8_e4m3fn), KvScale(torch.tensor([0.8]), torch.tensor([0.3]))
         cos, sin = table[..., :rotary_dim], table[..., rotary_dim:]
-        return qkv.to(dtype), cos, sin, cache[0], cache[1], slots, norm, kv_scale
+        values = cache[1][..., :value_dim].contiguous() if value_dim else cache[1]
+        return qkv.to(dtype), cos, sin, cache[0], values, slots, norm, kv_scale
 
     suffix = ("normed" if normed else "") + ("fp8" if fp8 else "") + (f"b{block_tokens}" if block_tokens != 8 else "")
+    suffix += f"v{value_dim}" if value_dim else ""
     name = f"{num_tokens}x{num_heads}+{num_kv_heads}x{head_dim}r{rotary_dim}{suffix}"
     return Case(name, make)
 
@@ -81,13 +87,14 @@ def rope_kv_write(
 ) -> Tensor:
     """Splits into heads, `rms_norm`s q and k if asked to, `rope`s both, `kv_write`s k and v; returns q, [T, H, D].
 
-    qkv: [T, (H + 2K) * D], contiguous, not read afterwards; cos, sin: as `rope` wants them, rows contiguous;
-    k_cache, v_cache: [num_blocks, block_tokens, K, D], contiguous, written in place; slots: int64 [T], distinct;
-    kv_scale: with 8-bit caches, and only with them.
+    qkv: [T, (H + K) * D + K * E], contiguous, not read afterwards; cos, sin: as `rope` wants them, rows contiguous;
+    k_cache: [num_blocks, block_tokens, K, D], v_cache: [num_blocks, block_tokens, K, E], contiguous, written in place;
+    slots: int64 [T], distinct; kv_scale: with 8-bit caches, and only with them.
     """
     num_kv_heads, head_dim = k_cache.shape[2:]
-    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
-    v_start = heads.shape[1] - num_kv_heads
+    turning = qkv.shape[1] - num_kv_heads * v_cache.shape[3]
+    heads = qkv[:, :turning].view(len(qkv), turning // head_dim, head_dim)
+    v_start = heads.shape[1]
     k_start = v_start - num_kv_heads
     if head_norm is None:
         turned = rope.meaning(heads[:, :v_start], cos, sin)
@@ -95,5 +102,5 @@ def rope_kv_write(
     else:
         q = rope.meaning(rms_norm.meaning(heads[:, :k_start], head_norm.q, head_norm.eps), cos, sin)
         k = rope.meaning(rms_norm.meaning(heads[:, k_start:v_start], head_norm.k, head_norm.eps), cos, sin)
-    kv_write.meaning(k, heads[:, v_start:], k_cache, v_cache, slots, kv_scale)
+    kv_write.meaning(k, qkv[:, turning:].view(len(qkv), *v_cache.shape[2:]), k_cache, v_cache, slots, kv_scale)
     return q

@@ -6,17 +6,28 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.groups import GroupStep
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.paged_attention import make_attention_rows
-from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.kv_cache import GroupedCache, KvCache
 from services.worker.layers.rope import RopeTable
+from tests.services.worker.tiny import FLOAT, layout_of
 
 
 def run(decoder: Any, tokens: list[int], chunks: list[int], caches: Sequence[KvCache] = ()) -> torch.Tensor:
-    """Logits of every position, the prompt cut into `chunks`, blocks of 8 in no order; `caches`: each chunk's."""
+    """Logits of every position, the prompt cut into `chunks`, blocks of 8 in no order; `caches`: each chunk's.
+
+    A state is in block 5, which nobody has cleared.
+    """
     spec = decoder.spec
     blocks = torch.randperm(24, generator=torch.Generator().manual_seed(5)).tolist()
-    caches = caches or [KvCache(torch.zeros(KvCache.shape(spec, 24, 8)))] * len(chunks)
+    layout = layout_of(decoder)
+    if not caches:
+        made = GroupedCache(layout, [24] * len(layout.pools), 8, FLOAT, torch.device("cpu"))
+        for pool in made.pools[1:]:
+            for tensor, _ in pool:
+                tensor.fill_(7.0)
+        caches = [made] * len(chunks)
     rope, out, done = RopeTable(spec.ropes, 192, decoder.final_norm.weight), [], 0
     with torch.inference_mode():
         for count, cache in zip(chunks, caches, strict=True):
@@ -24,7 +35,8 @@ def run(decoder: Any, tokens: list[int], chunks: list[int], caches: Sequence[KvC
             slots = torch.tensor(blocks)[positions // 8] * 8 + positions % 8
             rows = make_attention_rows([count], [done + count], [blocks], 8)
             ids = torch.tensor(tokens[done : done + count])
-            out.append(decoder.logits(decoder(ids, rope.at(positions), slots, rows, cache, None)))
+            beside = [GroupStep(torch.tensor([5]), rows)] * (len(layout.groups) - 1)
+            out.append(decoder.logits(decoder(ids, rope.at(positions), slots, rows, cache, None, beside)))
             done += count
     return torch.cat(out)
 

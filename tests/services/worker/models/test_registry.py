@@ -126,9 +126,10 @@ def test_a_prefix_hit_reads_the_other_rows_blocks(
     make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
 ) -> None:
     driver, prompt = make_tiny(name).driver(), PROMPTS[3]
-    driver.step([(0, 0, 64, True)], added=[driver.start(0, prompt, range(9))])
+    driver.step([(0, 0, 56, False)], added=[driver.start(0, prompt, range(9))])
+    driver.step([(0, 56, 8, True)], copies=driver.copied(0, 9))  # what is left of a state is a copy
     hit = driver.start(1, prompt, [*range(7), 30, 31, 32], computed=56)
-    output = driver.step([(0, 64, 1, True), (1, 56, 8, True)], added=[hit])[1:]
+    output = driver.step([(0, 64, 1, True), (1, 56, 8, True)], added=[hit], copies=driver.copied(9, 1))[1:]
     for position in range(64, 64 + NEW - 1):
         output += driver.step([(1, position, 1, True)])
     assert output == wanted(name)[3]

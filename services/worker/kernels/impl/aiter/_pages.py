@@ -82,6 +82,8 @@ def _refuses(layout: str, facts: Facts, *functions: Function) -> str | None:
     head_dim, block_tokens = facts.shapes.get("head_dim", 128), facts.shapes.get("block_tokens", 16)
     if head_dim not in HEAD_DIMS:
         return f"attends with heads of multiples of 16 from 32 to 256, not of {head_dim}"
+    if facts.shapes.get("own_values"):
+        return "attends with values as large as keys, and not scaled"
     if block_tokens not in BLOCK_TOKENS:
         return f"reads pages of {', '.join(map(str, BLOCK_TOKENS))} tokens, not of {block_tokens}"
     if not suits(layout, head_dim, block_tokens, torch.int8 if facts.shapes.get("kv_fp8") else facts.dtype):

@@ -208,7 +208,7 @@ def paged_attention_decode(
 
 
 def refuses(facts: Facts) -> str | None:
-    for name in ("window", "softcap", "sinks", "kv_fp8"):
+    for name in ("window", "softcap", "sinks", "kv_fp8", "own_values"):
         if facts.shapes.get(name):
             return f"does not do {name}"
     return refuses_but_fp32(facts)

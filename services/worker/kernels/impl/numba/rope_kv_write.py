@@ -110,7 +110,8 @@ def rope_kv_write_rows(
 
 
 def refuses(facts: Facts) -> str | None:
-    return "does not do kv_fp8" if facts.shapes.get("kv_fp8") else refuses_but_fp32(facts)
+    unable = next((name for name in ("kv_fp8", "own_values") if facts.shapes.get(name)), None)
+    return refuses_but_fp32(facts) if unable is None else f"does not do {unable}"
 
 
 IMPL = Impl(rope_kv_write, "numba", rope_kv_write_rows, refuses)

@@ -61,7 +61,7 @@ def _deal(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _finish(  # type: ignore[no-untyped-def]
-    acc, peak, total, out_ptr, sinks_ptr, v_scale_ptr, heads, dims, mask
+    acc, peak, total, out_ptr, sinks_ptr, v_scale_ptr, heads, dims, mask, VALUE_SCALE: tl.constexpr
 ):
     """Divides and stores. acc: [heads, dims]; peak, total: [heads]; out_ptr at the KV head's first query head."""
     if sinks_ptr is not None:
@@ -74,14 +74,16 @@ def _finish(  # type: ignore[no-untyped-def]
     factor = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-30), 0.0)
     if v_scale_ptr is not None:
         factor *= tl.load(v_scale_ptr)
+    if VALUE_SCALE != 1.0:
+        factor *= VALUE_SCALE
     tl.store(out_ptr + dims[None, :], (acc * factor[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _join(  # type: ignore[no-untyped-def]
-    sums_ptr,  # float32 [places, NUM_KV_HEADS, SHARE, HEAD_DIM]
+    sums_ptr,  # float32 [places, NUM_KV_HEADS, SHARE, VALUE_DIM]
     peaks_ptr,  # float32 [places, NUM_KV_HEADS, 2, SHARE], behind the sums: peaks and totals
-    out_ptr,  # [T, H, D], at the row's KV head
+    out_ptr,  # [T, H, E], at the row's KV head
     sinks_ptr,
     v_scale_ptr,
     first,  # the row's first place
@@ -89,15 +91,16 @@ def _join(  # type: ignore[no-untyped-def]
     kv_head,
     NUM_KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     SHARE_PADDED: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     TOGETHER: tl.constexpr,
+    VALUE_SCALE: tl.constexpr,
 ):
-    heads, dims = tl.arange(0, SHARE_PADDED), tl.arange(0, BLOCK_D)
+    heads, dims = tl.arange(0, SHARE_PADDED), tl.arange(0, BLOCK_E)
     peak = tl.full([SHARE_PADDED], -1.0e30, tl.float32)
     total = tl.zeros([SHARE_PADDED], tl.float32)
-    acc = tl.zeros([SHARE_PADDED, BLOCK_D], tl.float32)
+    acc = tl.zeros([SHARE_PADDED, BLOCK_E], tl.float32)
     for start in range(0, count, TOGETHER):
         parts = start + tl.arange(0, TOGETHER)
         at = ((first + parts) * NUM_KV_HEADS + kv_head) * SHARE
@@ -108,8 +111,8 @@ def _join(  # type: ignore[no-untyped-def]
             peaks_ptr + 2 * at[:, None] + SHARE + heads[None, :], mask=mask, other=0.0, cache_modifier=".cg"
         )
         sums = tl.load(
-            sums_ptr + ((at[:, None] + heads[None, :]) * HEAD_DIM)[:, :, None] + dims[None, None, :],
-            mask=mask[:, :, None] & (dims < HEAD_DIM)[None, None, :],
+            sums_ptr + ((at[:, None] + heads[None, :]) * VALUE_DIM)[:, :, None] + dims[None, None, :],
+            mask=mask[:, :, None] & (dims < VALUE_DIM)[None, None, :],
             other=0.0,
             cache_modifier=".cg",
         )
@@ -119,20 +122,20 @@ def _join(  # type: ignore[no-untyped-def]
         total = total * lowered + tl.sum(totals * weights, 0)
         acc = acc * lowered[:, None] + tl.sum(sums * weights[:, :, None], 0)
         peak = higher
-    mask = (heads < SHARE)[:, None] & (dims < HEAD_DIM)[None, :]
+    mask = (heads < SHARE)[:, None] & (dims < VALUE_DIM)[None, :]
     own = tl.where(heads < SHARE, heads, 0)
     sinks_at = sinks_ptr
     if sinks_ptr is not None:
         sinks_at += kv_head * SHARE
-    _finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
+    _finish(acc, peak, total, out_ptr + own[:, None] * VALUE_DIM, sinks_at, v_scale_ptr, own, dims, mask, VALUE_SCALE)
 
 
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=POINTERS)
 def decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, H, D]
-    out_ptr,  # [T, H, D], contiguous
+    out_ptr,  # [T, H, E], contiguous
     k_ptr,  # [blocks, PAGE, NUM_KV_HEADS, HEAD_DIM], contiguous
-    v_ptr,  # like k
+    v_ptr,  # [blocks, PAGE, NUM_KV_HEADS, VALUE_DIM]
     context_ptr,  # int32 [R]
     tables_ptr,  # int32 [.., M]
     table_rows_ptr,  # int32 [R] or None
@@ -151,11 +154,14 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     NUM_KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,  # query heads of a KV head
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,  # in base 2
+    VALUE_SCALE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # SHARE, padded for the matrix units
     BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK_R: tl.constexpr,
     SHARE_PADDED: tl.constexpr,
@@ -166,7 +172,9 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     kv_head, place = tl.program_id(0), tl.program_id(1)
     heads, dims, tokens = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_KV)
     inside = dims < HEAD_DIM
-    mask = (heads < SHARE)[:, None] & inside[None, :]
+    values = tl.arange(0, BLOCK_E)
+    inside_values = values < VALUE_DIM
+    mask = (heads < SHARE)[:, None] & inside_values[None, :]
     own = tl.where(heads < SHARE, heads, 0)
     release(PDL)
     wait(PDL)
@@ -191,10 +199,10 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     end = tl.minimum(stop, length)
 
     k_ptr += kv_head * HEAD_DIM
-    v_ptr += kv_head * HEAD_DIM
+    v_ptr += kv_head * VALUE_DIM
     peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
     totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     # page numbers are read one turn ahead, so that keys do not wait for them; the first or last token stands in for
     # those outside
     first_seen, last_seen = tl.maximum(low, begin), tl.maximum(end - 1, 0)
@@ -208,15 +216,19 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             position = tl.maximum(position, first_seen)
         slots = pages.to(tl.int64) * PAGE + position % PAGE
         offsets = (slots * (NUM_KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
+        value_offsets = (slots * (NUM_KV_HEADS * VALUE_DIM))[:, None] + values[None, :]
         if PAGE % BLOCK_KV == 0:
             pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV, last_seen) // PAGE)
         else:
             pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV + tokens, last_seen) // PAGE)
         if BLOCK_D == HEAD_DIM:
-            k, v = tl.load(k_ptr + offsets), tl.load(v_ptr + offsets)
+            k = tl.load(k_ptr + offsets)
         else:
             k = tl.load(k_ptr + offsets, mask=inside[None, :], other=0.0)
-            v = tl.load(v_ptr + offsets, mask=inside[None, :], other=0.0)
+        if BLOCK_E == VALUE_DIM:
+            v = tl.load(v_ptr + value_offsets)
+        else:
+            v = tl.load(v_ptr + value_offsets, mask=inside_values[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
         if SOFTCAP > 0:
             scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
@@ -232,16 +244,17 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         peak = higher
     total = tl.sum(totals, 1)
 
-    out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
-    peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * HEAD_DIM)
+    out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * VALUE_DIM
+    peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * VALUE_DIM)
     if count == 1:
         sinks_at = sinks_ptr
         if sinks_ptr is not None:
             sinks_at += kv_head * SHARE
-        _finish(acc, peak, total, out_ptr + own[:, None] * HEAD_DIM, sinks_at, v_scale_ptr, own, dims, mask)
+        own_out = out_ptr + own[:, None] * VALUE_DIM
+        _finish(acc, peak, total, own_out, sinks_at, v_scale_ptr, own, values, mask, VALUE_SCALE)
     else:
         at = (place * NUM_KV_HEADS + kv_head) * SHARE
-        tl.store(sums_ptr + (at + own)[:, None] * HEAD_DIM + dims[None, :], acc, mask=mask, cache_modifier=".cg")
+        tl.store(sums_ptr + (at + own)[:, None] * VALUE_DIM + values[None, :], acc, mask=mask, cache_modifier=".cg")
         tl.store(peaks_ptr + 2 * at + own, peak, mask=heads < SHARE, cache_modifier=".cg")
         tl.store(peaks_ptr + 2 * at + SHARE + own, total, mask=heads < SHARE, cache_modifier=".cg")
         if FUSED:
@@ -251,7 +264,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             if tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu") == count - 1:
                 _join(
                     sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
-                    NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
+                    NUM_KV_HEADS, SHARE, VALUE_DIM, SHARE_PADDED, BLOCK_E, TOGETHER, VALUE_SCALE,
                 )  # fmt: skip
                 tl.store(arrived_ptr, 0)
 
@@ -268,9 +281,10 @@ def join_kernel(  # type: ignore[no-untyped-def]
     least,
     NUM_KV_HEADS: tl.constexpr,
     SHARE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    VALUE_SCALE: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK_R: tl.constexpr,
     SHARE_PADDED: tl.constexpr,
@@ -283,11 +297,11 @@ def join_kernel(  # type: ignore[no-untyped-def]
     wait(PDL)
     row, first, count = _deal(context_ptr, place, num_rows, spare, least, BLOCK_KV, WINDOW, BLOCK_R)
     if (row < num_rows) & (place == first) & (count > 1):
-        out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * HEAD_DIM
-        peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * HEAD_DIM)
+        out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * VALUE_DIM
+        peaks_ptr = sums_ptr + (num_rows + spare) * (NUM_KV_HEADS * SHARE * VALUE_DIM)
         _join(
             sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
-            NUM_KV_HEADS, SHARE, HEAD_DIM, SHARE_PADDED, BLOCK_D, TOGETHER,
+            NUM_KV_HEADS, SHARE, VALUE_DIM, SHARE_PADDED, BLOCK_E, TOGETHER, VALUE_SCALE,
         )  # fmt: skip
 
 
@@ -304,7 +318,7 @@ class Plan(NamedTuple):
 
 
 def decode(q: Tensor, out: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> None:
-    """Writes out[:num_decode]. q, out: [T, H, D]; caches: [blocks, B, K, D], contiguous."""
+    """Writes out[:num_decode]. q: [T, H, D]; out: [T, H, E]; caches: [blocks, B, K, D] and [.., E], contiguous."""
     launch(q, out, k_cache, v_cache, rows, spec, None)
 
 
@@ -319,9 +333,8 @@ def launch(
 ) -> None:
     """As `decode`; None: the shape that `choose` gives."""
     device, num_rows, tables = q.device, rows.num_decode, rows.block_tables
-    plan = _plan(
-        device, q.dtype, k_cache.dtype, q.shape[1:], k_cache.shape[2], rows.block_tokens, num_rows, spec[:3], shape
-    )
+    heads, numbers = (*q.shape[1:], k_cache.shape[2], v_cache.shape[3]), (*spec[:3], spec.value_scale)
+    plan = _plan(device, q.dtype, k_cache.dtype, heads, rows.block_tokens, num_rows, numbers, shape)
     sums = torch.empty(plan.scratch, dtype=torch.float32, device=device)
     k_scale, v_scale = spec.kv_scale or (None, None)
     decode_kernel[plan.grid](
@@ -340,27 +353,27 @@ def _plan(
     device: torch.device,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
-    heads: tuple[int, int],  # of queries: their number and size
-    num_kv_heads: int,
+    heads: tuple[int, int, int, int],  # of queries: their number and size; number of KV heads, size of a value
     page: int,
     num_rows: int,
-    numbers: tuple[float, int, float],  # of the spec: scale, window, softcap
+    numbers: tuple[float, int, float, float],  # of the spec: scale, window, softcap, of values
     shape: Shape | None,
 ) -> Plan:
-    (num_heads, head_dim), (scale, window, softcap) = heads, numbers
+    (num_heads, head_dim, num_kv_heads, value_dim), (scale, window, softcap, value_scale) = heads, numbers
     if shape is None:
         shape = choose(device, dtype, kv_dtype, num_rows, num_heads // num_kv_heads, num_kv_heads, head_dim)
     spare = places(device, num_kv_heads, shape.waves)
-    common = {**_sizes(num_heads, num_kv_heads, head_dim, shape.block_kv, num_rows), "WINDOW": window}
-    common |= options(device)
+    common = _sizes(num_heads, num_kv_heads, value_dim, shape.block_kv, num_rows)
+    common |= {"WINDOW": window, "VALUE_SCALE": value_scale, **options(device)}
     return Plan(
         grid=(num_kv_heads, num_rows + spare),
         spare=spare,
         least=shape.least,
-        scratch=(num_rows + spare, num_heads, head_dim + 2),
+        scratch=(num_rows + spare, num_heads, value_dim + 2),
         factor=2 * LOG2E * scale / softcap if softcap else scale * LOG2E,
         decode={
             **common,
+            **_key_sizes(head_dim),
             "PAGE": page,
             "SOFTCAP": softcap * LOG2E,
             "BLOCK_M": _padded_share(num_heads, num_kv_heads),
@@ -372,19 +385,23 @@ def _plan(
     )
 
 
-def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, block_kv: int, num_rows: int) -> dict[str, int]:
+def _key_sizes(head_dim: int) -> dict[str, int]:
+    return {"HEAD_DIM": head_dim, "BLOCK_D": max(16, triton.next_power_of_2(head_dim))}
+
+
+def _sizes(num_heads: int, num_kv_heads: int, value_dim: int, block_kv: int, num_rows: int) -> dict[str, Any]:
     """Constants of both kernels."""
     share = num_heads // num_kv_heads
-    share_padded, block_d = triton.next_power_of_2(share), max(16, triton.next_power_of_2(head_dim))
+    share_padded, block_e = triton.next_power_of_2(share), max(16, triton.next_power_of_2(value_dim))
     return {
         "NUM_KV_HEADS": num_kv_heads,
         "SHARE": share,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d,
+        "VALUE_DIM": value_dim,
+        "BLOCK_E": block_e,
         "BLOCK_KV": block_kv,
         "BLOCK_R": next((b for b in ROW_BUCKETS if num_rows <= b), triton.next_power_of_2(num_rows)),
         "SHARE_PADDED": share_padded,
-        "TOGETHER": max(1, JOINED // (share_padded * block_d)),
+        "TOGETHER": max(1, JOINED // (share_padded * block_e)),
     }
 
 
@@ -449,10 +466,18 @@ def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool
     return Shape(32, 2, 4, 2.0) if width <= 256 else Shape(32, 4, 3, 2.0)
 
 
-def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16) -> AotCase:
+def _aot(
+    name: str,
+    heads: tuple[int, int, int],
+    shape: Shape,
+    extras: bool = False,
+    num_rows: int = 16,
+    value_dim: int = 0,
+) -> AotCase:
     """`extras`: everything optional at once, with 8-bit keys and values."""
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
-    sizes = _sizes(*heads, shape.block_kv, num_rows)
+    sizes = _sizes(*heads[:2], value_dim or heads[2], shape.block_kv, num_rows) | _key_sizes(heads[2])
+    sizes["VALUE_SCALE"] = 0.707 if value_dim else 1.0
     signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
     signature |= dict.fromkeys(POINTERS, "*i32")
     signature |= dict.fromkeys(("q_stride_t", "q_stride_h"), "i32:16")
@@ -480,5 +505,6 @@ AOT = (
     _aot("32x8x96_amd", (32, 8, 96), default_shape(2, 2, 96, True)),
     _aot("16x8x192_amd", (16, 8, 192), default_shape(2, 2, 192, True)),
     _aot("16x8x256_amd", (16, 8, 256), default_shape(2, 2, 256, True)),
+    _aot("64x4x192_values128_amd", (64, 4, 192), default_shape(2, 2, 192, True), value_dim=128),
     _aot("32x8x128_extras_amd", (32, 8, 128), default_shape(2, 1, 128, True), extras=True),
 )

@@ -62,7 +62,7 @@ def _among(key, least, last, WINDOW: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    acc,  # float32 [BLOCK_M, BLOCK_D]
+    acc,  # float32 [BLOCK_M, BLOCK_E]
     denominator,  # float32 [BLOCK_M]
     peak,  # float32 [BLOCK_M], base 2
     q,  # [BLOCK_M, BLOCK_D]
@@ -77,9 +77,11 @@ def _attend(  # type: ignore[no-untyped-def]
     factor,  # from a product to its logit, base 2
     cap_factor,  # from a product to twice the argument of tanh, base 2
     window,
-    SLOT: tl.constexpr,  # elements of a token's keys
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
@@ -89,6 +91,7 @@ def _attend(  # type: ignore[no-untyped-def]
     """Adds keys low .. high - 1."""
     in_block = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_E)
     # the table is read one iteration ahead, so that its latency does not stand before that of the keys
     pages = tl.load(table_ptr + _among(low + in_block, least, last, WINDOW) // PAGE)
     for start in tl.range(low, high, BLOCK_N):
@@ -100,11 +103,11 @@ def _attend(  # type: ignore[no-untyped-def]
             slot = in_block % PAGE
         else:
             slot = (start + in_block) % PAGE
-        place = (pages * PAGE + slot).to(tl.int64) * SLOT
+        place = (pages * PAGE + slot).to(tl.int64) * NUM_KV_HEADS
         pages = tl.load(table_ptr + _among(start + BLOCK_N + in_block, least, last, WINDOW) // PAGE)
         key = start + in_block
-        k_ptrs = (k_ptr + place)[:, None] + d[None, :]
-        v_ptrs = (v_ptr + place)[:, None] + d[None, :]
+        k_ptrs = (k_ptr + place * HEAD_DIM)[:, None] + d[None, :]
+        v_ptrs = (v_ptr + place * VALUE_DIM)[:, None] + e[None, :]
         if HEAD_DIM < BLOCK_D:
             k = tl.load(k_ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
         else:
@@ -128,8 +131,8 @@ def _attend(  # type: ignore[no-untyped-def]
         peak = new_peak
         denominator = denominator * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
-        if HEAD_DIM < BLOCK_D:
-            v = tl.load(v_ptrs, mask=(d < HEAD_DIM)[None, :], other=0.0)
+        if VALUE_DIM < BLOCK_E:
+            v = tl.load(v_ptrs, mask=(e < VALUE_DIM)[None, :], other=0.0)
         else:
             v = tl.load(v_ptrs)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
@@ -152,8 +155,8 @@ SMALL_POINTERS = [
 def prefill_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, H, D]
     k_ptr,  # [blocks, PAGE, K, D]
-    v_ptr,  # like k
-    out_ptr,  # [T, H, D]; with SPLIT float32 [splits, num_tokens, H, D] of sums not yet divided
+    v_ptr,  # [blocks, PAGE, K, E]
+    out_ptr,  # [T, H, E]; with SPLIT float32 [splits, num_tokens, H, E] of sums not yet divided
     parts_ptr,  # with SPLIT float32 [2, splits, num_tokens, H]: peaks and denominators
     starts_ptr,  # int32 [R + 1]
     contexts_ptr,  # int32 [R]
@@ -176,7 +179,10 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_SCALE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
@@ -232,7 +238,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         if split == 0:
             peak = tl.load(sinks_ptr + head, mask=own, other=0.0) * 1.4426950408889634
             denominator += 1.0
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
 
     # keys low .. high - 1 are seen by some query, lead .. full - 1 by all
     first_position = context - row_tokens + first
@@ -252,22 +258,22 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     lead = tl.maximum(low, lead)
     last = context - 1
     k_ptr += kv_head * HEAD_DIM
-    v_ptr += kv_head * HEAD_DIM
+    v_ptr += kv_head * VALUE_DIM
     if WINDOW:
         acc, denominator, peak = _attend(
             acc, denominator, peak, q, position, low, tl.minimum(lead, high), least, last, table_ptr, k_ptr, v_ptr,
-            factor, cap_factor, window, NUM_KV_HEADS * HEAD_DIM,
-            HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
+            factor, cap_factor, window, NUM_KV_HEADS,
+            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
         )  # fmt: skip
     acc, denominator, peak = _attend(
         acc, denominator, peak, q, position, lead, tl.minimum(full, high), least, last, table_ptr, k_ptr, v_ptr,
-        factor, cap_factor, window, NUM_KV_HEADS * HEAD_DIM,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, False, WINDOW, SOFTCAP,
+        factor, cap_factor, window, NUM_KV_HEADS,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, False, WINDOW, SOFTCAP,
     )  # fmt: skip
     acc, denominator, peak = _attend(
         acc, denominator, peak, q, position, tl.maximum(lead, full), high, least, last, table_ptr, k_ptr, v_ptr,
-        factor, cap_factor, window, NUM_KV_HEADS * HEAD_DIM,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
+        factor, cap_factor, window, NUM_KV_HEADS,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
     )  # fmt: skip
 
     # read again, so that nothing of this holds registers in the loops: there they are short
@@ -275,7 +281,8 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     row_tokens = tl.load(starts_ptr + row + 1, volatile=True) - row_start
     token = (block - (row_start - first_token) // BLOCK_Q - local_row) * BLOCK_Q + m // GROUP
     own = (token < row_tokens) & (m < BLOCK_Q * GROUP)
-    mask = own[:, None] & (d < HEAD_DIM)[None, :]
+    e = tl.arange(0, BLOCK_E)
+    mask = own[:, None] & (e < VALUE_DIM)[None, :]
     step_token = (row_start + token).to(tl.int64)
     if SPLIT:
         part = (split.to(tl.int64) * num_tokens + step_token - first_token) * (NUM_KV_HEADS * GROUP) + head
@@ -283,14 +290,16 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         tl.store(
             parts_ptr + num_splits.to(tl.int64) * num_tokens * (NUM_KV_HEADS * GROUP) + part, denominator, mask=own
         )
-        tl.store(out_ptr + (part * HEAD_DIM)[:, None] + d[None, :], acc, mask=mask)
+        tl.store(out_ptr + (part * VALUE_DIM)[:, None] + e[None, :], acc, mask=mask)
     else:
         inverse = 1.0 / denominator
         if v_scale_ptr is not None:
             inverse *= tl.load(v_scale_ptr)
+        if VALUE_SCALE != 1.0:
+            inverse *= VALUE_SCALE
         out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
-        place = (step_token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
-        tl.store(out_ptr + place[:, None] + d[None, :], out, mask=mask)
+        place = (step_token * (NUM_KV_HEADS * GROUP) + head) * VALUE_DIM
+        tl.store(out_ptr + place[:, None] + e[None, :], out, mask=mask)
 
 
 JOIN_RUNTIME_ONLY = ["first_token", "num_tokens", "num_splits"]
@@ -298,16 +307,17 @@ JOIN_RUNTIME_ONLY = ["first_token", "num_tokens", "num_splits"]
 
 @triton.jit(do_not_specialize=JOIN_RUNTIME_ONLY, do_not_specialize_on_alignment=["v_scale_ptr"])
 def join_kernel(  # type: ignore[no-untyped-def]
-    sums_ptr,  # float32 [splits, num_tokens, H, D]
+    sums_ptr,  # float32 [splits, num_tokens, H, E]
     parts_ptr,  # float32 [2, splits, num_tokens, H]
-    out_ptr,  # [T, H, D]
+    out_ptr,  # [T, H, E]
     v_scale_ptr,  # float32 [1] or None
     first_token,
     num_tokens,
     num_splits,
     NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_SCALE: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     BLOCK_H: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -316,18 +326,18 @@ def join_kernel(  # type: ignore[no-untyped-def]
     release(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_E)
     own = head < NUM_HEADS
-    mask = own[:, None] & (d < HEAD_DIM)[None, :]
+    mask = own[:, None] & (e < VALUE_DIM)[None, :]
     stride_split = num_tokens.to(tl.int64) * NUM_HEADS
     part = token * NUM_HEADS + head
     peak = tl.full([BLOCK_H], HIDDEN, tl.float32)
     denominator = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_H, BLOCK_E], tl.float32)
     for _ in range(num_splits):
         own_peak = tl.load(parts_ptr + part, mask=own, other=0.0)
         own_denominator = tl.load(parts_ptr + num_splits * stride_split + part, mask=own, other=1.0)
-        sums = tl.load(sums_ptr + (part * HEAD_DIM)[:, None] + d[None, :], mask=mask, other=0.0)
+        sums = tl.load(sums_ptr + (part * VALUE_DIM)[:, None] + e[None, :], mask=mask, other=0.0)
         new_peak = tl.maximum(peak, own_peak)
         shrink = tl.exp2(peak - new_peak)
         weight = tl.exp2(own_peak - new_peak)
@@ -338,9 +348,11 @@ def join_kernel(  # type: ignore[no-untyped-def]
     inverse = 1.0 / denominator
     if v_scale_ptr is not None:
         inverse *= tl.load(v_scale_ptr)
+    if VALUE_SCALE != 1.0:
+        inverse *= VALUE_SCALE
     out = (acc * inverse[:, None]).to(out_ptr.dtype.element_ty)
-    place = ((first_token + token) * NUM_HEADS + head) * HEAD_DIM
-    tl.store(out_ptr + place[:, None] + d[None, :], out, mask=mask)
+    place = ((first_token + token) * NUM_HEADS + head) * VALUE_DIM
+    tl.store(out_ptr + place[:, None] + e[None, :], out, mask=mask)
 
 
 def prefill(
@@ -355,11 +367,11 @@ def prefill(
 ) -> None:
     """Writes out[first_token:] for the rows from `first_row` on, whose tokens begin at `first_token`.
 
-    q: [T, H, D], last dimension dense; out: [T, H, D] and k_cache, v_cache: [blocks, B, K, D], contiguous.
+    q: [T, H, D], last dimension dense; out: [T, H, E], k_cache: [blocks, B, K, D], v_cache: [.., E], all contiguous.
     """
     if q.shape[0] == first_token:
         return
-    sight = _sight(q, k_cache, rows, spec, first_row, first_token)
+    sight = _sight(q, (k_cache, v_cache), rows, spec, first_row, first_token)
     tiles, plan, kind = _choose(sight, q.dtype, k_cache.dtype, rows.max_context)
     kind = (kind, rows.table_rows is None, spec.sinks is None)
     if kind not in _COMPILED:
@@ -385,7 +397,7 @@ def launch(
     num_splits: int,
 ) -> None:
     """As `prefill`, with the choices made."""
-    plan = _plan(_sight(q, k_cache, rows, spec, first_row, first_token), tile, num_splits)
+    plan = _plan(_sight(q, (k_cache, v_cache), rows, spec, first_row, first_token), tile, num_splits)
     _run(q, out, k_cache, v_cache, rows, spec, plan)
 
 
@@ -403,6 +415,8 @@ class Sight(NamedTuple):
     scale: float
     window: int
     softcap: float
+    value_dim: int
+    value_scale: float
 
     @property
     def group(self) -> int:
@@ -417,16 +431,16 @@ class Plan(NamedTuple):
     options: dict[str, Any]
     sums: tuple[int, ...]  # shape of the parts' sums; empty without parts
     join_grid: tuple[int, int]
-    join_numbers: tuple[int, ...]
+    join_numbers: tuple[int | float, ...]
 
 
 def _sight(
-    q: Tensor, k_cache: Tensor, rows: AttentionRows, spec: AttentionSpec, first_row: int, first_token: int
+    q: Tensor, caches: tuple[Tensor, Tensor], rows: AttentionRows, spec: AttentionSpec, first_row: int, first_token: int
 ) -> Sight:
     tables, starts = rows.block_tables, rows.query_starts
     return Sight(
-        q.device, q.shape, q.stride(), k_cache.shape, starts.shape[0] - 1 - first_row, tables.stride(0),
-        first_row, first_token, spec.scale, spec.window, spec.softcap,
+        q.device, q.shape, q.stride(), caches[0].shape, starts.shape[0] - 1 - first_row, tables.stride(0),
+        first_row, first_token, spec.scale, spec.window, spec.softcap, caches[1].shape[3], spec.value_scale,
     )  # fmt: skip
 
 
@@ -442,16 +456,17 @@ def _choose(
     num_tokens = sight.q_shape[0] - sight.first_token
     programs = expected_blocks(num_tokens, sight.num_rows, tile.block_m // group) * num_kv_heads
     span = min(max_context, sight.window + tile.block_m) if sight.window else max_context
-    part_bytes = num_tokens * sight.q_shape[1] * head_dim * 4
+    part_bytes = num_tokens * sight.q_shape[1] * sight.value_dim * 4
     plan = _plan(sight, tile, choose_splits(programs, span, part_bytes, sight.device))
-    shapes = (*sight.q_shape[1:], *sight.q_stride, *sight.k_shape[1:])
+    shapes = (*sight.q_shape[1:], *sight.q_stride, *sight.k_shape[1:], sight.value_dim, sight.value_scale)
     return (long, short), plan, (sight.device, dtype, kv_dtype, shapes, sight.window > 0, sight.softcap > 0)
 
 
 def _plan(sight: Sight, tile: Tile, num_splits: int) -> Plan:
     num_tokens, num_heads, head_dim = sight.q_shape[0] - sight.first_token, sight.q_shape[1], sight.q_shape[2]
     page, num_kv_heads, group = sight.k_shape[1], sight.k_shape[2], sight.group
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    value_dim = sight.value_dim
+    block_d, block_e = (max(16, triton.next_power_of_2(width)) for width in (head_dim, value_dim))
     if sight.softcap:
         factor, cap_factor = sight.softcap * LOG2E, 2 * LOG2E * sight.scale / sight.softcap
     else:
@@ -459,7 +474,7 @@ def _plan(sight: Sight, tile: Tile, num_splits: int) -> Plan:
     numbers = (
         factor, cap_factor, sight.window, sight.first_row, sight.first_token, sight.num_rows, num_tokens, num_splits,
         sight.table_stride, sight.q_stride[0], sight.q_stride[1],
-        num_kv_heads, group, head_dim, block_d, tile.block_m, tile.block_n, page,
+        num_kv_heads, group, head_dim, value_dim, sight.value_scale, block_d, block_e, tile.block_m, tile.block_n, page,
         sight.window > 0, sight.softcap > 0, num_splits > 1,
     )  # fmt: skip
     own: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
@@ -470,9 +485,12 @@ def _plan(sight: Sight, tile: Tile, num_splits: int) -> Plan:
         grid=(num_kv_heads, count_blocks(num_tokens, sight.num_rows, tile.block_m // group), num_splits),
         numbers=numbers,
         options={**own, **options(sight.device)},
-        sums=(num_splits, num_tokens, num_heads, head_dim) if num_splits > 1 else (),
+        sums=(num_splits, num_tokens, num_heads, value_dim) if num_splits > 1 else (),
         join_grid=(num_tokens, triton.cdiv(num_heads, block_h)),
-        join_numbers=(sight.first_token, num_tokens, num_splits, num_heads, head_dim, block_d, block_h),
+        join_numbers=(
+            *(sight.first_token, num_tokens, num_splits, num_heads),
+            *(value_dim, sight.value_scale, block_e, block_h),
+        ),
     )
 
 
@@ -531,7 +549,9 @@ def default_tile(itemsize: int, head_dim: int, small_lds: bool) -> Tile:
     return Tile(128, 64, 4, 2) if small_lds else Tile(128, 64, 8, 3)
 
 
-def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, split: bool = False) -> AotCase:
+def _aot(
+    name: str, head_dim: int, group: int, amd: bool, extras: bool = False, split: bool = False, value_dim: int = 0
+) -> AotCase:
     """`extras`: everything optional at once, with 8-bit keys and values."""
     tile = default_tile(2, head_dim, small_lds=amd)
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
@@ -542,6 +562,8 @@ def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, 
     signature |= {"parts_ptr": "*fp32:16" if split else None, "sinks_ptr": "*fp32" if extras else None}
     signature |= {"k_scale_ptr": scale, "v_scale_ptr": scale, "factor": "fp32", "cap_factor": "fp32"}
     signature |= {"GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "PAGE": 16}
+    signature |= {"VALUE_DIM": value_dim or head_dim, "BLOCK_E": triton.next_power_of_2(value_dim or head_dim)}
+    signature["VALUE_SCALE"] = 0.707 if value_dim else 1.0
     signature |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PDL": False}
     signature |= {"WINDOW": extras, "SOFTCAP": extras, "SPLIT": split}
     targets = ("gfx942", "gfx950") if amd else ("sm_90",)
@@ -551,7 +573,8 @@ def _aot(name: str, head_dim: int, group: int, amd: bool, extras: bool = False, 
 def _aot_join(name: str, head_dim: int) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(JOIN_RUNTIME_ONLY, "i32")
     signature |= {"sums_ptr": "*fp32:16", "parts_ptr": "*fp32:16", "out_ptr": "*bf16:16", "v_scale_ptr": None}
-    signature |= {"NUM_HEADS": 32, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_H": 8}
+    signature |= {"NUM_HEADS": 32, "VALUE_DIM": head_dim, "BLOCK_E": triton.next_power_of_2(head_dim), "BLOCK_H": 8}
+    signature["VALUE_SCALE"] = 1.0
     signature["PDL"] = False
     return AotCase(name, join_kernel, signature, hot=False)
 
@@ -566,5 +589,6 @@ AOT: tuple[AotCase, ...] = (
         _aot(f"128_extras_split_{'amd' if amd else 'nvidia'}", 128, 8, amd, extras=True, split=True)
         for amd in (True, False)
     ),
+    *(_aot(f"192_values128_{'amd' if amd else 'nvidia'}", 192, 8, amd, value_dim=128) for amd in (True, False)),
     _aot_join("join_128", 128),
 )

@@ -13,7 +13,7 @@ from services.worker.kernels.registry import Impl
 def paged_attention_pages(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec
 ) -> Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
     if rows.num_decode:
         decode(q, out, k_cache, v_cache, rows, spec)
     if rows.num_decode < rows.context_lens.shape[0]:

@@ -37,17 +37,18 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     REST_PADDED: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """qkv: [T, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]; cos, sin: [T, 2 * HALF] by their strides; slots: int64 [T].
-
-    Caches: [slots, NUM_KV_HEADS, HEAD_DIM]; norms: [HEAD_DIM] or None; q: [T, NUM_HEADS, HEAD_DIM]. HEADS divides
-    NUM_HEADS and NUM_KV_HEADS, so that a program's heads are of one sort.
+    """qkv: [T, (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + NUM_KV_HEADS * VALUE_DIM]; cos, sin: [T, 2 * HALF] by their
+    strides; slots: int64 [T]. Caches: [slots, NUM_KV_HEADS, HEAD_DIM or VALUE_DIM]; norms: [HEAD_DIM] or None; q: [T,
+    NUM_HEADS, HEAD_DIM]. HEADS divides NUM_HEADS and NUM_KV_HEADS, so that a program's heads are of one sort.
     """
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
@@ -68,7 +69,19 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
         if REST_PADDED > 0:
             rest_weight = tl.load(norm_ptr + rest, mask=rest < HEAD_DIM, other=0.0).to(tl.float32)
     wait(PDL)
-    qkv_ptr += (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + first) * HEAD_DIM
+    qkv_ptr += token * ((NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + NUM_KV_HEADS * VALUE_DIM)
+    if VALUE_DIM != HEAD_DIM:  # noqa: SIM102 - known when compiled, the other is not
+        if first >= NUM_HEADS + NUM_KV_HEADS:
+            slot = tl.load(slots_ptr + token).to(tl.int64) * NUM_KV_HEADS
+            first -= NUM_HEADS + NUM_KV_HEADS
+            numbers = tl.arange(0, HEADS * VALUE_PADDED)
+            own = numbers < HEADS * VALUE_DIM
+            qkv_ptr += (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + first * VALUE_DIM
+            v_cache_ptr += (slot + first) * VALUE_DIM
+            values = tl.load(qkv_ptr + numbers, mask=own, other=0.0)
+            tl.store(v_cache_ptr + numbers, stored(values, v_cache_ptr, v_scale_ptr, LIMIT), mask=own)
+            return
+    qkv_ptr += first * HEAD_DIM
     low_read = tl.load(qkv_ptr + lows, mask=mask, other=0.0)
     high_read = tl.load(qkv_ptr + HALF + lows, mask=mask, other=0.0)
     if REST_PADDED > 0:
@@ -128,7 +141,9 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
 
 
 @cache
-def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, is_decode: bool) -> dict[str, int]:
+def _sizes(
+    num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, is_decode: bool, value_dim: int
+) -> dict[str, int]:
     common = gcd(num_heads, num_kv_heads)
     heads = common & -common
     # few tokens: as many programs as there can be, each with loads of 16 bytes a lane
@@ -140,10 +155,12 @@ def _sizes(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int, is
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
         "HALF": rotary_dim // 2,
         "HEADS": heads,
         "HALF_PADDED": triton.next_power_of_2(rotary_dim // 2),
         "REST_PADDED": triton.next_power_of_2(rest) if rest else 0,
+        "VALUE_PADDED": triton.next_power_of_2(value_dim),
     }
 
 
@@ -159,11 +176,12 @@ def rope_kv_write_heads(
 ) -> Tensor:
     num_tokens, width = qkv.shape
     num_kv_heads, head_dim = k_cache.shape[2:]
-    num_heads = width // head_dim - 2 * num_kv_heads
+    value_dim = v_cache.shape[3]
+    num_heads = (width - num_kv_heads * value_dim) // head_dim - num_kv_heads
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return q
-    sizes = _sizes(num_heads, num_kv_heads, head_dim, cos.shape[-1], num_tokens <= 32)
+    sizes = _sizes(num_heads, num_kv_heads, head_dim, cos.shape[-1], num_tokens <= 32, value_dim)
     norm: Any = head_norm or (None, None, 0.0)
     scale: Any = kv_scale or (None, None)
     _rope_kv_write[(num_tokens, (num_heads + 2 * num_kv_heads) // sizes["HEADS"])](
@@ -210,7 +228,7 @@ def _aot(name: str, heads: tuple[int, int, int], normed: bool, is_decode: bool =
         "eps": "fp32",
         "COS_STRIDE": 2 * heads[2],
         "SIN_STRIDE": 2 * heads[2],
-        **_sizes(*heads, heads[2], is_decode),
+        **_sizes(*heads, heads[2], is_decode, heads[2]),
         "LIMIT": 240.0 if is_fp8 else 0.0,
         "PDL": False,
     }

@@ -9,6 +9,8 @@ from torch import Tensor
 from services.worker.kernels.ops.paged_attention import (
     AttentionRows,
     AttentionSpec,
+    Extras,
+    make_attention_case,
     make_attention_rows,
     paged_attention,
 )
@@ -16,7 +18,7 @@ from services.worker.kernels.ops.paged_attention import (
 
 def formula(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, spec: AttentionSpec) -> Tensor:
     """One token and one head at a time."""
-    out = torch.empty_like(q)
+    out = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=q.dtype)
     size, share = k_cache.shape[1], q.shape[1] // k_cache.shape[2]
     starts, context = rows.query_starts.tolist(), rows.context_lens.tolist()
     k_scale, v_scale = (float(scale) for scale in spec.kv_scale or (torch.ones(1), torch.ones(1)))
@@ -34,12 +36,19 @@ def formula(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, sp
                     score = spec.softcap * torch.tanh(score / spec.softcap)
                 weight = torch.exp(score)
                 total = weight.sum() + (torch.exp(spec.sinks[head].double()) if spec.sinks is not None else 0)
-                out[token, head] = (weight[:, None] * values[:, head // share]).sum(0) / total
+                out[token, head] = (weight[:, None] * values[:, head // share]).sum(0) / total * spec.value_scale
     return out
 
 
 def test_equals_formula(check: Any) -> None:
     check(paged_attention, formula)
+
+
+@pytest.mark.parametrize("extras", [Extras(value_dim=16), Extras(value_dim=40, window=20, sinks=True)])
+def test_values_of_their_own_size_and_scale(extras: Extras) -> None:
+    case = make_attention_case("", [1, 1, 20, 9], [50, 7, 90, 9], (4, 2, 48), extras=extras)
+    arguments = case.make(torch.float32)
+    torch.testing.assert_close(paged_attention.meaning(*arguments), formula(*arguments), rtol=1e-5, atol=1e-5)
 
 
 def test_chunks_count_their_tokens_from_the_first_of_them() -> None:

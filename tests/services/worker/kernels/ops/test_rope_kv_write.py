@@ -1,6 +1,11 @@
 import torch
 
-from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
+from services.worker.kernels.ops.rope_kv_write import HeadNorm, make_rope_kv_case, rope_kv_write
+
+OWN_VALUES = (
+    make_rope_kv_case(7, 8, 4, 48, 16, False, value_dim=32),
+    make_rope_kv_case(3, 4, 2, 24, 24, True, value_dim=20),
+)
 
 
 def turned(
@@ -20,13 +25,17 @@ def turned(
 
 def test_equals_formula() -> None:
     for dtype, tolerance in rope_kv_write.tolerances.items():
-        for case in rope_kv_write.cases:
+        for case in (*rope_kv_write.cases, *OWN_VALUES):
             qkv, cos, sin, k_cache, v_cache, slots, norm, kv_scale = case.make(dtype)
             before, head_dim, size = (k_cache.clone(), v_cache.clone()), k_cache.shape[-1], k_cache.shape[1]
             q = rope_kv_write.meaning(qkv, cos, sin, k_cache, v_cache, slots, norm, kv_scale)
             heads, kv_heads = q.shape[1], k_cache.shape[2]
             assert q.dtype == dtype and q.shape == (len(qkv), heads, head_dim)
-            parts = qkv.view(len(qkv), heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), 1)
+            widths = heads * head_dim, kv_heads * head_dim, kv_heads * v_cache.shape[3]
+            parts = [
+                part.view(len(qkv), count, part.shape[1] // count)
+                for part, count in zip(qkv.split(widths, 1), (heads, kv_heads, kv_heads), strict=True)
+            ]
             near = {"rtol": tolerance.relative, "atol": tolerance.absolute}
             for token, slot in list(enumerate(slots.tolist()))[:40]:
                 place, angle = (slot // size, slot % size), (cos[token], sin[token])

@@ -14,3 +14,13 @@ def test_is_the_meaning(hold: Holder) -> None:
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (32, 4)])
 def test_is_the_meaning_for_any_share_of_heads(hold: Holder, heads: tuple[int, int]) -> None:
     hold(IMPL, cases=[make_rope_kv_case(2, *heads, 32, 24, normed) for normed in (False, True)])
+
+
+def test_values_of_their_own_size(hold: Holder) -> None:
+    hold(
+        IMPL,
+        cases=[
+            make_rope_kv_case(5, 8, 4, 24, 16, True, value_dim=20),
+            make_rope_kv_case(40, 4, 2, 24, 8, False, value_dim=16),
+        ],
+    )

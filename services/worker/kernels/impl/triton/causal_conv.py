@@ -1,0 +1,134 @@
+"""One program takes some channels of one row, all of its tokens one tile after the other, and the state with them."""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
+from services.worker.kernels.ops.causal_conv import causal_conv
+from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.registry import Impl
+
+TOKENS = 32  # of a tile, of rows with more than one
+CHANNELS = 64
+DECODE_CHANNELS = 256
+SMALL_POINTERS = ["starts_ptr", "contexts_ptr", "blocks_ptr"]  # a step's, which may lie anywhere
+
+
+@triton.jit(do_not_specialize=["first_row"], do_not_specialize_on_alignment=SMALL_POINTERS)
+def causal_conv_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    weight_ptr,
+    state_ptr,
+    starts_ptr,
+    contexts_ptr,
+    blocks_ptr,
+    out_ptr,
+    first_row,
+    stride_t,
+    STRIDE_H: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    HELD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x: [T, WIDTH / GROUP, GROUP] in strides (stride_t, STRIDE_H, 1); weight: [WIDTH, TAPS]; out: [T, WIDTH].
+
+    state: [blocks, TAPS - 1, WIDTH]. HELD: a power of two, at least TAPS - 1. Program 1 has the channels, 0 the row.
+    """
+    release(PDL)
+    row = first_row + tl.program_id(0)
+    channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channels < WIDTH
+    wait(PDL)
+    begin = tl.load(starts_ptr + row)
+    end = tl.load(starts_ptr + row + 1)
+    if begin == end:
+        return
+    has_state = tl.load(contexts_ptr + row) > end - begin
+    state_ptr += tl.load(blocks_ptr + row).to(tl.int64) * ((TAPS - 1) * WIDTH)
+    x_ptr += channels // GROUP * STRIDE_H + channels % GROUP
+    for first in range(begin, end, TOKENS):
+        tokens = first + tl.arange(0, TOKENS)
+        sums = tl.zeros((TOKENS, CHANNELS), tl.float32)
+        for back in tl.static_range(TAPS):
+            source = tokens - back
+            weight = tl.load(weight_ptr + channels * TAPS + (TAPS - 1 - back), mask=inside, other=0.0)
+            mask = ((source >= begin) & (tokens < end))[:, None] & inside[None, :]
+            value = tl.load(x_ptr[None, :] + source.to(tl.int64)[:, None] * stride_t, mask=mask, other=0.0)
+            sums += value.to(tl.float32) * weight.to(tl.float32)[None, :]
+            if back > 0:
+                # what lies before the row's tokens, which only the first tile reaches
+                place = TAPS - 1 + source - begin
+                mask = ((source < begin) & (tokens < end) & has_state)[:, None] & inside[None, :]
+                held = tl.load(state_ptr + place[:, None] * WIDTH + channels[None, :], mask=mask, other=0.0)
+                sums += held.to(tl.float32) * weight.to(tl.float32)[None, :]
+        places = tokens.to(tl.int64)[:, None] * WIDTH + channels[None, :]
+        result = sums / (1.0 + tl.exp(-sums))
+        tl.store(out_ptr + places, result.to(out_ptr.dtype.element_ty), mask=(tokens < end)[:, None] & inside[None, :])
+    # the last inputs become the state; of a short row some of them are in it already
+    slots = tl.arange(0, HELD)
+    source = end - (TAPS - 1) + slots
+    wanted = (slots < TAPS - 1)[:, None] & inside[None, :]
+    kept = tl.load(
+        x_ptr[None, :] + source.to(tl.int64)[:, None] * stride_t, mask=wanted & (source >= begin)[:, None], other=0.0
+    )
+    earlier = tl.load(
+        state_ptr + (TAPS - 1 + source - begin)[:, None] * WIDTH + channels[None, :],
+        mask=wanted & ((source < begin) & has_state)[:, None],
+        other=0.0,
+    )
+    kept = tl.where((source >= begin)[:, None], kept, earlier)
+    # other lanes of this program may not have read yet
+    tl.debug_barrier()
+    tl.store(state_ptr + slots[:, None] * WIDTH + channels[None, :], kept, mask=wanted)
+
+
+@cache
+def _sizes(heads: int, group: int, taps: int, is_decode: bool) -> dict[str, int]:
+    width = heads * group
+    most = DECODE_CHANNELS if is_decode else CHANNELS
+    return {
+        "GROUP": group,
+        "WIDTH": width,
+        "TAPS": taps,
+        "HELD": triton.next_power_of_2(taps - 1),
+        "TOKENS": 1 if is_decode else TOKENS,
+        "CHANNELS": min(most, triton.next_power_of_2(width)),
+    }
+
+
+def causal_conv_by_rows(x: Tensor, weight: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows) -> Tensor:
+    num_tokens, heads, group = x.shape
+    out = torch.empty((num_tokens, heads, group), dtype=x.dtype, device=x.device)
+    if not num_tokens:
+        return out
+    decode, num_rows = rows.num_decode, len(blocks)
+    for first, count in ((0, decode), (decode, num_rows - decode)):
+        if count:
+            sizes = _sizes(heads, group, weight.shape[1], first < decode)
+            causal_conv_kernel[(count, triton.cdiv(sizes["WIDTH"], sizes["CHANNELS"]))](
+                x, weight, state, rows.query_starts, rows.context_lens, blocks, out, first, x.stride(0),
+                STRIDE_H=x.stride(1), num_warps=2 if first < decode else 4, **sizes, **options(x.device),
+            )  # fmt: skip
+    return out
+
+
+IMPL = Impl(causal_conv, "triton", causal_conv_by_rows, needs_gpu)
+
+
+def _aot(name: str, is_decode: bool) -> AotCase:
+    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32") | {"blocks_ptr": "*i64"}
+    signature |= dict.fromkeys(("x_ptr", "weight_ptr", "state_ptr", "out_ptr"), "*bf16:16")
+    signature |= {"first_row": "i32", "stride_t": "i32:16", "STRIDE_H": 768, "PDL": False}
+    signature |= _sizes(16, 512, 4, is_decode)
+    return AotCase(name, causal_conv_kernel, signature, num_warps=2 if is_decode else 4, hot=is_decode)
+
+
+AOT = (_aot("decode_16x512", True), _aot("chunks_16x512", False))

@@ -1,0 +1,140 @@
+"""The gated delta rule over the rows of a step: linear attention whose state forgets, and corrects what it recalls.
+
+Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024); by chunks (the UT transform) as in Yang et al., "Parallelizing
+Linear Transformers with the Delta Rule over Sequence Length" (2024), section 3. The state of a head is a matrix [D, E].
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.worker.kernels.ops.causal_conv import make_state_rows, spread_blocks, state_parts, state_steps
+from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.registry import Case, Tolerance, op
+
+CHUNK = 64  # tokens whose corrections are solved for at once
+L2_EPS = 1e-6
+
+
+class DeltaShape(NamedTuple):
+    """H key heads, each with `values` value heads; D numbers of a key, E of a value."""
+
+    heads: int
+    values: int
+    key_dim: int
+    value_dim: int
+
+
+def make_delta_case(name: str, counts: Sequence[int], before: Sequence[int], shape: DeltaShape) -> Case:
+    def make(dtype: torch.dtype) -> tuple[Any, ...]:
+        heads, values, key_dim, value_dim = shape
+        generator = torch.Generator().manual_seed(sum(counts) + heads)
+        tokens, value_heads = sum(counts), heads * values
+        # keys with a common part, as a convolution's SiLU leaves them
+        qkv = torch.randn(tokens, heads, 2 * key_dim + values * value_dim, generator=generator) + 0.5
+        gates = torch.randn(tokens, heads, 2 * values + 3, generator=generator)
+        decay = torch.rand(value_heads, generator=generator) * 4 + 0.02
+        bias = torch.rand(value_heads, generator=generator) - 1.0
+        state = torch.randn(len(counts) + 2, value_heads, key_dim, value_dim, generator=generator)
+        rows = make_state_rows(counts, before, spread_blocks(len(counts)))
+        return qkv.to(dtype), gates.to(dtype)[..., : 2 * values], decay, bias, state, *rows
+
+    return Case(name, make)
+
+
+@op(
+    cases=[
+        make_delta_case("decode", [1, 1, 1], [5, 0, 80], DeltaShape(2, 2, 16, 32)),
+        make_delta_case("prompt", [100], [0], DeltaShape(1, 2, 32, 16)),
+        make_delta_case("mixed", [1, 1, 64, 0, 1, 70], [9, 0, 3, 0, 3, 0], DeltaShape(2, 1, 16, 16)),
+        make_delta_case("odd", [3, 1, 17], [7, 4, 30], DeltaShape(1, 3, 24, 20)),
+        make_delta_case("empty", [], [], DeltaShape(1, 2, 16, 16)),
+    ],
+    tolerances={
+        torch.float32: Tolerance(1e-4, 1e-4, "order of sums, over tokens of a chunk and of the state's rows"),
+        torch.bfloat16: Tolerance(3e-2, 6e-2, "the state and the corrections rounded to 8 bits in products, or not"),
+        torch.float16: Tolerance(4e-3, 1e-2, "the state and the corrections rounded to 11 bits in products, or not"),
+    },
+    writes=("state",),
+)
+def gated_delta(
+    qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows
+) -> Tensor:
+    """S = a S + k (b (v - k^T a S))^T for each token of a row, then S^T q. Returns a new [T, H * V, E] of qkv's dtype.
+
+    qkv: [T, H, 2D + V * E], contiguous: by key head its query, its key, then its V value heads; query and key are
+    scaled to length 1, the query then by D ** -0.5. gates: [T, H, 2V], last dimension dense: V times g, V times h of
+    b = sigmoid(g) and a = exp(-decay * softplus(h + bias)). decay, bias: float32 [H * V]; state: float32 [blocks,
+    H * V, D, E], changed in place; blocks, rows: as in causal_conv. All in fp32.
+    """
+    _, value_heads, key_dim, value_dim = state.shape
+    num_tokens, heads, _ = qkv.shape
+    share = value_heads // heads
+    wide = qkv.float()
+    q, k = (_unit(part).repeat_interleave(share, 1) for part in wide[..., : 2 * key_dim].split(key_dim, -1))
+    v = wide[..., 2 * key_dim :].reshape(num_tokens, value_heads, value_dim)
+    strength, forgetting = (part.reshape(num_tokens, value_heads) for part in gates.float().split(share, -1))
+    beta, log_decay = strength.sigmoid(), -decay * functional.softplus(forgetting + bias)
+    inputs = (q * key_dim**-0.5, k, v, log_decay, beta)
+    out = torch.empty(num_tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
+    singles, chunks = state_parts(blocks, rows)
+    if len(singles.tokens):
+        held = state.index_select(0, singles.blocks).masked_fill_(singles.is_first[:, None, None, None], 0)
+        ones = (part.index_select(0, singles.tokens) for part in inputs)
+        out[singles.tokens] = _one_token(*ones, held).to(out.dtype)
+        state.index_copy_(0, singles.blocks, held)
+    for begin, end, block, is_first in chunks:
+        held = torch.zeros_like(state[block]) if is_first else state[block]
+        by_head = (part[begin:end].transpose(0, 1) for part in inputs)
+        attended, state[block] = _many_tokens(*by_head, held)
+        out[begin:end] = attended.transpose(0, 1).to(out.dtype)
+    return out
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
+
+
+def _one_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """q, k: [n, H, D]; v: [n, H, E]; the gates: [n, H]; state: [n, H, D, E], changed in place. Returns [n, H, E]."""
+    state.mul_(log_decay.exp()[..., None, None])
+    correction = (v - (k[..., None, :] @ state).squeeze(-2)) * beta[..., None]
+    state.add_(k[..., None] * correction[..., None, :])
+    return (q[..., None, :] @ state).squeeze(-2)
+
+
+def _many_tokens(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As _one_token for n tokens one after the other: q, k: [H, n, D]; the others alike; state: [H, D, E].
+
+    Within a chunk each correction is what the state before the chunk and the corrections of earlier tokens leave: a
+    triangular system. Returns [H, n, E] and the new state.
+    """
+    parts = []
+    for begin in range(0, q.shape[1], CHUNK):
+        span = slice(begin, begin + CHUNK)
+        since = log_decay[:, span].cumsum(-1)  # of the decay since the chunk's begin
+        between = (since[:, :, None] - since[:, None, :]).tril().exp().tril()
+        weighted = k[:, span] * beta[:, span, None]
+        system = weighted @ k[:, span].transpose(1, 2) * between
+        wanted = v[:, span] * beta[:, span, None] - weighted * since.exp()[..., None] @ state
+        corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        recalled = q[:, span] * since.exp()[..., None] @ state
+        parts.append(recalled + q[:, span] @ k[:, span].transpose(1, 2) * between @ corrections)
+        fading = (since[:, -1:] - since).exp()[..., None]
+        state = state * since[:, -1].exp()[:, None, None] + (k[:, span] * fading).transpose(1, 2) @ corrections
+    return torch.cat(parts, 1), state
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """At a model's own sizes, for the self-test at start."""
+    if shapes.get("delta_heads"):
+        heads = shapes["delta_heads"]
+        widths = shapes["delta_key_dim"], shapes["delta_value_dim"]
+        shape = DeltaShape(heads, shapes["delta_value_heads"] // heads, *widths)
+        for name, counts, before in state_steps(sizes):
+            yield make_delta_case(name, counts, before, shape)
