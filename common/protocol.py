@@ -5,11 +5,12 @@ Structs travel as msgpack arrays and grow only by fields appended with defaults.
 `_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
 """
 
-from enum import IntEnum
 from typing import Literal
 
 import msgspec
 
+from common.kinds import FinishReason as FinishReason
+from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -26,23 +27,6 @@ class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A whole frame's payload; tagged with its class name."""
-
-
-class FinishReason(IntEnum):
-    """Why a sequence ended. The API turns these into OpenAI's words."""
-
-    EOS = 1
-    STOP_TOKEN = 2
-    STOP_STRING = 3
-    LENGTH = 4
-    ABORT = 5
-    ERROR = 6
-
-
-class PromptKind(IntEnum):
-    TEXT = 0
-    TOKENS = 1
-    CHAT = 2
 
 
 class Peer(Struct, frozen=True):
@@ -88,6 +72,8 @@ class ModelFacts(Struct, frozen=True):
     ops_hash: str = ""
     kv_dtype: str = ""
     attention_parity: int = 0  # context to which attending costs a token as much as the weights do; 0: not known
+    drafts: int = 0  # tokens that the worker proposes behind a row's newest one, to be verified in one step
+    draft_rows: int = 0  # in steps of at most so many rows
 
 
 class Finished(Struct, frozen=True):
@@ -324,7 +310,8 @@ class StepPlan(Message, frozen=True):
     """One step, as differences to the rows the worker already holds. Applied in field order.
 
     Row j of the step runs tokens positions[j] .. positions[j] + counts[j] - 1 of slot slots[j]; where samples[j] is 1
-    the last of them yields the row's next token, which the worker appends to the row itself.
+    the last of them yields the row's next token, which the worker appends to the row itself. The first `drafting` rows
+    begin with the row's newest token, wherever that is by now: at positions[j] at most; what follows it are drafts.
     """
 
     step: int
@@ -338,6 +325,7 @@ class StepPlan(Message, frozen=True):
     positions: bytes = b""  # _i32
     counts: bytes = b""  # _i32
     samples: bytes = b""  # one byte per row
+    drafting: int = 0
 
 
 class StepResult(Message, frozen=True):
@@ -352,6 +340,8 @@ class StepResult(Message, frozen=True):
     device_us: int = 0
     error: str = ""
     failed: bytes = b""  # _i32: places in the plan's rows
+    counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
+    drafted: bytes = b""  # likewise: drafts that were tried
 
 
 class WorkerReady(Message, frozen=True):

@@ -1,8 +1,12 @@
 """Recomputes every invariant of the core's state from scratch. For tests and the simulator; O(everything)."""
 
+from services.scheduler.policy import MOST_DRAFTS
 from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.state import State, Worker, by_key
 from services.scheduler.tenants import Tenant
+
+
+MOST_PLANS = 8  # in flight
 
 
 def check(state: State) -> None:
@@ -63,17 +67,35 @@ def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
     worker.slots.check({row.slot for row in rows})
     stepping = {row for row in rows if row.sequence.stage is Stage.STEPPING}
     worker.rows.check(set(rows), stepping)
+    drafting = {row for row in rows if row.sequence.stage is Stage.DRAFTING}
+    assert set(worker.drafts.rows.values()) == drafting, "the list of drafting rows is wrong"
+    assert worker.drafts.on or not drafting, "rows draft though drafts are off"
     assert worker.rows.received_tick <= worker.rows.tick, "a tick was received before it was planned"
     expected = {row for flight in state.in_flight for row in (*flight.samplers, *flight.ending)}
     for row in rows:
         _check_row(worker, row, row in expected)
+        if row in drafting:
+            _check_drafting(state, row)
+
+
+def _check_drafting(state: State, row: Row) -> None:
+    """Its positions are reserved as if all drafts in flight held."""
+    ahead = sum(count for flight in state.in_flight for drafted, count in flight.drafted if drafted is row)
+    ahead += sum(row in flight.samplers for flight in state.in_flight)
+    known = row.sequence.known
+    assert row.scheduled == known - 1 + ahead, (
+        f"{row.scheduled} scheduled with {known} known and {ahead} ahead\n{told(row.sequence)}"
+    )
+    assert ahead or row.scheduled < row.sequence.limit - 1, f"nothing is left to plan\n{told(row.sequence)}"
 
 
 def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
     sequence, block_tokens = row.sequence, worker.pool.block_tokens
     scheduled = worker.rows.scheduled(row)
     reserved = max(sequence.known, scheduled) if sequence.stage is Stage.FILLING else scheduled
-    assert len(row.blocks) == -(-reserved // block_tokens), (
+    # What was reserved for drafts that did not hold stays the row's.
+    surplus = -(-MOST_DRAFTS * MOST_PLANS // block_tokens) if worker.drafts.tokens else 0
+    assert 0 <= len(row.blocks) - -(-reserved // block_tokens) <= surplus, (
         f"{len(row.blocks)} blocks for {reserved} tokens\n{told(sequence)}"
     )
     assert len(set(row.blocks)) == len(row.blocks), f"a block is twice in the table\n{told(sequence)}"

@@ -15,6 +15,7 @@ I32_MAX = 2**31 - 1
 LEVELS = 100  # priorities beyond -100 and 100 count as these, so that whatever waits is next within a known time
 # What a worker may say of itself: far more than any device has, and little enough for the tables that follow from it.
 MOST = {"num_blocks": 1 << 24, "block_tokens": 4096, "vocab_size": 1 << 24, "max_model_len": 1 << 30}
+MOST_DRAFTS = 8
 
 
 def key(priority: int, now_s: float, ageing_s: float, arrival: int) -> Key:
@@ -112,5 +113,7 @@ def absurd(ready: WorkerReady) -> str:
     figures = {name: (getattr(ready.model, name), most) for name, most in MOST.items()}
     figures["max_rows"] = ready.max_rows, MOST["num_blocks"]
     figures["attention_parity"] = ready.model.attention_parity or 1, MOST["max_model_len"]
+    figures["drafts"] = ready.model.drafts or 1, MOST_DRAFTS
+    figures["draft_rows"] = ready.model.draft_rows or 1, MOST["num_blocks"]
     wrong = [f"{name} is {found}" for name, (found, most) in figures.items() if not 1 <= found <= most]
     return ", ".join(wrong)

@@ -86,7 +86,16 @@ class World:
         self.fewest = -(-self.max_len // block_tokens)
         parity = random.choice((0, 1, 5, 1000))
         self.facts = ModelFacts(
-            "fake", "fake", VOCAB, self.max_len, EOS, block_tokens, self.fewest, attention_parity=parity
+            "fake",
+            "fake",
+            VOCAB,
+            self.max_len,
+            EOS,
+            block_tokens,
+            self.fewest,
+            attention_parity=parity,
+            drafts=random.choice((0, 0, 1, 2, 3, 8)),
+            draft_rows=random.choice((1, 4, 100)),
         )
         self.most_groups = random.choice((1, 2, 2, 3, 4))
         self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences
