@@ -18,6 +18,10 @@ class Pending(Protocol):
         """_i32 sampled tokens of the rows with samples == 1, in the plan's order; waits for the device."""
         ...
 
+    def counts(self) -> tuple[bytes, bytes]:
+        """StepResult's `counts` and `drafted`; waits for the device."""
+        ...
+
     @property
     def failed(self) -> bytes:
         """_i32 places of rows for which there was no memory; known from the start."""

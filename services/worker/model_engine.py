@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from common.config import Config
+from common.config import Config, Speculative
 from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
@@ -27,6 +27,7 @@ from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
+from services.worker.drafts import Drafts, by_ngram
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
 from services.worker.kernels.gpu_arch import arch_of
@@ -42,7 +43,7 @@ from services.worker.runner import StepTokens
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
+from services.worker.startup import Drafting, Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
 log = logging.getLogger("worker")
@@ -188,7 +189,10 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
-            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group)
+            drafting = choose_drafting(config.speculative)
+            parts = Parts(
+                model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group, drafting
+            )
             self._runner, num_blocks = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows
@@ -204,6 +208,8 @@ class ModelEngine:
             ops_hash=loaded.bindings.digest,
             kv_dtype=name_of(loaded.kv_dtype),
             attention_parity=loaded.attention_parity,
+            drafts=drafting.tokens if drafting is not None else 0,
+            draft_rows=config.speculative.max_rows,
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
@@ -221,7 +227,7 @@ class ModelEngine:
         else:
             for earlier in self._recent:
                 earlier.tokens()  # many pieces would come round to the place where these lie
-            outcome = Retry(self._run, self._free, self._runner.rows.commit)(step)
+            outcome = Retry(self._run, self._free, self._runner.rows.give_up)(step)
         self._recent.append(outcome)
         return outcome
 
@@ -264,6 +270,16 @@ class ModelEngine:
         if device.type != "cpu":
             torch.cuda.synchronize(device)  # what failed halfway still reads its inputs
             torch.cuda.empty_cache()
+
+
+def choose_drafting(config: Speculative) -> Drafting | None:
+    """Raises ConfigError."""
+    if not config.method:
+        return None
+    shortest, longest = config.ngram_min, config.ngram_max
+    if longest < shortest:
+        raise ConfigError(f"speculative.ngram_max is {longest}, less than speculative.ngram_min, which is {shortest}")
+    return Drafting(config.tokens, lambda bindings: Drafts(bindings, by_ngram(bindings, shortest, longest)))
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

@@ -163,7 +163,9 @@ class WorkerProcess:
             self.beacon.finished += 1
             self.beacon.progress += 1
             self._newest_us = int(elapsed_s * 1e6)
-            self.to_scheduler.send(StepResult(step, tokens, self._newest_us, failed=pending.failed))
+            counts, drafted = pending.counts()
+            result = StepResult(step, tokens, self._newest_us, "", pending.failed, counts, drafted)
+            self.to_scheduler.send(result)
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""

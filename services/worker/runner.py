@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
+from services.worker.drafts import Drafts, Entries, Seen, follows_drafts, spread
 from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
@@ -27,15 +28,21 @@ from services.worker.staging import staging
 from services.worker.state import Rows, Step
 
 STAGED_BYTES = 1 << 20  # a step of 16,384 tokens
+NO_OFFSETS, NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
 class StepTokens:
     """The sampled tokens of one step: `places` [S] of int32 `line` in memory of the host, there after `event`."""
 
     def __init__(
-        self, line: npt.NDArray[np.int32], places: npt.NDArray[np.int64], event: torch.cuda.Event | None
+        self,
+        line: npt.NDArray[np.int32],
+        places: npt.NDArray[np.int64],
+        event: torch.cuda.Event | None,
+        sizes: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._line, self._places, self._event = line, places, event
+        """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
+        self._line, self._places, self._event, self._sizes = line, places, event, sizes
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -45,7 +52,18 @@ class StepTokens:
         """_i32 sampled tokens in the plan's order of rows; waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        return self._line[self._places].tobytes()
+        return self._line[self._places if self._sizes is None else self._places[self._kept()]].tobytes()
+
+    def counts(self) -> tuple[bytes, bytes]:
+        """With `tokens`: one byte per row, how many it has, and how many drafts were tried; empty without drafts."""
+        if self._sizes is None:
+            return b"", b""
+        starts = np.cumsum(self._sizes) - self._sizes
+        kept = np.add.reduceat(self._kept(), starts, dtype=np.int64)
+        return kept.astype(np.uint8).tobytes(), (self._sizes - 1).astype(np.uint8).tobytes()
+
+    def _kept(self) -> npt.NDArray[np.bool_]:
+        return self._line[len(self._line) // 2 + self._places] != 0
 
 
 class Results:
@@ -63,26 +81,39 @@ class Results:
         self.turn = (self.turn + 1) % RING
         return self.turn
 
-    def taken(self, places: npt.NDArray[np.int64]) -> StepTokens:
+    def taken(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | None = None) -> StepTokens:
         """This turn's tokens at `places`, when all that was launched so far is done."""
         line = self._host[self.turn]
         if self._stream is None:
-            return StepTokens(line.copy(), places, None)
+            return StepTokens(line.copy(), places, None, sizes)
         event = self._events[self.turn]
         event.record(self._stream)
-        return StepTokens(line, places, event)
+        return StepTokens(line, places, event, sizes)
 
 
 class Runner:
-    def __init__(self, model: Decoder, rows: Rows, cache: KvCache, rope: RopeTable, bindings: Bindings) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        rows: Rows,
+        cache: KvCache,
+        rope: RopeTable,
+        bindings: Bindings,
+        drafts: Drafts | None = None,
+    ) -> None:
+        """`drafts`: with rows that have a DraftState, and only then."""
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
         self.sampler = Sampler(bindings)
         self._draw, self._gather, self._store = bindings(draw), bindings(gather_tokens), bindings(store_tokens)
         device, max_rows = rows.tokens.device, len(rows.live)
         self._staging = staging(STAGED_BYTES, device)
         # a graph may have rows for chunks beside as many that decode
-        self._results = Results(max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows, device)
+        width = max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows
+        if rows.drafts is not None:
+            width = 2 * (width + max_rows * rows.drafts.most)
+        self._results = Results(width, device)
         self._graphs: Graphs | None = None
+        self._drafts = drafts
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
@@ -97,24 +128,28 @@ class Runner:
     def run(self, step: Step) -> StepTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
         turn = self._results.next_turn()
-        choice = graphs.choose(step, self._graphs.keys) if self._graphs is not None else None
+        entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
+        choice = graphs.choose(entries.step, self._graphs.keys) if self._graphs is not None else None
         if choice is not None:
-            places = self._replay(choice, step, turn)[step.samples]
+            places = self._replay(choice, entries, turn)[entries.step.samples]
         else:
-            places = np.arange(np.count_nonzero(step.samples))
+            places = np.arange(np.count_nonzero(entries.step.samples))
             if len(step.slots):
-                self._run_eagerly(step, turn)
+                self._run_eagerly(entries, turn)
         self._staging.done()
         self.rows.commit(step)
-        return self._results.taken(places)
+        return self._results.taken(places, entries.sizes if step.drafting else None)
 
-    def _run_eagerly(self, step: Step, turn: int) -> None:
-        rows, put = self.rows, self._staging.put
+    def _run_eagerly(self, entries: Entries, turn: int) -> None:
+        rows, put, step = self.rows, self._staging.put, entries.step
         batch = inputs.build(step, rows, put)
         ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
+        if self._drafts is not None:
+            columns = (slots, context, entries.offsets[step.samples])
+            ends = [put(column.astype(np.int32)) for column in columns]
         self._staging.send()
         ids = self._gather(
             rows.tokens,
@@ -128,12 +163,21 @@ class Runner:
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, batch.outputs)
         if len(slots):
             sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
-            self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
+            if self._drafts is None:
+                self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
+            else:
+                self._keep(Seen(*ends, ids, sampled, ring), follows_drafts(step))
 
-    def _replay(self, choice: Choice, step: Step, turn: int) -> npt.NDArray[np.int64]:
+    def _keep(self, seen: Seen, propose: bool) -> None:
+        assert self._drafts is not None
+        self._drafts.keep(self.rows, seen, self._results.lines)
+        if propose:
+            self._drafts.propose(self.rows, seen)
+
+    def _replay(self, choice: Choice, entries: Entries, turn: int) -> npt.NDArray[np.int64]:
         """Returns the place among the graph's rows of each of the step's rows."""
         assert self._graphs is not None
-        rows, put, key = self.rows, self._staging.put, choice.key
+        rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
         arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key))
         columns = StepColumns(*arrays)
         places = inputs.write_step(step, rows, choice, columns, self._scratch)

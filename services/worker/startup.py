@@ -24,6 +24,8 @@ from services.worker import compile as levels
 from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
+from services.worker.draft_state import DraftState
+from services.worker.drafts import MakeDrafts
 from services.worker.group import Group
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
@@ -37,6 +39,13 @@ from services.worker.state import Rows
 log = logging.getLogger("worker")
 
 
+class Drafting(NamedTuple):
+    """`tokens`: drafts of a row, at most; `make`: what proposes them, for one runner."""
+
+    tokens: int
+    make: MakeDrafts
+
+
 class Parts(NamedTuple):
     """What runners are made of, whatever the size of their cache."""
 
@@ -48,6 +57,7 @@ class Parts(NamedTuple):
     device: torch.device
     kv_dtype: torch.dtype
     group: Group | None = None  # of several ranks, of which this process is one
+    drafting: Drafting | None = None
 
     def agreed(self, num_blocks: int) -> int:
         """What all ranks have room for: they share one block table."""
@@ -58,10 +68,14 @@ class Parts(NamedTuple):
         return math.prod(KvCache.shape(self.model.spec, 1, self.shape.block_tokens)) * self.kv_dtype.itemsize
 
     def runner(self, num_blocks: int) -> Runner:
-        rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
+        drafting = self.drafting
+        most_rows = self.shape.max_rows
+        state = DraftState(most_rows, drafting.tokens, self.device) if drafting is not None else None
+        rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device, state)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
         cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device), layout=self.bindings.layout)
-        return Runner(self.model, rows, cache, self.rope, self.bindings)
+        drafts = drafting.make(self.bindings) if drafting is not None else None
+        return Runner(self.model, rows, cache, self.rope, self.bindings, drafts)
 
 
 class Stages:

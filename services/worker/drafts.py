@@ -1,0 +1,107 @@
+"""A step with drafts, around the model: rows become entries of one token each, and those that hold are kept.
+
+Called by the runner. A row with k drafts is k + 1 decode rows of one token, which share its block table: they run in
+the kernels, and in the captured layouts, of any decode step, so each token is computed as it is without drafts. After
+the step `accept_drafts` keeps what holds and the proposer puts new drafts behind each row's newest token. Nothing of
+that waits for the device.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from services.worker.kernels.ops.accept_drafts import accept_drafts
+from services.worker.kernels.ops.locate_rows import locate_rows
+from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.ops.propose_ngram import propose_ngram
+from services.worker.kernels.registry import Bindings
+from services.worker.state import Ints, Rows, Step
+
+
+class Entries(NamedTuple):
+    """A step's rows, those that draft spread out."""
+
+    step: Step
+    offsets: npt.NDArray[np.int32]  # by entry: its token's place behind the row's newest one; -1: samples nothing
+    sizes: Ints  # entries of each row that samples
+
+
+def spread(step: Step, rows: Rows) -> Entries:
+    """On a CPU a drafting row has entries for the drafts that it has, elsewhere for those that the plan allows."""
+    assert rows.drafts is not None
+    offsets = np.where(step.samples, 0, -1).astype(np.int32)
+    sizes = np.ones(np.count_nonzero(step.samples), np.int64)
+    if not step.drafting:
+        return Entries(step, offsets, sizes)
+    counts = step.counts[: step.drafting]
+    if rows.resident is None:
+        counts = np.minimum(counts, 1 + rows.drafts.drafted.numpy()[step.slots[: step.drafting]])
+    sizes[: step.drafting] = counts
+    repeats = np.concatenate((counts, np.ones(len(step.slots) - step.drafting, np.int64)))
+    ahead = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    slots, positions, samples = (np.repeat(column, repeats) for column in (step.slots, step.positions, step.samples))
+    offsets, lengths = np.repeat(offsets, repeats), np.repeat(step.counts, repeats)
+    positions[: len(ahead)] += ahead
+    offsets[: len(ahead)] = ahead
+    lengths[: len(ahead)] = 1
+    return Entries(Step(slots, positions, lengths, samples, len(ahead)), offsets, sizes)
+
+
+class Seen(NamedTuple):
+    """What a step has computed. T tokens, S entries that sample or, where offsets are -1, do not."""
+
+    slots: Tensor  # int32 [S]
+    context_lens: Tensor  # int32 [S]
+    offsets: Tensor  # int32 [S]
+    ids: Tensor  # int32 [T]; of entries with drafts, which come first, those of the same number
+    drawn: Tensor  # int32 [S]
+    ring: Tensor  # int32 [1]
+
+
+class Proposer(Protocol):
+    """Puts drafts behind the newest token of each row (`Rows.tokens`), and their number into `DraftState.drafted`."""
+
+    def __call__(self, rows: Rows, seen: Seen) -> None: ...
+
+
+def by_ngram(bindings: Bindings, shortest: int, longest: int) -> Proposer:
+    run = bindings(propose_ngram)
+
+    def propose(rows: Rows, seen: Seen) -> None:
+        drafts = rows.drafts
+        assert drafts is not None
+        run(
+            rows.tokens, drafts.drafted, drafts.lengths, seen.slots, seen.offsets, drafts.most, shortest, longest
+        )
+
+    return propose
+
+
+class Drafts:
+    """The ops around a step. `propose`: after steps that may be followed by one with drafts."""
+
+    def __init__(self, bindings: Bindings, propose: Proposer) -> None:
+        self.propose = propose
+        self._accept, self._locate = bindings(accept_drafts), bindings(locate_rows)
+
+    def keep(self, rows: Rows, seen: Seen, lines: Tensor) -> None:
+        """What holds goes into the rows; `lines`: of the results."""
+        assert rows.drafts is not None
+        self._accept(rows.tokens, rows.drafts.lengths, lines, *seen)
+
+    def locate(self, rows: Rows, offsets: Tensor, columns: Tensor, draw: Tensor, context_lens: Tensor, slots: Tensor) -> None:
+        assert rows.drafts is not None and rows.resident is not None
+        self._locate(
+            rows.drafts.lengths, rows.resident, slots, offsets, columns, draw, context_lens, rows.block_tokens
+        )
+
+
+MakeDrafts = Callable[[Bindings], Drafts]
+
+
+def follows_drafts(step: Step) -> bool:
+    """Whether the next step of these rows may have drafts: not where the plan has none though it could."""
+    return step.drafting > 0 or not step.samples.all() or bool((step.counts > 1).any())
