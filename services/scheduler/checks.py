@@ -5,7 +5,6 @@ from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.state import State, Worker, by_key
 from services.scheduler.tenants import Tenant
 
-
 MOST_PLANS = 8  # in flight
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from services.worker.graphs import StepInputs
 from services.worker.kernels.ops.accept_drafts import accept_drafts
 from services.worker.kernels.ops.locate_rows import locate_rows
-from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.propose_ngram import propose_ngram
 from services.worker.kernels.registry import Bindings
 from services.worker.state import Ints, Rows, Step
@@ -50,6 +50,17 @@ def spread(step: Step, rows: Rows) -> Entries:
     return Entries(Step(slots, positions, lengths, samples, len(ahead)), offsets, sizes)
 
 
+def located(entries: Entries, rows: Rows) -> Entries:
+    """Entries whose positions are exact, where no graph finds them on the device: waits for it."""
+    step = entries.step
+    if rows.drafts is None or rows.resident is None or not step.drafting:
+        return entries
+    known = rows.drafts.lengths.cpu().numpy()[step.slots[: step.drafting]]
+    positions = step.positions.copy()
+    positions[: step.drafting] = known - 1 + entries.offsets[: step.drafting]
+    return entries._replace(step=step._replace(positions=positions))
+
+
 class Seen(NamedTuple):
     """What a step has computed. T tokens, S entries that sample or, where offsets are -1, do not."""
 
@@ -73,9 +84,7 @@ def by_ngram(bindings: Bindings, shortest: int, longest: int) -> Proposer:
     def propose(rows: Rows, seen: Seen) -> None:
         drafts = rows.drafts
         assert drafts is not None
-        run(
-            rows.tokens, drafts.drafted, drafts.lengths, seen.slots, seen.offsets, drafts.most, shortest, longest
-        )
+        run(rows.tokens, drafts.drafted, drafts.lengths, seen.slots, seen.offsets, drafts.most, shortest, longest)
 
     return propose
 
@@ -92,11 +101,12 @@ class Drafts:
         assert rows.drafts is not None
         self._accept(rows.tokens, rows.drafts.lengths, lines, *seen)
 
-    def locate(self, rows: Rows, offsets: Tensor, columns: Tensor, draw: Tensor, context_lens: Tensor, slots: Tensor) -> None:
+    def locate(self, rows: Rows, given: StepInputs, num_decode: int) -> None:
+        """Before a step: its rows that decode, which come first, move to where they stand."""
         assert rows.drafts is not None and rows.resident is not None
-        self._locate(
-            rows.drafts.lengths, rows.resident, slots, offsets, columns, draw, context_lens, rows.block_tokens
-        )
+        slots, offsets = given.slots[:num_decode], given.offsets[:num_decode]
+        columns = given.tokens, given.draw, given.context_lens
+        self._locate(rows.drafts.lengths, rows.resident, slots, offsets, *columns, rows.block_tokens)
 
 
 MakeDrafts = Callable[[Bindings], Drafts]

@@ -6,16 +6,16 @@ rows whose sampling asks for more are drawn again from its logits. Warm-up runs 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
-from services.worker.drafts import Drafts, Entries, Seen, follows_drafts, spread
-from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs
+from services.worker.drafts import Drafts, Entries, Seen, follows_drafts, located, spread
+from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
 from services.worker.kernels.ops.store_tokens import store_tokens
@@ -135,7 +135,7 @@ class Runner:
         else:
             places = np.arange(np.count_nonzero(entries.step.samples))
             if len(step.slots):
-                self._run_eagerly(entries, turn)
+                self._run_eagerly(located(entries, self.rows), turn)
         self._staging.done()
         self.rows.commit(step)
         return self._results.taken(places, entries.sizes if step.drafting else None)
@@ -182,6 +182,8 @@ class Runner:
         columns = StepColumns(*arrays)
         places = inputs.write_step(step, rows, choice, columns, self._scratch)
         columns.ring[0] = turn
+        if self._drafts is not None:
+            columns.offsets[places] = entries.offsets
         others = np.flatnonzero(step.samples & ~rows.is_plain[step.slots])
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]
@@ -189,10 +191,19 @@ class Runner:
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
         self._staging.send()
-        logits = self._graphs.replay(key, staged)
+        given, made = self._graphs.replay(key, staged)
         if len(others):
-            redrawn = self.sampler(logits.index_select(0, index), sampling, rows.penalties)
-            self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
+            if self._drafts is not None and sampling is not None and sampling.draw is not None:
+                draw = replace(sampling.draw, positions=given.draw[2].index_select(0, index))
+                sampling = replace(sampling, draw=draw)
+            redrawn = self.sampler(made.logits.index_select(0, index), sampling, rows.penalties)
+            if self._drafts is None:
+                self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
+            else:
+                made.drawn.index_copy_(0, index, redrawn)
+        if self._drafts is not None:
+            seen = Seen(given.slots, given.context_lens, given.offsets, made.ids, made.drawn, given.ring)
+            self._keep(seen, follows_drafts(step))
         return places
 
     @property
@@ -200,9 +211,11 @@ class Runner:
         """The KV block that padding writes."""
         return self.cache.num_blocks - 1
 
-    def _forward(self, key: GraphKey, given: StepInputs) -> Tensor:
-        """The whole step on the device, as it is captured. Returns the logits."""
+    def _forward(self, key: GraphKey, given: StepInputs) -> StepOutputs:
+        """The whole step on the device, as it is captured; drafts are kept and proposed behind it."""
         rows = self.rows
+        if self._drafts is not None:
+            self._drafts.locate(rows, given, key.decode)
         places, positions, kv_slots = given.tokens.unbind(0)
         sampled_places, seeds, output_index, outputs = given.draw.unbind(0)
         ids = self._gather(rows.tokens, rows.resident, places, given.token_rows, positions, kv_slots, rows.block_tokens)
@@ -210,8 +223,9 @@ class Runner:
         x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, outputs if key.chunk else None)
         logits = self.model.logits(x)
         sampled = self._draw(logits, given.temperature, seeds, output_index)
-        self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
-        return logits
+        if self._drafts is None:
+            self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
+        return StepOutputs(logits, sampled, ids)
 
     @torch.inference_mode()
     def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:

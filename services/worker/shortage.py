@@ -33,9 +33,7 @@ class Tokens(Protocol):
 class Outcome:
     """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
 
-    def __init__(
-        self, pending: Tokens | bytes, failed: bytes = b"", counts: tuple[bytes, bytes] = (b"", b"")
-    ) -> None:
+    def __init__(self, pending: Tokens | bytes, failed: bytes = b"", counts: tuple[bytes, bytes] = (b"", b"")) -> None:
         self._pending = pending
         self._counts = counts
         self.failed = failed
@@ -109,7 +107,9 @@ class Retry:
         self._divide(Piece(step, np.arange(len(step.slots))))
         rows, pieces, failed = len(step.slots), len(self._parts), sorted(self._failed)
         log.warning("no memory for a step of %d rows: ran in %d pieces, %d rows failed", rows, pieces, len(failed))
-        counts, tried = (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
+        counts, tried = (
+            (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
+        )
         return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried))
 
     def _divide(self, piece: Piece) -> None:

@@ -153,7 +153,14 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     if levels.is_worth_compiling(level, parts.bindings):
         stages("compile")
         parts.model.pieces = levels.compile_pieces(level, parts.model)
-    sizes = warmup.Sizes(parts.shape, config.scheduler.step_tokens, config.scheduler.chunk_tokens)
+    drafts = parts.drafting.tokens if parts.drafting is not None else 0
+    sizes = warmup.Sizes(
+        parts.shape,
+        config.scheduler.step_tokens,
+        config.scheduler.chunk_tokens,
+        drafts,
+        config.speculative.max_rows if drafts else 0,
+    )
     wanted = config.kv.blocks, config.kv.memory_gib
     if parts.device.type == "cpu":
         stages("memory")
@@ -165,7 +172,7 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
         return runner, num_blocks
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
-    wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
+    wanted_graphs = graphs.layouts(sizes.most_entries, limit, sizes.step_tokens, parts.shape.max_len)
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)

@@ -7,7 +7,7 @@ not fit the rows is a broken invariant and ends the process.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -216,6 +216,11 @@ class Rows:
             width = self.resident.shape[1]
             entries = [np.arange(len(ids)) + row.slot * width for row, ids in zip(added, blocks, strict=True)]
             self._scatter(self.resident, entries, blocks)
+        if self.drafts is not None:
+            slots, lengths = (
+                np.array(column) for column in ([row.slot for row in added], [len(ids) for ids in tokens])
+            )
+            self._scatter(self.drafts.lengths, [slots], [lengths])
         for row, ids in zip(added, tokens, strict=True):
             if self.has_penalty(row.sampling):
                 if self.penalties is None:
@@ -223,7 +228,7 @@ class Rows:
                 self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
 
     @staticmethod
-    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.int32]]) -> None:
+    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
         """target.view(-1)[places] = values."""
         index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
         if target.device.type != "cpu":

@@ -9,9 +9,10 @@ import torch
 
 from common.protocol import Sampling
 from services.worker import graphs
-from services.worker.graphs import Captured, GraphKey, Graphs, StepColumns, StepInputs, choose, decode_sizes, layouts
+from services.worker.graphs import GraphKey, StepColumns, StepInputs, choose, decode_sizes, layouts
 from services.worker.staging import offsets
 from services.worker.state import Step
+from tests.services.worker.called_graphs import CalledGraphs
 
 
 def make_step(counts: Sequence[int], samples: Sequence[bool] | None = None) -> Step:
@@ -89,24 +90,6 @@ def test_an_alias_shares_memory() -> None:
     assert part.dtype == owner.dtype and part.tolist() == owner[1:, ::2].tolist()
     owner[2, 2] = 99
     assert part[1, 1] == 99 and part.data_ptr() == owner[1:, ::2].data_ptr()
-
-
-class CalledGraphs(Graphs):
-    """Calls the step where a device would replay it."""
-
-    def _capture(self, key: GraphKey, columns: StepColumns, forward: graphs.Forward) -> Captured:
-        self.calls: list[GraphKey] = []
-        given = StepInputs.at(self._place, key)
-
-        class Call:
-            def replay(_) -> None:
-                self.calls.append(key)
-                logits.copy_(forward(key, given))
-
-        for target, column in zip(given, columns, strict=True):
-            target.copy_(torch.from_numpy(column))
-        logits = forward(key, given)
-        return Captured(Call(), self._place[: offsets(columns)[1]], logits)  # type: ignore[arg-type]
 
 
 @pytest.fixture

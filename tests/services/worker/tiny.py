@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import RowStart, Sampling, StepPlan
+from services.worker.draft_state import DraftState
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import KvCache
@@ -27,6 +28,7 @@ from services.worker.models.spec import Config
 from services.worker.quant.registry import choose_policy
 from services.worker.runner import Runner
 from services.worker.source import open_model
+from services.worker.startup import Drafting
 from services.worker.state import Rows
 
 VOCABULARY = 131
@@ -175,12 +177,16 @@ class Tiny:
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
 
-    def driver(self, num_blocks: int = 64, max_rows: int = 40, block_tokens: int = 8) -> "Driver":
-        spec = self.decoder.spec
-        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), torch.device("cpu"))
+    def driver(
+        self, num_blocks: int = 64, max_rows: int = 40, block_tokens: int = 8, drafts: Drafting | None = None
+    ) -> "Driver":
+        spec, bindings, cpu = self.decoder.spec, bind(("torch",), Facts("cpu")), torch.device("cpu")
+        state = DraftState(max_rows, drafts.tokens, cpu) if drafts is not None else None
+        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), cpu, state)
         cache = KvCache(torch.zeros(KvCache.shape(spec, num_blocks, block_tokens)))
         rope = RopeTable(spec.ropes, 200, self.decoder.final_norm.weight)
-        return Driver(Runner(self.decoder, rows, cache, rope, bind(("torch",), Facts("cpu"))))
+        proposing = drafts.make(bindings) if drafts is not None else None
+        return Driver(Runner(self.decoder, rows, cache, rope, bindings, proposing))
 
 
 @dataclass
