@@ -6,7 +6,7 @@ the step `accept_drafts` keeps what holds and the proposer puts new drafts behin
 that waits for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,8 +16,9 @@ from torch import Tensor
 from services.worker.graphs import StepInputs
 from services.worker.kernels.ops.accept_drafts import accept_drafts
 from services.worker.kernels.ops.locate_rows import locate_rows
-from services.worker.kernels.ops.propose_ngram import propose_ngram
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
+from services.worker.layers.kv_cache import KvCache
 from services.worker.state import Ints, Rows, Step
 
 
@@ -70,6 +71,25 @@ class Seen(NamedTuple):
     ids: Tensor  # int32 [T]; of entries with drafts, which come first, those of the same number
     drawn: Tensor  # int32 [S]
     ring: Tensor  # int32 [1]
+    begins: Tensor  # int64 [4, B], rows that sample: first entry (of S), its token (of T), slot, tokens its blocks hold
+    computed: "Computed | None" = None  # for who reads it
+
+
+class Computed(NamedTuple):
+    """Of all T tokens of a step."""
+
+    places: Tensor  # int64 [T], flat in Rows.tokens
+    positions: Tensor  # int64 [T]
+    kv_slots: Tensor  # int64 [T]
+    attention: AttentionRows
+    hidden: Tensor  # [T, N], the residual stream behind the layers
+
+
+def begins(slots: Ints, offsets: npt.NDArray[np.int32], tokens: Ints, rows: Rows) -> Ints:
+    """Seen.begins. By entry (of S): slot, offset, and place among the step's tokens."""
+    first = np.flatnonzero(offsets == 0)
+    slots = slots[first]
+    return np.stack((first, tokens[first], slots, rows.num_blocks[slots] * rows.block_tokens))
 
 
 class Proposer(Protocol):
@@ -78,28 +98,23 @@ class Proposer(Protocol):
     def __call__(self, rows: Rows, seen: Seen) -> None: ...
 
 
-def by_ngram(bindings: Bindings, shortest: int, longest: int) -> Proposer:
-    run = bindings(propose_ngram)
-
-    def propose(rows: Rows, seen: Seen) -> None:
-        drafts = rows.drafts
-        assert drafts is not None
-        run(rows.tokens, drafts.drafted, drafts.lengths, seen.slots, seen.offsets, drafts.most, shortest, longest)
-
-    return propose
-
-
 class Drafts:
-    """The ops around a step. `propose`: after steps that may be followed by one with drafts."""
+    """The ops around a step. `propose`: after steps that may be followed by one with drafts.
 
-    def __init__(self, bindings: Bindings, propose: Proposer) -> None:
-        self.propose = propose
+    `reads`: the proposer wants `Seen.computed`; `caches`: its own, of the same blocks as the model's.
+    """
+
+    def __init__(
+        self, bindings: Bindings, propose: Proposer, reads: bool = False, caches: Sequence[KvCache] = ()
+    ) -> None:
+        self.propose, self.reads, self.caches = propose, reads, tuple(caches)
         self._accept, self._locate = bindings(accept_drafts), bindings(locate_rows)
 
     def keep(self, rows: Rows, seen: Seen, lines: Tensor) -> None:
         """What holds goes into the rows; `lines`: of the results."""
         assert rows.drafts is not None
-        self._accept(rows.tokens, rows.drafts.lengths, lines, *seen)
+        columns = seen.slots, seen.context_lens, seen.offsets, seen.ids, seen.drawn, seen.ring
+        self._accept(rows.tokens, rows.drafts.lengths, lines, *columns)
 
     def locate(self, rows: Rows, given: StepInputs, num_decode: int) -> None:
         """Before a step: its rows that decode, which come first, move to where they stand."""
@@ -107,9 +122,6 @@ class Drafts:
         slots, offsets = given.slots[:num_decode], given.offsets[:num_decode]
         columns = given.tokens, given.draw, given.context_lens
         self._locate(rows.drafts.lengths, rows.resident, slots, offsets, *columns, rows.block_tokens)
-
-
-MakeDrafts = Callable[[Bindings], Drafts]
 
 
 def follows_drafts(step: Step) -> bool:

@@ -165,6 +165,7 @@ class StepOutputs(NamedTuple):
     logits: Tensor  # [R, V]
     drawn: Tensor  # int32 [R]
     ids: Tensor  # int32 [T]
+    hidden: Tensor  # the residual stream behind the layers, of all tokens or of those that are sampled from
 
 
 Forward = Callable[[GraphKey, StepInputs], StepOutputs]  # runs the whole step

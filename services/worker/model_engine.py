@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -27,7 +28,7 @@ from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
-from services.worker.drafts import Drafts, by_ngram
+from services.worker.drafting import Smaller, choose_drafting
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
 from services.worker.kernels.gpu_arch import arch_of
@@ -43,7 +44,7 @@ from services.worker.runner import StepTokens
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
-from services.worker.startup import Drafting, Figures, Parts, Stages, explained, open_cache, start
+from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
 log = logging.getLogger("worker")
@@ -124,6 +125,8 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
+        if config.speculative.method == "mtp":
+            whole = whole.mtp
         spec = whole if group is None else local_spec(whole, group.rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
@@ -153,6 +156,14 @@ def load_model(
     parameters = load_parameters(tensors, model, whole, policy, report, division)
     decoder = build_decoder(spec, model, parameters, bindings)
     return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
+
+
+def load_smaller(config: Config, device: torch.device, stages: Stages, level: int, name: str) -> Smaller:
+    """A draft model, whole on every rank, in eager pieces. Raises ConfigError."""
+    alone = msgspec.structs.replace(config, speculative=Speculative())
+    with explained("the draft model's weights", "choose a smaller speculative.model"):
+        loaded = load_model(open_model(name), alone, device, stages, level)
+    return Smaller(loaded.model, loaded.bindings, loaded.kv_dtype)
 
 
 class ModelEngine:
@@ -189,7 +200,9 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
-            drafting = choose_drafting(config.speculative)
+            drafting = choose_drafting(
+                config.speculative, model, shape, partial(load_smaller, config, device, stages, level)
+            )
             parts = Parts(
                 model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group, drafting
             )
@@ -254,32 +267,21 @@ class ModelEngine:
 
     def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:
         """No block is both, so they may be copied singly where there is no memory for all at once."""
-        cache = self._runner.cache
         try:
-            cache.copy_blocks(source.tolist(), target.tolist())
+            self._runner.copy_blocks(source.tolist(), target.tolist())
             return
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         self._free()
         for read, written in zip(source.tolist(), target.tolist(), strict=True):
-            cache.copy_blocks([read], [written])
+            self._runner.copy_blocks([read], [written])
 
     def _free(self) -> None:
         device = self._runner.rows.tokens.device
         if device.type != "cpu":
             torch.cuda.synchronize(device)  # what failed halfway still reads its inputs
             torch.cuda.empty_cache()
-
-
-def choose_drafting(config: Speculative) -> Drafting | None:
-    """Raises ConfigError."""
-    if not config.method:
-        return None
-    shortest, longest = config.ngram_min, config.ngram_max
-    if longest < shortest:
-        raise ConfigError(f"speculative.ngram_max is {longest}, less than speculative.ngram_min, which is {shortest}")
-    return Drafting(config.tokens, lambda bindings: Drafts(bindings, by_ngram(bindings, shortest, longest)))
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

@@ -5,6 +5,7 @@ device, so the next step may be started before this one's tokens are known. A st
 rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import torch
 
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
-from services.worker.drafts import Drafts, Entries, Seen, follows_drafts, located, spread
+from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
 from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
@@ -24,8 +25,11 @@ from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
 from services.worker.sampler import Sampler
+from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
 from services.worker.state import Rows, Step
+
+log = logging.getLogger("worker")
 
 STAGED_BYTES = 1 << 20  # a step of 16,384 tokens
 NO_OFFSETS, NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.int64)
@@ -119,10 +123,16 @@ class Runner:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
         step = self.rows.apply(plan)
         if plan.copy_source:
-            self.cache.copy_blocks(
-                np.frombuffer(plan.copy_source, np.int32).tolist(), np.frombuffer(plan.copy_target, np.int32).tolist()
+            source, target = (
+                np.frombuffer(column, np.int32).tolist() for column in (plan.copy_source, plan.copy_target)
             )
+            self.copy_blocks(source, target)
         return self.run(step)
+
+    def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """In the model's cache, and in that of a model which proposes drafts."""
+        for cache in (self.cache, *(self._drafts.caches if self._drafts is not None else ())):
+            cache.copy_blocks(source, target)
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepTokens:
@@ -150,6 +160,8 @@ class Runner:
         if self._drafts is not None:
             columns = (slots, context, entries.offsets[step.samples])
             ends = [put(column.astype(np.int32)) for column in columns]
+            places = (np.cumsum(step.counts) - 1)[step.samples]
+            first = put(begins(slots, entries.offsets[step.samples], places, rows))
         self._staging.send()
         ids = self._gather(
             rows.tokens,
@@ -160,19 +172,29 @@ class Runner:
             batch.kv_slots,
             rows.block_tokens,
         )
-        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, batch.outputs)
-        if len(slots):
-            sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
-            if self._drafts is None:
-                self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
-            else:
-                self._keep(Seen(*ends, ids, sampled, ring), follows_drafts(step))
+        reads = self._drafts is not None and self._drafts.reads
+        outputs = None if reads else batch.outputs
+        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, outputs)
+        ends_of = x if outputs is batch.outputs else x.index_select(0, batch.outputs)
+        if len(slots) and self._drafts is None:
+            sampled = self.sampler(self.model.logits(ends_of), sampling, rows.penalties)
+            self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
+        elif len(slots) or reads:
+            sampled = self.sampler(self.model.logits(ends_of), sampling, rows.penalties) if len(slots) else ends[0]
+            computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
+            self._keep(Seen(*ends, ids, sampled, ring, first, computed if reads else None), follows_drafts(step))
 
     def _keep(self, seen: Seen, propose: bool) -> None:
         assert self._drafts is not None
         self._drafts.keep(self.rows, seen, self._results.lines)
-        if propose:
+        if not propose:
+            return
+        try:
             self._drafts.propose(self.rows, seen)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
 
     def _replay(self, choice: Choice, entries: Entries, turn: int) -> npt.NDArray[np.int64]:
         """Returns the place among the graph's rows of each of the step's rows."""
@@ -184,6 +206,8 @@ class Runner:
         columns.ring[0] = turn
         if self._drafts is not None:
             columns.offsets[places] = entries.offsets
+            tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
+            first = put(begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows))
         others = np.flatnonzero(step.samples & ~rows.is_plain[step.slots])
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]
@@ -202,8 +226,10 @@ class Runner:
             else:
                 made.drawn.index_copy_(0, index, redrawn)
         if self._drafts is not None:
-            seen = Seen(given.slots, given.context_lens, given.offsets, made.ids, made.drawn, given.ring)
-            self._keep(seen, follows_drafts(step))
+            attention = given.attention_rows(rows, key)
+            computed = Computed(*given.tokens, attention, made.hidden) if self._drafts.reads else None
+            columns_kept = given.slots, given.context_lens, given.offsets, made.ids, made.drawn, given.ring
+            self._keep(Seen(*columns_kept, first, computed), follows_drafts(step))
         return places
 
     @property
@@ -220,12 +246,14 @@ class Runner:
         sampled_places, seeds, output_index, outputs = given.draw.unbind(0)
         ids = self._gather(rows.tokens, rows.resident, places, given.token_rows, positions, kv_slots, rows.block_tokens)
         attention = given.attention_rows(rows, key)
-        x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, outputs if key.chunk else None)
-        logits = self.model.logits(x)
+        reads = self._drafts is not None and self._drafts.reads
+        chosen = outputs if key.chunk and not reads else None
+        x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, chosen)
+        logits = self.model.logits(x.index_select(0, outputs) if key.chunk and reads else x)
         sampled = self._draw(logits, given.temperature, seeds, output_index)
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
-        return StepOutputs(logits, sampled, ids)
+        return StepOutputs(logits, sampled, ids, x)
 
     @torch.inference_mode()
     def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:

@@ -25,7 +25,7 @@ from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
 from services.worker.draft_state import DraftState
-from services.worker.drafts import MakeDrafts
+from services.worker.drafting import Drafting, Site
 from services.worker.group import Group
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
@@ -37,13 +37,6 @@ from services.worker.shortage import is_out_of_memory
 from services.worker.state import Rows
 
 log = logging.getLogger("worker")
-
-
-class Drafting(NamedTuple):
-    """`tokens`: drafts of a row, at most; `make`: what proposes them, for one runner."""
-
-    tokens: int
-    make: MakeDrafts
 
 
 class Parts(NamedTuple):
@@ -65,7 +58,8 @@ class Parts(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        return math.prod(KvCache.shape(self.model.spec, 1, self.shape.block_tokens)) * self.kv_dtype.itemsize
+        own = math.prod(KvCache.shape(self.model.spec, 1, self.shape.block_tokens)) * self.kv_dtype.itemsize
+        return own + (self.drafting.block_bytes if self.drafting is not None else 0)
 
     def runner(self, num_blocks: int) -> Runner:
         drafting = self.drafting
@@ -74,7 +68,9 @@ class Parts(NamedTuple):
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device, state)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
         cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device), layout=self.bindings.layout)
-        drafts = drafting.make(self.bindings) if drafting is not None else None
+        drafts = None
+        if drafting is not None:
+            drafts = drafting.make(Site(self.model, cache, self.rope, self.bindings))
         return Runner(self.model, rows, cache, self.rope, self.bindings, drafts)
 
 
@@ -165,10 +161,11 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     if parts.device.type == "cpu":
         stages("memory")
         free_bytes = memory.cpu_free_bytes() // (config.services.worker.replicas * config.worker.tensor_parallel)
-        budget = memory.choose_blocks(parts.block_bytes, parts.shape, memory.Limits(*wanted, free_bytes))
+        spare = parts.drafting.spare if parts.drafting is not None else 0
+        budget = memory.choose_blocks(parts.block_bytes, parts.shape, memory.Limits(*wanted, free_bytes), spare)
         log.info("%s", budget.text)
         num_blocks = parts.agreed(budget.num_blocks)
-        runner = parts.runner(num_blocks)
+        runner = parts.runner(num_blocks + spare)
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
         return runner, num_blocks
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0

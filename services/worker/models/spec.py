@@ -135,6 +135,8 @@ class DecoderSpec:
     embed_scale: float = 1.0
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
+    mtp_layers: int = 0  # that the checkpoint has, for multi-token prediction
+    with_mtp: bool = False  # the first of them is the last of `num_layers`
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -142,7 +144,22 @@ class DecoderSpec:
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def window_of(self, layer: int) -> int:
-        return self.windows[layer] if self.windows else 0
+        return self.windows[layer] if layer < len(self.windows) else 0
+
+    @property
+    def trunk_layers(self) -> int:
+        """Those through which every token goes."""
+        return self.num_layers - self.with_mtp
+
+    @property
+    def mtp(self) -> "DecoderSpec":
+        """The model with its layer for multi-token prediction. Raises ValueError where it has none."""
+        if not self.mtp_layers:
+            raise ValueError(
+                'speculative.method is "mtp", but the model has no layer for it, or none that is known here; '
+                "others: ngram, draft"
+            )
+        return replace(self, num_layers=self.num_layers + 1, with_mtp=True)
 
     @property
     def attention_parity(self) -> int:
@@ -186,6 +203,18 @@ class ExpertNames:
 
 
 @dataclass(frozen=True)
+class MtpNames:
+    """Checkpoint names of what a layer for multi-token prediction has besides a decoder layer's. `{i}` is the layer."""
+
+    embed_norm: str
+    hidden_norm: str
+    project: str  # [N, 2N], of the token's embedding and the hidden state
+    final_norm: str  # before the head
+    hidden_first: bool = False  # in the projection's input
+    repeated: tuple[str, ...] = ()  # what is the model's own once more: embedding and head
+
+
+@dataclass(frozen=True)
 class DecoderNames:
     """Checkpoint names of a decoder's parameters. `{i}` is the layer; more than one name means fuse in that order."""
 
@@ -204,6 +233,7 @@ class DecoderNames:
     sinks: str = ""
     after_attention: str = ""  # norms of DecoderSpec.post_norms
     after_mlp: str = ""
+    mtp: MtpNames | None = None
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Sampling, StepPlan
-from services.worker.drafts import Drafts, Seen, by_ngram
+from services.worker.drafting import Drafting, Site
+from services.worker.drafts import Drafts, Seen
 from services.worker.graphs import GraphKey, layouts
-from services.worker.kernels.registry import Bindings
+from services.worker.proposers import ngram_drafts
 from services.worker.runner import StepTokens
-from services.worker.startup import Drafting
 from services.worker.state import Rows
 from tests.services.worker.called_graphs import CalledGraphs
 from tests.services.worker.tiny import VOCABULARY
@@ -31,11 +31,11 @@ OUTPUT = 24
 TOKENS = 3
 
 
-def ngram(bindings: Bindings) -> Drafts:
-    return Drafts(bindings, by_ngram(bindings, 1, 3))
+def ngram(site: Site) -> Drafts:
+    return ngram_drafts(site.bindings, 1, 3)
 
 
-def knowing(streams: Sequence[Sequence[int]]) -> Callable[[Bindings], Drafts]:
+def knowing(streams: Sequence[Sequence[int]]) -> Callable[[Site], Drafts]:
     """Knows what comes; each third draft is wrong. Slot i has stream i."""
 
     def propose(rows: Rows, seen: Seen) -> None:
@@ -48,7 +48,7 @@ def knowing(streams: Sequence[Sequence[int]]) -> Callable[[Bindings], Drafts]:
                 rows.tokens[slot, length : length + TOKENS] = torch.tensor(tokens, dtype=torch.int32)
                 rows.drafts.drafted[slot] = TOKENS
 
-    return lambda bindings: Drafts(bindings, propose)
+    return lambda site: Drafts(site.bindings, propose)
 
 
 class Planner:
@@ -67,6 +67,7 @@ class Planner:
         self.scheduled = [0] * len(prompts)
         self.flights: deque[tuple[list[tuple[int, int]], list[int], StepTokens]] = deque()
         self.held = self.tried = 0
+        self.mistakes: set[int] = set()  # slots of which a draft did not hold
 
     def run(self) -> list[list[int]]:
         while any(len(output) < OUTPUT for output in self.outputs):
@@ -113,8 +114,10 @@ class Planner:
         if not rows:
             assert counts == tried == b""
         given = iter(counts or b"\x01" * len(sampled))
-        for slot, count in rows:
+        for (slot, count), drafts in zip(rows, tried, strict=False):
             kept = next(given)
+            if kept <= drafts:
+                self.mistakes.add(slot)
             self.scheduled[slot] -= count - kept
             self.outputs[slot] += [next(tokens) for _ in range(kept)]
             self.held += kept - 1

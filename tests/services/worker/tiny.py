@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from common.columns import pack_i32, unpack_i32
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker.draft_state import DraftState
+from services.worker.drafting import Drafting, Site
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import KvCache
@@ -28,7 +29,6 @@ from services.worker.models.spec import Config
 from services.worker.quant.registry import choose_policy
 from services.worker.runner import Runner
 from services.worker.source import open_model
-from services.worker.startup import Drafting
 from services.worker.state import Rows
 
 VOCABULARY = 131
@@ -185,7 +185,7 @@ class Tiny:
         rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), cpu, state)
         cache = KvCache(torch.zeros(KvCache.shape(spec, num_blocks, block_tokens)))
         rope = RopeTable(spec.ropes, 200, self.decoder.final_norm.weight)
-        proposing = drafts.make(bindings) if drafts is not None else None
+        proposing = drafts.make(Site(self.decoder, cache, rope, bindings)) if drafts is not None else None
         return Driver(Runner(self.decoder, rows, cache, rope, bindings, proposing))
 
 
@@ -244,13 +244,14 @@ class Driver:
         return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
 
 
-def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None) -> Decoder:
+def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None, mtp: bool = False) -> Decoder:
     """As the worker does in its exact mode; every tensor must have been asked for. `opaque`: to be compiled."""
     source, bindings = open_model(str(folder)), bindings or bind(("torch",), Facts("cpu"), opaque=opaque)
     architectures = source.config["architectures"]
     assert isinstance(architectures, list)
     _, model = find_model(architectures)
     spec = model.read(Config(source.config))
+    spec = spec.mtp if mtp else spec
     parameters = load_parameters(source.tensors, model, spec, choose_policy("float32", bindings=bindings))
     decoder = build_decoder(spec, model, parameters, bindings)
     assert parameters.unread() == []
