@@ -67,7 +67,8 @@ class StepTokens:
         return kept.astype(np.uint8).tobytes(), (self._sizes - 1).astype(np.uint8).tobytes()
 
     def _kept(self) -> npt.NDArray[np.bool_]:
-        return self._line[len(self._line) // 2 + self._places] != 0
+        kept: npt.NDArray[np.bool_] = self._line[len(self._line) // 2 + self._places] != 0
+        return kept
 
 
 class Results:
@@ -158,10 +159,9 @@ class Runner:
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
         if self._drafts is not None:
-            columns = (slots, context, entries.offsets[step.samples])
-            ends = [put(column.astype(np.int32)) for column in columns]
-            places = (np.cumsum(step.counts) - 1)[step.samples]
-            first = put(begins(slots, entries.offsets[step.samples], places, rows))
+            offsets = entries.offsets[step.samples]
+            placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
+            first = put(begins(slots, offsets, (np.cumsum(step.counts) - 1)[step.samples], rows))
         self._staging.send()
         ids = self._gather(
             rows.tokens,
@@ -175,14 +175,17 @@ class Runner:
         reads = self._drafts is not None and self._drafts.reads
         outputs = None if reads else batch.outputs
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, outputs)
-        ends_of = x if outputs is batch.outputs else x.index_select(0, batch.outputs)
-        if len(slots) and self._drafts is None:
-            sampled = self.sampler(self.model.logits(ends_of), sampling, rows.penalties)
+        if not len(slots) and not reads:
+            return
+        last = x.index_select(0, batch.outputs) if reads and batch.outputs is not None else x
+        sampled = self.sampler(self.model.logits(last), sampling, rows.penalties) if len(slots) else ids[:0]
+        if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
-        elif len(slots) or reads:
-            sampled = self.sampler(self.model.logits(ends_of), sampling, rows.penalties) if len(slots) else ends[0]
+            return
+        computed = None
+        if reads:
             computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
-            self._keep(Seen(*ends, ids, sampled, ring, first, computed if reads else None), follows_drafts(step))
+        self._keep(Seen(placed[0], placed[1], placed[2], ids, sampled, ring, first, computed), follows_drafts(step))
 
     def _keep(self, seen: Seen, propose: bool) -> None:
         assert self._drafts is not None
@@ -226,10 +229,13 @@ class Runner:
             else:
                 made.drawn.index_copy_(0, index, redrawn)
         if self._drafts is not None:
-            attention = given.attention_rows(rows, key)
-            computed = Computed(*given.tokens, attention, made.hidden) if self._drafts.reads else None
-            columns_kept = given.slots, given.context_lens, given.offsets, made.ids, made.drawn, given.ring
-            self._keep(Seen(*columns_kept, first, computed), follows_drafts(step))
+            computed = None
+            if self._drafts.reads:
+                token_places, positions, kv_slots = given.tokens.unbind(0)
+                attention = given.attention_rows(rows, key)
+                computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
+            placed = given.slots, given.context_lens, given.offsets
+            self._keep(Seen(*placed, made.ids, made.drawn, given.ring, first, computed), follows_drafts(step))
         return places
 
     @property

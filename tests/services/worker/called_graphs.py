@@ -1,5 +1,9 @@
 """Graphs without a device that captures: a replay calls the step."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 import torch
 
 from services.worker import graphs
@@ -24,3 +28,12 @@ class CalledGraphs(Graphs):
             target.copy_(torch.from_numpy(column))
         outputs = forward(key, given)
         return Captured(Call(), self._place[: offsets(columns)[1]], given, outputs)  # type: ignore[arg-type]
+
+
+def capture(driver: Any, keys: Sequence[GraphKey], monkeypatch: pytest.MonkeyPatch) -> CalledGraphs:
+    """From now on the driver's steps are replayed, with block tables as on a device."""
+    monkeypatch.setattr("services.worker.runner.Graphs", CalledGraphs)
+    driver.runner.rows.resident = torch.zeros(driver.runner.rows.tokens.shape[0], 25, dtype=torch.int32)
+    driver.runner.capture(keys, lambda done, total: None)
+    made: CalledGraphs = driver.runner._graphs
+    return made

@@ -37,7 +37,7 @@ class MtpTiny:
         return inner.norm(x)[0]
 
     def further(self, tokens: list[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens: those after the positions of `hidden`, one for each. Returns states and logits, by the report's 2.2."""
+        """tokens: those after the positions of `hidden`, one each. States and logits by DeepSeek-V3's report, 2.2."""
         inner = self.whole.model
 
         def norm(x: torch.Tensor, name: str) -> torch.Tensor:

@@ -15,7 +15,7 @@ from services.worker.graphs import GraphKey, layouts
 from services.worker.proposers import ngram_drafts
 from services.worker.runner import StepTokens
 from services.worker.state import Rows
-from tests.services.worker.called_graphs import CalledGraphs
+from tests.services.worker.called_graphs import capture
 from tests.services.worker.tiny import VOCABULARY
 
 SAMPLINGS = [
@@ -90,9 +90,15 @@ class Planner:
         if not work:
             return False
         samples = [at + count >= len(self.prompts[slot]) for slot, at, count in work]
-        columns = [pack_i32(row[column] for row in work) for column in range(3)]
-        columns += [bytes(samples)]
-        plan = StepPlan(next(self.driver.steps), b"", self.added, b"", b"", b"", b"", *columns, len(drafting))
+        plan = StepPlan(
+            next(self.driver.steps),
+            added=self.added,
+            slots=pack_i32(row[0] for row in work),
+            positions=pack_i32(row[1] for row in work),
+            counts=pack_i32(row[2] for row in work),
+            samples=bytes(samples),
+            drafting=len(drafting),
+        )
         self.added = []
         for slot, at, count in work:
             self.scheduled[slot] = at + count
@@ -130,7 +136,8 @@ class Planner:
 
 @pytest.fixture(scope="module")
 def wanted(make_tiny: Callable[[str], Any]) -> list[list[int]]:
-    return make_tiny("qwen3").driver().generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
+    outputs: list[list[int]] = make_tiny("qwen3").driver().generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
+    return outputs
 
 
 @pytest.mark.parametrize("chunk", [200, 7])
@@ -147,18 +154,11 @@ def test_the_same_tokens(
     """Also where the host does not know where rows stand (`resident`), and in captured layouts."""
     whole = [prompt + output for prompt, output in zip(PROMPTS, wanted, strict=True)]
     driver = make_tiny("qwen3").driver(81, drafts=Drafting(TOKENS, ngram if proposer == "ngram" else knowing(whole)))
-    made: list[CalledGraphs] = []
-    if replayed:
-        monkeypatch.setattr(
-            "services.worker.runner.Graphs", lambda *given: made.append(CalledGraphs(*given)) or made[0]
-        )
-        driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
-        driver.runner.capture(layouts(32, 32, 136, 200), lambda done, total: None)
+    graphs = capture(driver, layouts(32, 32, 136, 200), monkeypatch) if replayed else None
     planner = Planner(driver, chunk)
     assert planner.run() == wanted
     assert 0 < planner.held < planner.tried, "some drafts hold, others do not"
-    if replayed:
-        assert {GraphKey(24), GraphKey(8, 128)} & set(made[0].calls)
+    assert graphs is None or {GraphKey(24), GraphKey(8, 128)} & set(graphs.calls)
 
 
 def test_eager_steps_find_rows_where_the_host_does_not(

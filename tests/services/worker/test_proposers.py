@@ -8,8 +8,10 @@ import torch
 
 from common.config import Speculative
 from services.worker.drafting import Drafting, Smaller, choose_drafting
+from services.worker.graphs import layouts
 from services.worker.kernels.registry import Facts, bind
 from services.worker.memory import Shape
+from tests.services.worker.called_graphs import capture
 from tests.services.worker.mtp_checkpoint import MtpTiny, make_mtp
 from tests.services.worker.test_drafts import OUTPUT, PROMPTS, SAMPLINGS, TOKENS, Planner
 
@@ -50,13 +52,13 @@ def test_the_head_predicts_what_its_formula_says(mtp: MtpTiny) -> None:
             states, logits = mtp.further([*known[1:], *drafts], hidden)
 
 
-@pytest.mark.parametrize("resident", [False, True])
-def test_the_heads_drafts_change_nothing(mtp: MtpTiny, resident: bool) -> None:
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_heads_drafts_change_nothing(mtp: MtpTiny, monkeypatch: pytest.MonkeyPatch, replayed: bool) -> None:
     tiny = mtp.tiny()
     wanted = tiny.driver(BLOCKS).generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
     driver = by_mtp(tiny)
-    if resident:
-        driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
+    if replayed:
+        capture(driver, layouts(32, 32, 136, 200), monkeypatch)
     planner = Planner(driver, 7)
     assert planner.run() == wanted
     assert planner.tried > 100
@@ -73,12 +75,17 @@ def by_model(make_tiny: Callable[[str], Any], target: Any, name: str) -> Draftin
     return found
 
 
+@pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("chunk", [200, 7])
-def test_a_model_that_drafts_for_itself_is_always_right(make_tiny: Callable[[str], Any], chunk: int) -> None:
+def test_a_model_that_drafts_for_itself_is_always_right(
+    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, chunk: int, replayed: bool
+) -> None:
     """Greedy rows: every draft holds, whatever held before it, so its own keys and values are those of the row."""
     target = make_tiny("qwen3")
     wanted = target.driver().generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
     driver = target.driver(BLOCKS, drafts=by_model(make_tiny, target, "qwen3"))
+    if replayed:
+        capture(driver, layouts(32, 32, 136, 200), monkeypatch)
     planner = Planner(driver, chunk)
     assert planner.run() == wanted
     assert 0 not in planner.mistakes and 1 in planner.mistakes, "the first row is greedy, the second is not"
@@ -91,4 +98,4 @@ def test_another_models_drafts_change_nothing(make_tiny: Callable[[str], Any]) -
     driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
     planner = Planner(driver, 7)
     assert planner.run() == wanted
-    assert 0 < planner.held < planner.tried
+    assert planner.tried > 100
