@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from services.worker.graphs import StepInputs
-from services.worker.kernels.ops.accept_drafts import accept_drafts
+from services.worker.kernels.ops.accept_drafts import Drawn, accept_drafts
 from services.worker.kernels.ops.locate_rows import locate_rows
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
@@ -63,13 +63,9 @@ def located(entries: Entries, rows: Rows) -> Entries:
 
 
 class Seen(NamedTuple):
-    """What a step has computed. T tokens, S entries that sample or, where offsets are -1, do not."""
+    """What a step has computed. T tokens, S entries."""
 
-    slots: Tensor  # int32 [S]
-    context_lens: Tensor  # int32 [S]
-    offsets: Tensor  # int32 [S]
-    ids: Tensor  # int32 [T]; of entries with drafts, which come first, those of the same number
-    drawn: Tensor  # int32 [S]
+    drawn: Drawn
     ring: Tensor  # int32 [1]
     begins: Tensor  # int64 [4, B], rows that sample: first entry (of S), its token (of T), slot, tokens its blocks hold
     computed: "Computed | None" = None  # for who reads it
@@ -113,8 +109,7 @@ class Drafts:
     def keep(self, rows: Rows, seen: Seen, lines: Tensor) -> None:
         """What holds goes into the rows; `lines`: of the results."""
         assert rows.drafts is not None
-        columns = seen.slots, seen.context_lens, seen.offsets, seen.ids, seen.drawn, seen.ring
-        self._accept(rows.tokens, rows.drafts.lengths, lines, *columns)
+        self._accept(rows.tokens, rows.drafts.lengths, lines, seen.drawn, seen.ring)
 
     def locate(self, rows: Rows, given: StepInputs, num_decode: int) -> None:
         """Before a step: its rows that decode, which come first, move to where they stand."""

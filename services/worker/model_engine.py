@@ -35,6 +35,7 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
+from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
@@ -126,7 +127,7 @@ def load_model(
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
         if config.speculative.method == "mtp":
-            whole = whole.mtp
+            whole = with_mtp(whole)
         spec = whole if group is None else local_spec(whole, group.rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")

@@ -28,7 +28,16 @@ def ngram_drafts(bindings: Bindings, shortest: int, longest: int) -> Drafts:
     def propose(rows: Rows, seen: Seen) -> None:
         drafts = rows.drafts
         assert drafts is not None
-        run(rows.tokens, drafts.drafted, drafts.lengths, seen.slots, seen.offsets, drafts.most, shortest, longest)
+        run(
+            rows.tokens,
+            drafts.drafted,
+            drafts.lengths,
+            seen.drawn.slots,
+            seen.drawn.offsets,
+            drafts.most,
+            shortest,
+            longest,
+        )
 
     return Drafts(bindings, propose)
 
@@ -78,7 +87,7 @@ def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeT
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
         step = seen.computed
-        model(seen.ids, rope.at(step.positions), step.kv_slots, step.attention, cache, seen.begins[1])
+        model(seen.drawn.ids, rope.at(step.positions), step.kv_slots, step.attention, cache, seen.begins[1])
         slots, room = seen.begins[2], seen.begins[3]
         for place in range(rows.drafts.most if len(slots) else 0):
             at = ahead(rows, slots, room, place, last)
@@ -104,7 +113,7 @@ def mtp_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTab
         entry, token, slots, room = seen.begins
         if not len(slots):
             return
-        kept = rows.drafts.lengths[slots] - 1 - seen.context_lens[entry]
+        kept = rows.drafts.lengths[slots] - 1 - seen.drawn.context_lens[entry]
         hidden = hidden.index_select(0, token + kept)
         put(rows, slots, 0, likeliest(head.logits(hidden)))
         for place in range(1, rows.drafts.most):

@@ -17,6 +17,7 @@ from common.protocol import StepPlan
 from services.worker import graphs, inputs
 from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
 from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs
+from services.worker.kernels.ops.accept_drafts import Drawn
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
 from services.worker.kernels.ops.store_tokens import store_tokens
@@ -185,7 +186,8 @@ class Runner:
         computed = None
         if reads:
             computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
-        self._keep(Seen(placed[0], placed[1], placed[2], ids, sampled, ring, first, computed), follows_drafts(step))
+        drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
+        self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
 
     def _keep(self, seen: Seen, propose: bool) -> None:
         assert self._drafts is not None
@@ -234,8 +236,8 @@ class Runner:
                 token_places, positions, kv_slots = given.tokens.unbind(0)
                 attention = given.attention_rows(rows, key)
                 computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
-            placed = given.slots, given.context_lens, given.offsets
-            self._keep(Seen(*placed, made.ids, made.drawn, given.ring, first, computed), follows_drafts(step))
+            drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
+            self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
         return places
 
     @property

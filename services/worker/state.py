@@ -84,9 +84,9 @@ class Rows:
         drafts: DraftState | None = None,
     ) -> None:
         max_rows, max_len, block_tokens = shape
-        self.drafts, self.max_len = drafts, max_len
-        self.block_tokens, self.vocab_size = block_tokens, vocab_size
-        self.eos_ids = eos_ids
+        self.drafts = drafts
+        self.block_tokens = block_tokens
+        self._vocabulary = vocab_size, eos_ids
         # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
         # One row more than there are slots: what pads a batch reads and writes there.
         self.tokens = memory.zeros((max_rows + 1, max_len + 1 + (drafts.most if drafts else 0)), torch.int32, device)
@@ -102,6 +102,14 @@ class Rows:
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
         self.penalties: PenaltyCounts | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary[0]
+
+    @property
+    def max_len(self) -> int:
+        return self.tokens.shape[1] - 1 - (self.drafts.most if self.drafts is not None else 0)
 
     @property
     def padding_row(self) -> int:
@@ -247,7 +255,11 @@ class Rows:
             np.uint64(sampling.seed % 2**64).astype(np.int64),
             sampling.min_tokens,
         )
-        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)] if sampling.min_tokens else []
+        ends = (
+            [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._vocabulary[1])]
+            if sampling.min_tokens
+            else []
+        )
         bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
         ends = [token for token in dict.fromkeys(ends) if 0 <= token < self.vocab_size]
         filtered = sampling.temperature > 0 and (

@@ -4,6 +4,7 @@ From the hidden state of position p and the token at p + 1, it predicts the toke
 are the model's own. Its keys and values lie in a layer of the model's cache, at position p.
 """
 
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,7 +17,18 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.linear import Linear
 from services.worker.layers.rope import Rotation
+from services.worker.models.spec import DecoderSpec
 from services.worker.quant.contract import Norm
+
+
+def with_mtp(spec: DecoderSpec) -> DecoderSpec:
+    """The model with its layer for multi-token prediction as one layer more. Raises ValueError where it has none."""
+    if not spec.mtp_layers:
+        raise ValueError(
+            'speculative.method is "mtp", but the model has no layer for it, or none that is known here; '
+            "others: ngram, draft"
+        )
+    return replace(spec, num_layers=spec.num_layers + 1, with_mtp=True)
 
 
 class Embeds(Protocol):

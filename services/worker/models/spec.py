@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from services.worker.mtp_names import MtpNames as MtpNames
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
@@ -152,16 +153,6 @@ class DecoderSpec:
         return self.num_layers - self.with_mtp
 
     @property
-    def mtp(self) -> "DecoderSpec":
-        """The model with its layer for multi-token prediction. Raises ValueError where it has none."""
-        if not self.mtp_layers:
-            raise ValueError(
-                'speculative.method is "mtp", but the model has no layer for it, or none that is known here; '
-                "others: ngram, draft"
-            )
-        return replace(self, num_layers=self.num_layers + 1, with_mtp=True)
-
-    @property
     def attention_parity(self) -> int:
         """Tokens of context to which attending costs a token as many operations as its way through the layers."""
         attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
@@ -200,18 +191,6 @@ class ExpertNames:
     correction: str = ""  # of GroupedRouting
     shared_gate_up: tuple[str, str] = ("", "")
     shared_down: str = ""
-
-
-@dataclass(frozen=True)
-class MtpNames:
-    """Checkpoint names of what a layer for multi-token prediction has besides a decoder layer's. `{i}` is the layer."""
-
-    embed_norm: str
-    hidden_norm: str
-    project: str  # [N, 2N], of the token's embedding and the hidden state
-    final_norm: str  # before the head
-    hidden_first: bool = False  # in the projection's input
-    repeated: tuple[str, ...] = ()  # what is the model's own once more: embedding and head
 
 
 @dataclass(frozen=True)

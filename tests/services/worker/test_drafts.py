@@ -40,7 +40,7 @@ def knowing(streams: Sequence[Sequence[int]]) -> Callable[[Site], Drafts]:
 
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None
-        for slot in seen.slots[seen.offsets == 0].tolist():
+        for slot in seen.drawn.slots[seen.drawn.offsets == 0].tolist():
             if slot < len(streams):
                 length = int(rows.drafts.lengths[slot])
                 ahead = [*streams[slot][length:], *[0] * TOKENS][:TOKENS]

@@ -21,6 +21,7 @@ from services.worker.drafting import Drafting, Site
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import load_parameters
 from services.worker.memory import Shape
@@ -251,7 +252,7 @@ def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None =
     assert isinstance(architectures, list)
     _, model = find_model(architectures)
     spec = model.read(Config(source.config))
-    spec = spec.mtp if mtp else spec
+    spec = with_mtp(spec) if mtp else spec
     parameters = load_parameters(source.tensors, model, spec, choose_policy("float32", bindings=bindings))
     decoder = build_decoder(spec, model, parameters, bindings)
     assert parameters.unread() == []

@@ -4,6 +4,8 @@ The draw is that of a step without drafts (ops/draw.py, ops/sample.py): its numb
 the output is the same token for token, at any temperature (docs/adr/0030-speculative-decoding.md).
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,10 +15,20 @@ MOST = 8  # drafts of one row
 EXACT = Tolerance(0.0, 0.0, "integers")
 
 
+class Drawn(NamedTuple):
+    """What a step has drawn, by entry, and the tokens that it has run. S entries, T tokens, T >= S."""
+
+    slots: Tensor  # int32 [S]
+    context_lens: Tensor  # int32 [S]: of the row, where it was drawn
+    offsets: Tensor  # int32 [S]: of the token before behind the row's newest one; -1: the entry is nothing
+    ids: Tensor  # int32 [T]; of entries with drafts, which come first, those of the same number
+    tokens: Tensor  # int32 [S]
+
+
 def make_accept_case(rows: tuple[int, ...], num_plain: int, with_results: bool = True) -> Case:
     """`rows`: drafts of each; a third of what was drawn is what was drafted, or more."""
 
-    def make(dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+    def make(dtype: torch.dtype) -> tuple[Tensor | Drawn | None, ...]:
         generator = torch.Generator().manual_seed(sum(rows) + num_plain)
         offsets = [offset for drafts in rows for offset in range(drafts + 1)] + [0, -1] * num_plain
         slots = [slot for slot, drafts in enumerate(rows) for _ in range(drafts + 1)]
@@ -31,7 +43,8 @@ def make_accept_case(rows: tuple[int, ...], num_plain: int, with_results: bool =
         drawn[: count // 2] = ids.roll(-1)[: count // 2]
         results = torch.zeros(2, 2 * count + 6, dtype=torch.int32) if with_results else None
         ring = torch.tensor([1], dtype=torch.int32) if with_results else None
-        return tokens, torch.zeros(num_slots, dtype=torch.int64), results, slot, context, offset, ids, drawn, ring
+        entries = Drawn(slot, context, offset, ids, drawn)
+        return tokens, torch.zeros(num_slots, dtype=torch.int64), results, entries, ring
 
     return Case(f"{'+'.join(map(str, rows))}and{num_plain}", make)
 
@@ -47,36 +60,25 @@ def make_accept_case(rows: tuple[int, ...], num_plain: int, with_results: bool =
     writes=("tokens", "lengths", "results"),
     by_value=True,
 )
-def accept_drafts(
-    tokens: Tensor,
-    lengths: Tensor,
-    results: Tensor | None,
-    slots: Tensor,
-    context_lens: Tensor,
-    offsets: Tensor,
-    ids: Tensor,
-    drawn: Tensor,
-    ring: Tensor | None,
-) -> None:
-    """Entry t is what was drawn behind `context_lens[t]` tokens of row `slots[t]`; a row's entries follow each other,
-    with offsets 0, 1, ... and ids[t + 1] the draft that stands where drawn[t] belongs. Entry t is kept if all drafts of
-    the row up to it hold. Kept ones go into tokens[slots[t], context_lens[t]], and the row's lengths behind the last.
-    Entries with offset -1 are nothing.
+def accept_drafts(tokens: Tensor, lengths: Tensor, results: Tensor | None, drawn: Drawn, ring: Tensor | None) -> None:
+    """A row's entries follow each other, with offsets 0, 1, ...; ids[t + 1] is then the draft that stands where token t
+    belongs. Entry t is kept if all drafts of the row up to it hold. Kept tokens go into
+    tokens[slots[t], context_lens[t]], and the row's lengths behind the last.
 
-    tokens: int32 [rows, L], contiguous; lengths: int64 [rows]; results: int32 [ring size, W] or None, on a GPU pinned
-    memory of the host: in line ring[0] (int32 [1]) the first half is `drawn`, the second whether they were kept;
-    slots, context_lens, offsets, drawn: int32 [S], S <= W / 2; ids: int32 [T], T >= S.
+    tokens: int32 [rows, L], contiguous; lengths: int64 [rows]; results: int32 [ring size, W] or None, W >= 2 S, on a GPU
+    pinned memory of the host: in line ring[0] (int32 [1]) the first half is what was drawn, the second what was kept.
     """
-    count = len(drawn)
-    holds = torch.zeros(count, dtype=torch.bool, device=drawn.device)
-    holds[:-1] = (drawn[:-1] == ids[1:count]) & (offsets[1:] > 0)
+    slots, context_lens, offsets, ids, drawn_tokens = drawn
+    count = len(drawn_tokens)
+    holds = torch.zeros(count, dtype=torch.bool, device=ids.device)
+    holds[:-1] = (drawn_tokens[:-1] == ids[1:count]) & (offsets[1:] > 0)
     kept = offsets >= 0
     for back in range(1, min(MOST + 1, count)):
         kept[back:] &= holds[:-back] | (offsets[back:] < back)
     last = kept & ~holds
-    tokens[slots[kept].long(), context_lens[kept].long()] = drawn[kept]
+    tokens[slots[kept].long(), context_lens[kept].long()] = drawn_tokens[kept]
     lengths[slots[last].long()] = context_lens[last].long() + 1
     if results is not None and ring is not None:
         line = results[int(ring)]
-        line[:count] = drawn
+        line[:count] = drawn_tokens
         line[len(line) // 2 : len(line) // 2 + count] = kept.int()

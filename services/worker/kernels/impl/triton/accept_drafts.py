@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, needs_gpu, options, release, wait
-from services.worker.kernels.ops.accept_drafts import MOST, accept_drafts
+from services.worker.kernels.ops.accept_drafts import MOST, Drawn, accept_drafts
 from services.worker.kernels.registry import Impl
 
 BLOCK = 128
@@ -56,17 +56,9 @@ def accept_drafts_kernel(  # type: ignore[no-untyped-def]
 
 
 def accept_drafts_triton(
-    tokens: Tensor,
-    lengths: Tensor,
-    results: Tensor | None,
-    slots: Tensor,
-    context_lens: Tensor,
-    offsets: Tensor,
-    ids: Tensor,
-    drawn: Tensor,
-    ring: Tensor | None,
+    tokens: Tensor, lengths: Tensor, results: Tensor | None, drawn: Drawn, ring: Tensor | None
 ) -> None:
-    count = drawn.shape[0]
+    count = drawn.tokens.shape[0]
     if not count:
         return
     has_results = results is not None and ring is not None
@@ -74,11 +66,11 @@ def accept_drafts_triton(
         tokens,
         lengths,
         results if has_results else tokens,
-        slots,
-        context_lens,
-        offsets,
-        ids,
-        drawn,
+        drawn.slots,
+        drawn.context_lens,
+        drawn.offsets,
+        drawn.ids,
+        drawn.tokens,
         ring if has_results else tokens,
         count,
         tokens.shape[1],

@@ -5,7 +5,8 @@ from services.worker.kernels.ops.accept_drafts import accept_drafts
 
 def test_keeps_what_comes_before_the_first_mistake() -> None:
     for case in accept_drafts.cases:
-        tokens, lengths, results, slots, context, offsets, ids, drawn, ring = case.make(torch.float32)
+        tokens, lengths, results, entries, ring = case.make(torch.float32)
+        slots, context, offsets, ids, drawn = entries
         before, wanted, ends, kept = tokens.clone(), tokens.clone(), lengths.clone(), []
         holding = True
         for entry, offset in enumerate(offsets.tolist()):
@@ -15,7 +16,7 @@ def test_keeps_what_comes_before_the_first_mistake() -> None:
                     wanted[slots[entry], context[entry]] = drawn[entry]
                     ends[slots[entry]] = context[entry] + 1
             kept.append(int(offset >= 0 and holding))
-        accept_drafts.meaning(tokens, lengths, results, slots, context, offsets, ids, drawn, ring)
+        accept_drafts.meaning(tokens, lengths, results, entries, ring)
         assert torch.equal(tokens, wanted) and torch.equal(lengths, ends)
         assert not torch.equal(before, wanted)
         if results is not None:
