@@ -26,18 +26,9 @@ def ngram_drafts(bindings: Bindings, shortest: int, longest: int) -> Drafts:
     run = bindings(propose_ngram)
 
     def propose(rows: Rows, seen: Seen) -> None:
-        drafts = rows.drafts
+        drafts, drawn = rows.drafts, seen.drawn
         assert drafts is not None
-        run(
-            rows.tokens,
-            drafts.drafted,
-            drafts.lengths,
-            seen.drawn.slots,
-            seen.drawn.offsets,
-            drafts.most,
-            shortest,
-            longest,
-        )
+        run(rows.tokens, drafts.drafted, drafts.lengths, drawn.slots, drawn.offsets, drafts.most, shortest, longest)
 
     return Drafts(bindings, propose)
 

@@ -65,8 +65,8 @@ def accept_drafts(tokens: Tensor, lengths: Tensor, results: Tensor | None, drawn
     belongs. Entry t is kept if all drafts of the row up to it hold. Kept tokens go into
     tokens[slots[t], context_lens[t]], and the row's lengths behind the last.
 
-    tokens: int32 [rows, L], contiguous; lengths: int64 [rows]; results: int32 [ring size, W] or None, W >= 2 S, on a GPU
-    pinned memory of the host: in line ring[0] (int32 [1]) the first half is what was drawn, the second what was kept.
+    tokens: int32 [rows, L], contiguous; lengths: int64 [rows]; results: int32 [ring size, W], W >= 2 S, or None, on a
+    GPU pinned memory of the host: in line ring[0] (int32 [1]) first what was drawn, in its second half what was kept.
     """
     slots, context_lens, offsets, ids, drawn_tokens = drawn
     count = len(drawn_tokens)
