@@ -55,7 +55,12 @@ class Sizes(NamedTuple):
     @property
     def most_entries(self) -> int:
         """Rows that decode, each draft counted as one more."""
-        return max(self.num_rows, min(self.draft_rows, self.num_rows, self.step_tokens) * (1 + self.drafts))
+        return max(self.num_rows, self.most_drafting * (1 + self.drafts))
+
+    @property
+    def most_drafting(self) -> int:
+        """Rows of a step, all of which have all their drafts."""
+        return min(self.num_rows, self.draft_rows, max(self.step_tokens // (1 + self.drafts), 1))
 
     @property
     def longest(self) -> int:
@@ -82,6 +87,9 @@ def largest_steps(sizes: Sizes) -> Iterator[StepPlan]:
             [Work(0, min(share + (i < more), sizes.longest), True, sampling) for i in range(sizes.num_rows)],
         )
     yield make_plan(sizes, [Work(sizes.shape.max_len - 1 - sizes.longest, sizes.longest, True, MANNERS[-1])])
+    if sizes.drafts:
+        for sampling in (MANNERS[0], MANNERS[-2]):
+            yield draft_step(sizes, sizes.most_drafting, sampling)
 
 
 def first_steps(sizes: Sizes) -> Iterator[StepPlan]:
@@ -108,7 +116,7 @@ def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]
     entries = max(key.decode for key in keys)
     yield decode_step(sizes, min(entries, sizes.num_rows))
     if sizes.drafts:
-        yield draft_step(sizes, min(max(entries // (1 + sizes.drafts), 1), sizes.num_rows), GREEDY)
+        yield draft_step(sizes, sizes.most_drafting, GREEDY)
     for long in (False, True):
         alike = [key for key in keys if key.chunk and key.long == long]
         chunk = min(max((key.chunk for key in alike), default=0), sizes.longest)
@@ -126,9 +134,7 @@ def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:
     """
     some = min(sizes.longest, 40)
     if sizes.drafts:
-        for num_rows in sorted(
-            {1, min(sizes.num_rows, max(sizes.step_tokens // (1 + sizes.drafts), 1), sizes.draft_rows)}
-        ):
+        for num_rows in sorted({1, sizes.most_drafting}):
             for sampling in MANNERS[:-1]:
                 yield draft_step(sizes, num_rows, sampling)
     for num_rows in sorted({1, min(2, sizes.num_rows), sizes.num_rows}):
