@@ -13,6 +13,7 @@ WINDOW = 32  # steps that are remembered of each way and class
 FEWEST = 12  # steps that say something
 MARGIN = 1.05  # by so much must the other way be faster
 FIRST_TRIAL, LAST_TRIAL = 256, 16_384  # steps before the other way is tried: doubled whenever that was for nothing
+DWELL = 8  # steps of one way before the other may follow: going over costs a gap
 COMEBACK = 0.75  # of the most rows, before drafts come back after there were too many
 
 
@@ -65,18 +66,23 @@ class Switch:
         self._most_rows = most_rows
         self._classes: dict[int, Class] = {}
         self._crowded = False
+        self._way, self._since = True, DWELL
 
     def _class(self, rows: int) -> Class:
         return self._classes.setdefault(rows.bit_length(), Class())
 
     def note(self, drafted: bool, rows: int, seconds: float, tokens: int) -> None:
         """A step of `rows` rows that only generates has given so many tokens in this time."""
+        self._since += 1
         self._class(rows).note(drafted, seconds, tokens)
 
     def wants(self, rows: int) -> bool:
         """Whether the next step of `rows` rows shall have drafts."""
         self._crowded = rows > self._most_rows * (COMEBACK if self._crowded else 1.0)
-        return not self._crowded and self._class(rows).drafts
+        wanted = not self._crowded and self._class(rows).drafts
+        if wanted is not self._way and self._since >= DWELL:
+            self._way, self._since = wanted, 0
+        return self._way
 
 
 class DraftRows:

@@ -1,6 +1,8 @@
 """Whether drafts pay is learned from the times of steps with and without, per class of batch sizes."""
 
-from services.scheduler.draft_rows import FEWEST, FIRST_TRIAL, LAST_TRIAL, MARGIN, WINDOW, Switch
+from itertools import pairwise
+
+from services.scheduler.draft_rows import DWELL, FEWEST, FIRST_TRIAL, LAST_TRIAL, MARGIN, WINDOW, Switch
 
 
 def run(
@@ -61,13 +63,25 @@ def test_a_small_difference_changes_nothing() -> None:
 
 def test_classes_of_sizes_are_judged_each_by_itself() -> None:
     switch = Switch(64)
-    for step in range(200):
-        for rows in (3, 20):
-            run(switch, 1, rows, 1.0, 1.2 if rows < 8 else 3.0, start=step)
-    assert switch.wants(2) and not switch.wants(17)
+    small = run(switch, 100, 3, 1.0, 1.2)
+    large = run(switch, 100, 20, 1.0, 3.0)
+    assert small[-20:] == [True] * 20 and large[-20:] == [False] * 20
+    assert run(switch, DWELL + 1, 2, 1.0, 1.2)[-1] and not run(switch, DWELL + 1, 17, 1.0, 3.0)[-1]
 
 
 def test_too_many_rows_have_no_drafts_until_they_are_clearly_fewer() -> None:
     switch = Switch(16)
     assert switch.wants(16) and not switch.wants(17)
+    run(switch, DWELL, 17, 1.0, 1.0)
     assert not switch.wants(13) and switch.wants(12) and switch.wants(16)
+
+
+def test_batches_at_the_border_of_two_classes_do_not_go_to_and_fro() -> None:
+    switch = Switch(64)
+    for _ in range(5):
+        run(switch, 100, 3, 1.0, 1.2)
+        run(switch, 100, 4, 1.0, 3.0)
+    assert not switch.wants(4)
+    ways = [way for step in range(400) for way in run(switch, 1, 3 + step % 2, 1.0, 3.0 if step % 2 else 1.2)]
+    changes = sum(before is not after for before, after in pairwise(ways))
+    assert changes <= 400 / DWELL + 1
