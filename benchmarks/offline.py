@@ -20,7 +20,7 @@ from common.config import Config
 from common.protocol import Abort, Admit, FinishReason, Progress, Sampling, StepResult, WorkerReady, make_seq_id
 from services.scheduler.core import SchedulerCore
 from services.scheduler.events import Event, SendPlan, SendRefused, SendTokens, WorkerFault
-from services.worker.engine import Engine, Pending
+from services.worker.engine import Engine, Pending, result_of
 from services.worker.model_engine import ModelEngine
 from services.worker.ranks import lead
 
@@ -171,7 +171,7 @@ class Offline:
 
     def _result(self) -> StepResult:
         step, pending = self._in_flight.popleft()
-        return StepResult(step, pending.tokens(), failed=pending.failed)
+        return result_of(step, pending)
 
     def _outputs(self, seq_ids: Sequence[int]) -> list[list[int]]:
         """Tokens by request, in order. Raises GateRed if one did not end at its length."""

@@ -80,6 +80,15 @@ class Worker(Branch, frozen=True):
     tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
 
 
+class Speculative(Branch, frozen=True):
+    method: Literal["", "ngram", "draft", "mtp"] = ""  # who proposes tokens to be verified; empty: nobody
+    tokens: Annotated[int, Meta(ge=1, le=8)] = 4  # drafts of a row in a step, at most
+    ngram_min: Annotated[int, Meta(ge=1, le=16)] = 2  # ngram: what was found again has at least so many tokens
+    ngram_max: Annotated[int, Meta(ge=1, le=16)] = 4
+    model: str = ""  # draft: the smaller model of the same vocabulary, named as model.source
+    max_rows: Positive = 64  # no drafts in larger steps; below, they are off where they cost more than they save
+
+
 class Api(Branch, frozen=True):
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -160,6 +169,7 @@ class Config(Branch, frozen=True):
     services: Services = Services()
     links: Links = Links()
     log: Log = Log()
+    speculative: Speculative = Speculative()
 
     @property
     def run_dir(self) -> Path:

@@ -49,6 +49,14 @@ METRICS = {
     "failed_steps": Metric("counter", "Steps that the worker could not run"),
     "out_of_memory": Metric("counter", "Requests ended because the device had no memory for their part of a step"),
     "unknown_results": Metric("counter", "Results and requests for something unknown or already ended"),
+    "drafts": Metric("counter", "Rows of steps in which draft tokens were verified"),
+    "draft_tokens": Metric("counter", "Draft tokens verified"),
+    "accepted_tokens": Metric("counter", "Draft tokens that held; each is an output token that cost no step"),
+    **{
+        f"accepted_at_{place}": Metric("counter", f"Drafts whose token number {place}, from 0, held")
+        for place in range(8)
+    },
+    "draft_switches": Metric("counter", "Times that drafts began or ceased to pay, trials included"),
     "moved": Metric("counter", "Sequences moved to another worker group because theirs had gone or was busy"),
     "group_running": Metric("gauge", "Sequences with a row in this worker's group"),
     "group_waiting": Metric("gauge", "Sequences that wait for a row in this worker's group"),

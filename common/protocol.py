@@ -75,6 +75,8 @@ class ModelFacts(Struct, frozen=True):
     attention_parity: int = 0  # context to which attending costs a token as much as the weights do; 0: not known
     groups: tuple[KvGroup, ...] = ()  # (): one, of all layers, that keeps all blocks
     pools: tuple[int, ...] = ()  # blocks of the pools behind the first one, which has num_blocks
+    drafts: int = 0  # tokens that the worker proposes behind a row's newest one, to be verified in one step
+    draft_rows: int = 0  # in steps of at most so many rows
 
 
 class Finished(Struct, frozen=True):
@@ -313,7 +315,8 @@ class StepPlan(Message, frozen=True):
     """One step, as differences to the rows the worker already holds. Applied in field order.
 
     Row j of the step runs tokens positions[j] .. positions[j] + counts[j] - 1 of slot slots[j]; where samples[j] is 1
-    the last of them yields the row's next token, which the worker appends to the row itself.
+    the last of them yields the row's next token, which the worker appends to the row itself. The first `drafting` rows
+    begin with the row's newest token, wherever that is by now: at positions[j] at most; what follows it are drafts.
     """
 
     step: int
@@ -329,6 +332,7 @@ class StepPlan(Message, frozen=True):
     samples: bytes = b""  # one byte per row
     grown: tuple[Growth, ...] = ()  # of groups behind the first one
     copies: tuple[Copies, ...] = ()  # of pools behind the first one
+    drafting: int = 0
 
 
 class StepResult(Message, frozen=True):
@@ -343,6 +347,8 @@ class StepResult(Message, frozen=True):
     device_us: int = 0
     error: str = ""
     failed: bytes = b""  # _i32: places in the plan's rows
+    counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
+    drafted: bytes = b""  # likewise: drafts that were tried
 
 
 class WorkerReady(Message, frozen=True):

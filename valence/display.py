@@ -133,7 +133,7 @@ def announce(
 
 def status_table(document: dict[str, Any], now_s: float) -> Table:
     """`valence status` for people."""
-    requests, kv = document["requests"], document["kv"]
+    requests, kv, drafts = document["requests"], document["kv"], document.get("drafts", {})
     used = kv["blocks_total"] - kv["blocks_free"] - kv["blocks_cached"]
     several = [
         f"scheduler-{each['instance']}: {each['running']} running, {each['waiting']} waiting\n"
@@ -144,7 +144,13 @@ def status_table(document: dict[str, Any], now_s: float) -> Table:
         caption=f"requests: {requests['running']} running, {requests['waiting']} waiting\n"
         f"{''.join(several) if len(several) > 1 else ''}"
         f"KV blocks: {used:,} used, {kv['blocks_cached']:,} cached, {kv['blocks_free']:,} free "
-        f"of {kv['blocks_total']:,}",
+        f"of {kv['blocks_total']:,}"
+        + (
+            f"\ndrafts: {drafts['held']:,.0f} of {drafts['tried']:,.0f} held, "
+            f"{drafts['mean_length']} tokens per row and step"
+            if drafts.get("tried")
+            else ""
+        ),
         title_justify="left",
         caption_justify="left",
     )

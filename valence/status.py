@@ -187,4 +187,14 @@ def document(
             "blocks_free": load.blocks_free if load else 0,
             "blocks_cached": load.blocks_cached if load else 0,
         },
+        "drafts": drafts(status),
     }
+
+
+def drafts(status: Status | None) -> dict[str, float]:
+    """Of speculative decoding: drafts verified, those that held, and tokens that a row yields in a step with drafts."""
+    counters = [m.counters for m in status.members if m.peer.service == "scheduler"] if status else []
+    rows, tried, held = (
+        sum(each.get(name, 0.0) for each in counters) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    return {"tried": tried, "held": held, "mean_length": round(1 + held / rows, 2) if rows else 0.0}

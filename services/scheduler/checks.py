@@ -1,9 +1,12 @@
 """Recomputes every invariant of the core's state from scratch. For tests and the simulator; O(everything)."""
 
 from common.kv_needs import first_block, window_blocks
+from services.scheduler.policy import MOST_DRAFTS
 from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.state import State, Worker, by_key
 from services.scheduler.tenants import Tenant
+
+MOST_PLANS = 8  # in flight
 
 
 def check(state: State) -> None:
@@ -64,14 +67,30 @@ def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
     worker.slots.check({row.slot for row in rows})
     stepping = {row for row in rows if row.sequence.stage is Stage.STEPPING}
     worker.rows.check(set(rows), stepping)
+    drafting = {row for row in rows if row.sequence.stage is Stage.DRAFTING}
+    assert set(worker.drafts.rows.values()) == drafting, "the list of drafting rows is wrong"
+    assert worker.drafts.on or not drafting, "rows draft though drafts are off"
     assert worker.rows.received_tick <= worker.rows.tick, "a tick was received before it was planned"
     expected = {row for flight in state.in_flight for row in (*flight.samplers, *flight.ending)}
     for row in rows:
         _check_row(worker, row, row in expected)
+        if row in drafting:
+            _check_drafting(state, row)
+
+
+def _check_drafting(state: State, row: Row) -> None:
+    """Its positions are reserved as if all drafts in flight held."""
+    ahead = sum(count for flight in state.in_flight for drafted, count in flight.drafted if drafted is row)
+    ahead += sum(row in flight.samplers for flight in state.in_flight)
+    known = row.sequence.known
+    assert row.scheduled == known - 1 + ahead, (
+        f"{row.scheduled} scheduled with {known} known and {ahead} ahead\n{told(row.sequence)}"
+    )
+    assert ahead or row.scheduled < row.sequence.limit - 1, f"nothing is left to plan\n{told(row.sequence)}"
 
 
 def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
-    sequence, block_tokens = row.sequence, worker.pool.block_tokens
+    sequence, block_tokens = row.sequence, worker.kv.block_tokens
     scheduled = worker.rows.scheduled(row)
     reserved = max(sequence.known, scheduled) if sequence.stage is Stage.FILLING else scheduled
     _check_tables(worker, row, reserved, scheduled)
@@ -91,6 +110,8 @@ def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
 def _check_tables(worker: Worker, row: Row, reserved: int, scheduled: int) -> None:
     """Blocks of a full group for all `reserved` tokens, of a window for what the next token reads."""
     block_tokens, story = worker.kv.block_tokens, told(row.sequence)
+    # What was reserved for drafts that did not hold stays the row's.
+    surplus = -(-MOST_DRAFTS * MOST_PLANS // block_tokens) if worker.drafts.tokens else 0
     assert row.blocks is row.tables[0].blocks, f"the first table is not the first group's\n{story}"
     for group, table in zip(worker.kv.groups, row.tables, strict=True):
         assert len(set(table.blocks)) == len(table.blocks), f"a block is twice in the table\n{story}"
@@ -98,7 +119,8 @@ def _check_tables(worker: Worker, row: Row, reserved: int, scheduled: int) -> No
             assert (table.first, len(table.blocks)) == (0, 1), f"{len(table.blocks)} live blocks\n{story}"
             continue
         tokens = reserved if group.kind == "full" else scheduled
-        assert table.end == -(-tokens // block_tokens), f"blocks up to {table.end} for {tokens} tokens\n{story}"
+        more = table.end - -(-tokens // block_tokens)
+        assert 0 <= more <= surplus, f"blocks up to {table.end} for {tokens} tokens\n{story}"
         needed = first_block(group, scheduled, block_tokens)
         assert table.first <= needed, f"blocks before {table.first} are gone, {needed} is needed\n{story}"
         if group.kind == "window":

@@ -44,10 +44,10 @@ from services.scheduler.events import (
 )
 from services.scheduler.orphans import give_up, orphan, outdated, take_over
 from services.scheduler.planner import make_plan
-from services.scheduler.policy import absurd
+from services.scheduler.policy import MOST_DRAFTS, absurd
 from services.scheduler.request import Journal, Sequence, story_lines
-from services.scheduler.results import Fault, apply_result
-from services.scheduler.state import State
+from services.scheduler.results import apply_result
+from services.scheduler.state import Fault, State
 
 MAX_ID = 2**64
 COUNTERS = (
@@ -63,6 +63,11 @@ COUNTERS = (
     "failed_steps",
     "out_of_memory",
     "unknown_results",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
+    "draft_switches",
+    *(f"accepted_at_{place}" for place in range(MOST_DRAFTS)),
 )
 
 
@@ -308,7 +313,7 @@ class SchedulerCore:
         self._drain_rate.look(state.now_s, state.waiting.drained, state.waiting.tokens)
         if state.in_flight and state.worker is not None:
             oldest = state.in_flight[0]
-            rows, tokens = oldest.num_stepped, oldest.num_tokens - oldest.num_stepped
+            rows, tokens = oldest.num_stepped, oldest.num_filled
             if stuck := state.worker.pace.overdue(oldest.sent_s, rows, tokens, state.now_s):
                 state.counters["stuck_steps"] += 1
                 self._give_up_worker(f"step {oldest.step} is stuck: {stuck}")

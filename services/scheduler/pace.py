@@ -27,8 +27,8 @@ class Pace:
         self._result_s = float("-inf")  # when the last result came
         self._steps = self._most_rows = self._most_tokens = 0
 
-    def finished(self, sent_s: float, rows: int, tokens: int, now_s: float) -> None:
-        """A step's result has come: `rows` that decoded, `tokens` of prompts besides."""
+    def finished(self, sent_s: float, rows: int, tokens: int, now_s: float) -> float:
+        """A step's result has come: `rows` that decoded, `tokens` of prompts besides. Returns what it took."""
         elapsed_s = now_s - (sent_s if sent_s > self._result_s else self._result_s)
         self._result_s = now_s
         self._steps += 1
@@ -36,9 +36,10 @@ class Pace:
             self._most_rows = rows
         if not tokens:
             self._decode_s.append(elapsed_s)
-            return
+            return elapsed_s
         self._token_s.append(elapsed_s / max(tokens, FEWEST_TOKENS))
         self._most_tokens = max(self._most_tokens, tokens)
+        return elapsed_s
 
     def usual_s(self, tokens: int) -> float:
         """What such a step has usually taken at most; 0 before anything was learned."""

@@ -7,10 +7,11 @@ sibling to compute their common prompt. Invariant: what a plan reads was written
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 from common.columns import pack_i32
 from common.protocol import RowStart, RowTable, StepPlan
-from services.scheduler import policy
+from services.scheduler import drafting, policy
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker
 
@@ -43,6 +44,8 @@ def make_plan(state: State) -> StepPlan | None:
     """The next plan, already counted as issued; None if there is nothing to compute."""
     worker = state.worker
     assert worker is not None and state.ready
+    if drafting.must_wait(state, worker):
+        return None
     decode_first = state.limits.policy == "decode_first"
     flight = Flight(state.step + 1, sent_s=state.now_s)
     growth, fill = NO_GROWTH, None
@@ -52,10 +55,10 @@ def make_plan(state: State) -> StepPlan | None:
         growth = _step_rows(state, worker, flight)
     if decode_first and (state.filling or state.waiting):
         # Admission after a preemption would hand the blocks straight back.
-        fill = _fill_rows(state, worker, flight, admit=not growth[2] or flight.roster is None)
+        fill = _fill_rows(state, worker, flight, admit=not growth[2] or not flight.num_stepped)
     if fill is not None:
         _issue(state, flight, fill)
-    elif flight.roster is None:
+    elif not flight.num_stepped:
         return None
     state.step = flight.step
     state.in_flight.append(flight)
@@ -78,14 +81,18 @@ def _pack(worker: Worker, flight: Flight, growth: Growth, fill: Fill | None) -> 
     if roster is not None:
         slots, counts, samples = roster.slots_column, roster.counts_column, roster.samples_column
         positions = (roster.positions + (flight.tick - roster.tick)).tobytes()
+    elif flight.drafted:
+        slots, positions, counts, samples = drafting.columns(flight)
+    num_drafting = len(flight.drafted)
     added: list[RowStart] = []
     if fill is not None:
         added = fill.added
         slots, positions = slots + pack_i32(fill.slots), positions + pack_i32(fill.positions)
         counts, samples = counts + pack_i32(fill.counts), samples + fill.samples
+    of_rows = slots, positions, counts, samples
     if not worker.kv.changes.any:
         return StepPlan(
-            flight.step, removed, added, grown_slots, grown_blocks, b"", b"", slots, positions, counts, samples
+            flight.step, removed, added, grown_slots, grown_blocks, b"", b"", *of_rows, drafting=num_drafting
         )
     columns = worker.kv.drain()
     flight.published = [*flight.published, *columns.saved]
@@ -97,19 +104,22 @@ def _pack(worker: Worker, flight: Flight, growth: Growth, fill: Fill | None) -> 
         grown_blocks + columns.grown_blocks,
         columns.copy_source,
         columns.copy_target,
-        slots,
-        positions,
-        counts,
-        samples,
+        *of_rows,
         columns.grown,
         columns.copies,
+        num_drafting,
     )
 
 
 def _step_rows(state: State, worker: Worker, flight: Flight) -> Growth:
     """Gives every STEPPING row its token, and a block where that token is the first of one."""
     rows = worker.rows
+    if worker.drafts.rows:
+        alone = not state.filling and not (state.waiting and worker.slots.free)
+        return drafting.plan_rows(state, worker, flight, alone, partial(_make_room, state, worker))
     entering = rows.entering_block()
+    if worker.drafts.tokens:
+        entering = [row for row in entering if not drafting.has_block(row, rows.scheduled(row), worker.kv.pools[0])]
     growth = _grow(state, worker, entering) if entering else NO_GROWTH
     roster = rows.roster()
     if roster.size:
@@ -233,6 +243,9 @@ def _give_chunk(state: State, worker: Worker, fill: Fill, row: Row) -> None:
     row.filled_step = fill.step
     if known + 1 == sequence.limit:
         sequence.move(Stage.ENDING, state.now_s, f"all tokens scheduled in step {fill.step}")
+    elif worker.drafts.on:
+        sequence.move(Stage.DRAFTING, state.now_s, f"filled in step {fill.step}")
+        worker.drafts.join(row)
     else:
         sequence.move(Stage.STEPPING, state.now_s, f"filled in step {fill.step}")
         worker.rows.join(row)

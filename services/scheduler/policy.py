@@ -16,6 +16,7 @@ I32_MAX = 2**31 - 1
 LEVELS = 100  # priorities beyond -100 and 100 count as these, so that whatever waits is next within a known time
 # What a worker may say of itself: far more than any device has, and little enough for the tables that follow from it.
 MOST = {"num_blocks": 1 << 24, "block_tokens": 4096, "vocab_size": 1 << 24, "max_model_len": 1 << 30}
+MOST_DRAFTS = 8
 
 MOST_GROUPS = 64
 
@@ -110,6 +111,8 @@ def absurd(ready: WorkerReady) -> str:
     figures = {name: (getattr(ready.model, name), most) for name, most in MOST.items()}
     figures["max_rows"] = ready.max_rows, MOST["num_blocks"]
     figures["attention_parity"] = ready.model.attention_parity or 1, MOST["max_model_len"]
+    figures["drafts"] = ready.model.drafts or 1, MOST_DRAFTS
+    figures["draft_rows"] = ready.model.draft_rows or 1, MOST["num_blocks"]
     wrong = [f"{name} is {found}" for name, (found, most) in figures.items() if not 1 <= found <= most]
     return ", ".join(wrong) or _absurd_groups(ready.model)
 
@@ -123,6 +126,8 @@ def _absurd_groups(model: ModelFacts) -> str:
         return f"{len(pools)} pools, of which its groups use others"
     if model.groups and (model.groups[0].kind == "state" or model.groups[0].pool):
         return "its first group has no pages in the first pool"
+    if model.drafts and any(group.kind != "full" for group in model.groups):
+        return "drafts, and groups that do not keep everything"
     for group in model.groups:
         if group.kind == "window" and not 1 <= group.window <= MOST["max_model_len"]:
             return f"a window of {group.window} tokens"

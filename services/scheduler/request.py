@@ -34,12 +34,14 @@ class Stage(IntEnum):
     ENDING = 3  # has a row; all its tokens are scheduled, the last results are on their way
     FINISHED = 4
     PAUSED = 5  # holds nothing and is not in the queue: its client does not read
+    DRAFTING = 6  # has a row; a step computes its newest token and drafts behind it (drafting.py)
 
 
 NEXT: dict[Stage, frozenset[Stage]] = {
     Stage.WAITING: frozenset({Stage.FILLING, Stage.FINISHED, Stage.PAUSED}),
-    Stage.FILLING: frozenset({Stage.STEPPING, Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
-    Stage.STEPPING: frozenset({Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
+    Stage.FILLING: frozenset({Stage.STEPPING, Stage.DRAFTING, Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
+    Stage.STEPPING: frozenset({Stage.DRAFTING, Stage.ENDING, Stage.WAITING, Stage.FINISHED}),
+    Stage.DRAFTING: frozenset({Stage.STEPPING, Stage.WAITING, Stage.FINISHED}),
     Stage.ENDING: frozenset({Stage.WAITING, Stage.FINISHED}),
     Stage.FINISHED: frozenset(),
     Stage.PAUSED: frozenset({Stage.WAITING, Stage.FINISHED}),
@@ -80,7 +82,7 @@ class Row:
     sequence: "Sequence"
     slot: int
     blocks: list[int]  # of the first group: that of tables[0]
-    scheduled: int  # not kept up while STEPPING: then the table's tick tells it
+    scheduled: int  # not kept up while STEPPING: then the table's tick tells it; DRAFTING: as if all drafts held
     published: int  # leading blocks that need no publishing any more
     alive: bool = True
     epoch: int = -1  # unique per stay, given by the table

@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 from common.errors import RejectReason
 from common.protocol import FinishReason, StepResult
+from services.scheduler import drafting
 from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
-from services.scheduler.state import Flight, State, Worker
-
-
-class Fault(Exception):
-    """The result cannot be what the plan asked for."""
+from services.scheduler.state import Fault, Flight, State, Worker
 
 
 def apply_result(state: State, result: StepResult) -> None:
@@ -33,7 +30,9 @@ def apply_result(state: State, result: StepResult) -> None:
         return
     num_stepped = flight.num_stepped
     num_samples = num_stepped + len(flight.samplers)
-    if len(result.tokens) != 4 * num_samples:
+    drafted = drafting.read_counts(flight, result, num_samples)
+    num_tokens = num_samples if drafted is None else drafted.num_tokens
+    if len(result.tokens) != 4 * num_tokens:
         raise Fault(f"step {flight.step} gave {len(result.tokens)} bytes of tokens for {num_samples} rows")
     tokens = np.frombuffer(result.tokens, np.uint32)
     try:
@@ -42,21 +41,25 @@ def apply_result(state: State, result: StepResult) -> None:
         outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
     failed = _failed_places(flight, result.failed)
-    _land(state, worker)
+    elapsed_s = _land(state, worker)
+    if worker.drafts.tokens and not flight.filled:
+        worker.drafts.switch.note(bool(flight.drafted), flight.num_stepped, elapsed_s, num_tokens)
     if failed is not None:
         _fail_rows(state, worker, flight, failed)
     state.counters["output_tokens"] += len(tokens)
     if flight.roster is not None:
         stepped = tokens[:num_stepped] if flight.samplers else tokens
         _apply_stepped(state, worker, flight, flight.roster, stepped, flags)
-    for place, row in enumerate(flight.samplers, num_stepped):
+    if drafted is not None:
+        drafting.apply(state, worker, flight, drafted, tokens, flags)
+    for place, row in enumerate(flight.samplers, num_tokens - len(flight.samplers)):
         if row.alive:
             _apply_first(state, worker, row, int(tokens[place]))
 
 
-def _land(state: State, worker: Worker) -> None:
+def _land(state: State, worker: Worker) -> float:
     flight = state.in_flight.popleft()
-    worker.pace.finished(flight.sent_s, flight.num_stepped, flight.num_tokens - flight.num_stepped, state.now_s)
+    return worker.pace.finished(flight.sent_s, flight.num_stepped, flight.num_filled, state.now_s)
 
 
 def _failed_places(flight: Flight, column: bytes) -> I64 | None:
@@ -74,8 +77,7 @@ def _failed_places(flight: Flight, column: bytes) -> I64 | None:
 def _fail_rows(state: State, worker: Worker, flight: Flight, places: I64) -> None:
     """The device had no memory for these rows, however small the pieces were in which it ran them."""
     rows = [flight.filled[place - flight.num_stepped] for place in places.tolist() if place >= flight.num_stepped]
-    if flight.roster is not None:
-        rows += roster_rows(worker, flight.roster, places[places < flight.num_stepped])
+    rows += stepped_rows(worker, flight, places[places < flight.num_stepped])
     state.counters["out_of_memory"] += sum(row.alive for row in rows)
     message = "the device had no memory left for this request"
     fail_rows(state, worker, flight, rows, (message, RejectReason.OUT_OF_MEMORY))
@@ -83,8 +85,7 @@ def _fail_rows(state: State, worker: Worker, flight: Flight, places: I64) -> Non
 
 def fail_step(state: State, worker: Worker, flight: Flight, error: str) -> None:
     """The step computed nothing: all its rows fail."""
-    roster = flight.roster
-    stepped = [] if roster is None else roster_rows(worker, roster, np.arange(roster.size))
+    stepped = stepped_rows(worker, flight, np.arange(flight.num_stepped))
     fail_rows(state, worker, flight, [*stepped, *flight.filled], (error, ""))
 
 
@@ -107,8 +108,11 @@ def fail_rows(state: State, worker: Worker, flight: Flight, rows: Iterable[Row],
         worker.kv.withdraw(unsure.published)
 
 
-def roster_rows(worker: Worker, roster: Roster, places: I64) -> list[Row]:
-    """The living rows at these places of a roster."""
+def stepped_rows(worker: Worker, flight: Flight, places: I64) -> list[Row]:
+    """The living rows at these places of a step, before those that it fills."""
+    roster = flight.roster
+    if roster is None:
+        return [flight.drafted[place][0] for place in places.tolist()]
     by_slot = zip(roster.slots[places].tolist(), roster.epochs[places].tolist(), strict=True)
     found = [(worker.rows.by_slot[slot], epoch) for slot, epoch in by_slot]
     return [row for row, epoch in found if row is not None and row.epoch == epoch]

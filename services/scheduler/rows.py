@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.protocol import tokenizer_of
-from services.scheduler.request import Row
+from services.scheduler.request import NEVER, Row
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -148,6 +148,12 @@ class RowTable:
         self._ends.setdefault(row.last_tick, []).append(row)
         sequence.tenant.step(self.tick, 1)
         self._roster = None
+
+    def part(self, row: Row) -> None:
+        """A STEPPING row goes on otherwise; no plan in flight names it."""
+        self.flush(row)
+        self._leave(row)
+        row.flushed_tick = NEVER
 
     def _leave(self, row: Row) -> None:
         row.scheduled = row.position_base + self.tick + 1

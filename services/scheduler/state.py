@@ -18,6 +18,7 @@ from common.kv_needs import longest_of
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
+from services.scheduler.draft_rows import DraftRows
 from services.scheduler.ends import StopTokens
 from services.scheduler.kv_groups import KvGroups
 from services.scheduler.pace import Pace
@@ -40,6 +41,7 @@ class Worker:
     rows: RowTable
     stops: StopTokens
     pace: Pace
+    drafts: DraftRows
 
 
 class Flight(msgspec.Struct):
@@ -57,6 +59,16 @@ class Flight(msgspec.Struct):
     num_stepped: int = 0  # rows of the roster
     num_tokens: int = 0
     sent_s: float = 0.0
+    drafted: SequenceOf[tuple[Row, int]] = ()  # DRAFTING rows with their tokens; they are then in the roster's place
+
+    @property
+    def num_filled(self) -> int:
+        """Tokens of rows that fill."""
+        return self.num_tokens - (sum(count for _, count in self.drafted) or self.num_stepped)
+
+
+class Fault(Exception):
+    """The result cannot be what the plan asked for."""
 
 
 def by_key(row: Row) -> Key:
@@ -188,6 +200,8 @@ class State:
         assert worker is not None
         if row.sequence.stage is Stage.FILLING:
             self.filling.remove(row)
+        if row.sequence.stage is Stage.DRAFTING:
+            worker.drafts.leave(row)
         worker.rows.close(row)
         worker.kv.release(row)
         worker.slots.give_back(row.slot)
@@ -244,6 +258,7 @@ class State:
             rows=RowTable(max_rows, facts.block_tokens, limits.plans_in_flight),
             stops=StopTokens(facts.vocab_size, facts.eos_token_ids),
             pace=Pace(limits.step_deadline_s),
+            drafts=DraftRows(facts.drafts, min(facts.draft_rows, max_rows)),
         )
         self.ready = True
         for sequence in list(self.sequences.values()):

@@ -84,6 +84,9 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
             yield from _rows(name.format(i=i), span)
         yield from _columns(names.out.format(i=i), heads.query.times(spec.values_dim))
         yield from _mlp_cuts(spec, names, i, rank)
+    if spec.with_mtp and (mtp := names.mtp) is not None:
+        for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm, mtp.project):
+            yield name.format(i=spec.trunk_layers), WHOLE
 
 
 def _delta_cuts(spec: DeltaSpec, names: DeltaNames, layer: int, rank: Rank) -> Iterator[tuple[str, Cut | None]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from common.config import Config
-from common.protocol import ModelFacts, Progress, StepPlan
+from common.protocol import ModelFacts, Progress, StepPlan, StepResult
 
 
 class Pending(Protocol):
@@ -18,10 +18,21 @@ class Pending(Protocol):
         """_i32 sampled tokens of the rows with samples == 1, in the plan's order; waits for the device."""
         ...
 
+    def counts(self) -> tuple[bytes, bytes]:
+        """StepResult's `counts` and `drafted`; waits for the device."""
+        ...
+
     @property
     def failed(self) -> bytes:
         """_i32 places of rows for which there was no memory; known from the start."""
         ...
+
+
+def result_of(step: int, pending: Pending, device_us: int = 0) -> StepResult:
+    """Waits for the device."""
+    tokens = pending.tokens()
+    counts, drafted = pending.counts()
+    return StepResult(step, tokens, device_us, failed=pending.failed, counts=counts, drafted=drafted)
 
 
 class Engine(Protocol):

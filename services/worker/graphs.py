@@ -122,6 +122,7 @@ class StepColumns(NamedTuple):
     temperature: Array  # float32 [R]
     ring: Array  # int32 [1], line of the results
     states: Array  # int64 [groups of states, R]: live blocks
+    offsets: Array  # int32 [R], as drafts.Entries has them; only with drafts
 
     @classmethod
     def blank(cls, key: GraphKey, tables: Tables = ONE_TABLE) -> "StepColumns":
@@ -136,6 +137,7 @@ class StepColumns(NamedTuple):
             np.zeros(key.rows, np.float32),
             np.zeros(1, np.int32),
             np.zeros((tables.states, key.rows), np.int64),
+            np.zeros(key.rows, np.int32),
         )
 
 
@@ -151,6 +153,7 @@ class StepInputs(NamedTuple):
     temperature: Tensor
     ring: Tensor
     states: Tensor
+    offsets: Tensor
 
     @classmethod
     def at(cls, place: Tensor, key: GraphKey, tables: Tables = ONE_TABLE) -> "StepInputs":
@@ -181,7 +184,16 @@ class StepInputs(NamedTuple):
         )
 
 
-Forward = Callable[[GraphKey, StepInputs], Tensor]  # runs the whole step, returns its logits [R, V]
+class StepOutputs(NamedTuple):
+    """What a graph leaves, valid until the next replay."""
+
+    logits: Tensor  # [R, V]
+    drawn: Tensor  # int32 [R]
+    ids: Tensor  # int32 [T]
+    hidden: Tensor  # the residual stream behind the layers, of all tokens or of those that are sampled from
+
+
+Forward = Callable[[GraphKey, StepInputs], StepOutputs]  # runs the whole step
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -198,7 +210,8 @@ def alias(tensor: Tensor) -> Tensor:
 class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     place: Tensor  # uint8, the inputs
-    logits: Tensor  # [R, V], an alias, valid until the next replay
+    inputs: StepInputs  # views of it
+    outputs: StepOutputs  # aliases
 
 
 class Graphs:
@@ -241,13 +254,13 @@ class Graphs:
         # torch.cuda.graph() would collect garbage and give all memory back before each: a tenth of a second
         with torch.cuda.stream(self._stream):
             graph.capture_begin(self._pool)
-            logits = forward(key, inputs)
+            outputs = forward(key, inputs)
             graph.capture_end()
-        return Captured(graph, self._place[: offsets(columns)[1]], alias(logits))
+        return Captured(graph, self._place[: offsets(columns)[1]], inputs, StepOutputs(*map(alias, outputs)))
 
-    def replay(self, key: GraphKey, staged: Tensor) -> Tensor:
-        """staged: uint8, the inputs in their layout on the device. Returns the logits, valid until the next replay."""
+    def replay(self, key: GraphKey, staged: Tensor) -> tuple[StepInputs, StepOutputs]:
+        """staged: uint8, the inputs in their layout on the device. What it returns is valid until the next replay."""
         captured = self._captured[key]
         captured.place.copy_(staged, non_blocking=True)
         captured.graph.replay()
-        return captured.logits
+        return captured.inputs, captured.outputs

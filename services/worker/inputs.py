@@ -138,11 +138,12 @@ def kv_slots(rows: Rows, slots: Ints, positions: Ints, tables: npt.NDArray[np.in
 
 
 def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scratch: Sequence[int]) -> Ints:
-    """Fills `columns` but for the ring. Returns the place among the graph's rows of each of the step's rows.
+    """Fills `columns` but for the ring, and offsets of the step's rows. Returns these rows' places in the graph.
 
     Places that the step leaves free read and write the padding row and the block `scratch` of each group.
     """
     key, row_len = choice.key, rows.tokens.shape[1]
+    columns.offsets[:] = -1
     place = np.empty(len(step.slots), np.int64)
     place[choice.decode] = np.arange(len(choice.decode))
     place[choice.chunks] = np.arange(key.decode, key.decode + len(choice.chunks))

@@ -37,7 +37,10 @@ def load_parameters(
     tensors = served_tensors(tensors, model, spec)
     expected = expected_shapes(spec, model.names)
     # A tied head that the checkpoint repeats is the embedding once more.
-    check_tensors(tensors, expected, (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored)
+    ignored = (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored
+    if spec.with_mtp and model.names.mtp is not None:
+        ignored = (*ignored, *(name.format(i=spec.trunk_layers) for name in model.names.mtp.repeated))
+    check_tensors(tensors, expected, ignored)
     use: Use = "tied" if spec.tie_embeddings else "embedding"
     return CheckpointParameters(
         {name: tensors[name] for name in expected}, policy, {model.names.embedding: use}, report, division
@@ -125,6 +128,10 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[bias_of(name.format(i=i))] = (rows,)
+    if spec.with_mtp and (mtp := names.mtp) is not None:
+        i = spec.trunk_layers
+        shapes |= {name.format(i=i): (hidden,) for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm)}
+        shapes[mtp.project.format(i=i)] = (hidden, 2 * hidden)
     return shapes
 
 

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 
-from common.config import Config
+from common.config import Config, Speculative
 from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
@@ -25,12 +26,14 @@ from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
+from services.worker.drafting import Smaller, choose_drafting
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
+from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
@@ -122,6 +125,8 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
+        if config.speculative.method == "mtp":
+            whole = with_mtp(whole)
         spec = whole if group is None else local_spec(whole, group.rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
@@ -154,6 +159,14 @@ def load_model(
     parameters = load_parameters(tensors, model, whole, policy, report, division)
     decoder = build_decoder(spec, model, parameters, bindings)
     return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
+
+
+def load_smaller(config: Config, device: torch.device, stages: Stages, level: int, name: str) -> Smaller:
+    """A draft model, whole on every rank, in eager pieces. Raises ConfigError."""
+    alone = msgspec.structs.replace(config, speculative=Speculative())
+    with explained("the draft model's weights", "choose a smaller speculative.model"):
+        loaded = load_model(open_model(name), alone, device, stages, level)
+    return Smaller(loaded.model, loaded.bindings, loaded.kv_dtype)
 
 
 class ModelEngine:
@@ -190,8 +203,16 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
+            drafting = choose_drafting(
+                config.speculative, model, shape, partial(load_smaller, config, device, stages, level)
+            )
             given = rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group, config.kv.checkpoint_tokens
-            parts = Parts(model, loaded.bindings, *given)
+            parts = Parts(model, loaded.bindings, *given, drafting)
+            if drafting is not None and not parts.layout.is_plain:
+                raise ConfigError(
+                    f"speculative.method is {config.speculative.method}, but layers of this model keep a window or a state, "
+                    f"which cannot go back where drafts do not hold: leave it empty"
+                )
             self._runner, pools = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows
@@ -209,6 +230,8 @@ class ModelEngine:
             attention_parity=loaded.attention_parity,
             groups=parts.groups,
             pools=pools[1:],
+            drafts=drafting.tokens if drafting is not None else 0,
+            draft_rows=config.speculative.max_rows,
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
@@ -226,7 +249,7 @@ class ModelEngine:
         else:
             for earlier in self._recent:
                 earlier.tokens()  # many pieces would come round to the place where these lie
-            retry = Retry(self._run, self._free, self._runner.rows.commit)
+            retry = Retry(self._run, self._free, self._runner.rows.give_up)
             # a step that stopped halfway has brought some layers' states forward
             stateful = any(more.is_state for more in self._runner.rows.beside)
             outcome = retry.give_up(step) if stateful else retry(step)
@@ -256,16 +279,15 @@ class ModelEngine:
 
     def _copy(self, pool: int, source: list[int], target: list[int]) -> None:
         """No block is both, so they may be copied singly where there is no memory for all at once."""
-        cache = self._runner.cache
         try:
-            cache.copy_blocks(source, target, pool)
+            self._runner.copy_blocks(source, target, pool)
             return
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         self._free()
         for read, written in zip(source, target, strict=True):
-            cache.copy_blocks([read], [written], pool)
+            self._runner.copy_blocks([read], [written], pool)
 
     def _free(self) -> None:
         device = self._runner.rows.tokens.device

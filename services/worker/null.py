@@ -1,6 +1,7 @@
 """The null engine: canned tokens after a settable time, no torch. Load tests of the three other services use it.
 
-Each token is a function of the row's sequence and position only, so a re-planned sequence repeats itself.
+Each token is a function of the row's sequence and position only, so a re-planned sequence repeats itself. With drafts
+(any speculative.method) some hold and some do not, which also depends on sequence and position.
 """
 
 import time
@@ -24,14 +25,17 @@ class Done:
 
     failed = b""
 
-    def __init__(self, tokens: bytes) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes]) -> None:
+        self._tokens, self._counts = tokens, counts
 
     def ready(self) -> bool:
         return True
 
     def tokens(self) -> bytes:
         return self._tokens
+
+    def counts(self) -> tuple[bytes, bytes]:
+        return self._counts
 
 
 class NullEngine:
@@ -46,22 +50,35 @@ class NullEngine:
             eos_token_ids=(),
             block_tokens=config.kv.block_tokens,
             num_blocks=config.kv.blocks or DEFAULT_BLOCKS,
+            drafts=config.speculative.tokens if config.speculative.method else 0,
+            draft_rows=config.speculative.max_rows,
         )
         self.max_rows = config.scheduler.max_rows
         self._step_s = config.worker.step_us / 1e6
         self._salt = np.zeros(self.max_rows, np.int32)
+        self._known = np.zeros(self.max_rows, np.int32)  # tokens of each row that has sampled
 
     def execute(self, plan: StepPlan) -> Done:
         end_s = time.perf_counter() + self._step_s
         for row in plan.added:
             self._salt[row.slot] = row.seq_id % TOKEN_RANGE
-        slots = np.frombuffer(plan.slots, np.int32)
-        ends = np.frombuffer(plan.positions, np.int32) + np.frombuffer(plan.counts, np.int32)
-        tokens = (self._salt[slots] + ends * 31) % TOKEN_RANGE + FIRST_TOKEN
-        sampled = tokens[np.frombuffer(plan.samples, np.bool_)].astype(np.int32).tobytes()
+        slots, planned = np.frombuffer(plan.slots, np.int32), np.frombuffer(plan.counts, np.int32)
+        samples, first = np.frombuffer(plan.samples, np.bool_), plan.drafting
+        ends = np.frombuffer(plan.positions, np.int32) + planned
+        ends[:first] = self._known[slots[:first]]
+        given = np.ones(len(slots), np.int32)
+        given[:first] = (self._salt[slots[:first]] + ends[:first]) * 7 % 5 % planned[:first] + 1
+        self._known[slots] = ends + given
+        slots, ends, given, planned = slots[samples], ends[samples], given[samples], planned[samples]
+        ahead = np.arange(given.sum()) - np.repeat(np.cumsum(given) - given, given)
+        tokens = (np.repeat(self._salt[slots], given) + (np.repeat(ends, given) + ahead) * 31) % TOKEN_RANGE
+        counts = b"", b""
+        if first:
+            planned[first:] = 1
+            counts = given.astype(np.uint8).tobytes(), (planned - 1).astype(np.uint8).tobytes()
         if self._step_s:
             time.sleep(max(0.0, end_s - time.perf_counter()))
-        return Done(sampled)
+        return Done((tokens + FIRST_TOKEN).astype(np.int32).tobytes(), counts)
 
     def figures(self) -> dict[str, float]:
         return {}

@@ -17,11 +17,11 @@ from common import config as configuration
 from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
 from common.membership import Membership, by_scheduler
-from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, StepResult, ToWorker, WorkerReady
+from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, ToWorker, WorkerReady
 from common.recorder import Kind
 from common.transport import Inbox, new_incarnation
 from services.worker.beacon import Beacon, Place
-from services.worker.engine import Engine, MakeEngine, Pending
+from services.worker.engine import Engine, MakeEngine, Pending, result_of
 from services.worker.mailbox import Mailbox
 from services.worker.placement import take_seat
 from services.worker.ranks import lead
@@ -157,13 +157,13 @@ class WorkerProcess:
         """Sends every result that is there; waits for all but the newest `keep`."""
         while self._in_flight and (len(self._in_flight) > keep or self._in_flight[0][2].ready()):
             step, start_s, pending = self._in_flight.popleft()
-            tokens = pending.tokens()
+            pending.tokens()
             elapsed_s = time.perf_counter() - start_s
             self.step_s += elapsed_s
             self.beacon.finished += 1
             self.beacon.progress += 1
             self._newest_us = int(elapsed_s * 1e6)
-            self.to_scheduler.send(StepResult(step, tokens, self._newest_us, failed=pending.failed))
+            self.to_scheduler.send(result_of(step, pending, self._newest_us))
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""

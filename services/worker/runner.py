@@ -5,7 +5,9 @@ device, so the next step may be started before this one's tokens are known. A st
 rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +17,10 @@ from torch import Tensor
 
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
-from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, Tables
+from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
+from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs, Tables
 from services.worker.groups import GroupStep
+from services.worker.kernels.ops.accept_drafts import Drawn
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
 from services.worker.kernels.ops.store_tokens import store_tokens
@@ -25,19 +29,28 @@ from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
 from services.worker.sampler import Sampler
+from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
 from services.worker.state import Rows, Step
 
+log = logging.getLogger("worker")
+
 STAGED_BYTES = 1 << 20  # a step of 16,384 tokens
+NO_OFFSETS, NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
 class StepTokens:
     """The sampled tokens of one step: `places` [S] of int32 `line` in memory of the host, there after `event`."""
 
     def __init__(
-        self, line: npt.NDArray[np.int32], places: npt.NDArray[np.int64], event: torch.cuda.Event | None
+        self,
+        line: npt.NDArray[np.int32],
+        places: npt.NDArray[np.int64],
+        event: torch.cuda.Event | None,
+        sizes: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._line, self._places, self._event = line, places, event
+        """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
+        self._line, self._places, self._event, self._sizes = line, places, event, sizes
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -47,7 +60,19 @@ class StepTokens:
         """_i32 sampled tokens in the plan's order of rows; waits for the device."""
         if self._event is not None:
             self._event.synchronize()
-        return self._line[self._places].tobytes()
+        return self._line[self._places if self._sizes is None else self._places[self._kept()]].tobytes()
+
+    def counts(self) -> tuple[bytes, bytes]:
+        """With `tokens`: one byte per row, how many it has, and how many drafts were tried; empty without drafts."""
+        if self._sizes is None:
+            return b"", b""
+        starts = np.cumsum(self._sizes) - self._sizes
+        kept = np.add.reduceat(self._kept(), starts, dtype=np.int64)
+        return kept.astype(np.uint8).tobytes(), (self._sizes - 1).astype(np.uint8).tobytes()
+
+    def _kept(self) -> npt.NDArray[np.bool_]:
+        kept: npt.NDArray[np.bool_] = self._line[len(self._line) // 2 + self._places] != 0
+        return kept
 
 
 class Results:
@@ -65,14 +90,14 @@ class Results:
         self.turn = (self.turn + 1) % RING
         return self.turn
 
-    def taken(self, places: npt.NDArray[np.int64]) -> StepTokens:
+    def taken(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | None = None) -> StepTokens:
         """This turn's tokens at `places`, when all that was launched so far is done."""
         line = self._host[self.turn]
         if self._stream is None:
-            return StepTokens(line.copy(), places, None)
+            return StepTokens(line.copy(), places, None, sizes)
         event = self._events[self.turn]
         event.record(self._stream)
-        return StepTokens(line, places, event)
+        return StepTokens(line, places, event, sizes)
 
 
 def copies_of(plan: StepPlan) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -83,50 +108,73 @@ def copies_of(plan: StepPlan) -> Iterator[tuple[int, list[int], list[int]]]:
 
 
 class Runner:
-    def __init__(self, model: Decoder, rows: Rows, cache: KvCache, rope: RopeTable, bindings: Bindings) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        rows: Rows,
+        cache: KvCache,
+        rope: RopeTable,
+        bindings: Bindings,
+        drafts: Drafts | None = None,
+    ) -> None:
+        """`drafts`: with rows that have a DraftState, and only then."""
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
         self.sampler = Sampler(bindings)
         self._draw, self._gather, self._store = bindings(draw), bindings(gather_tokens), bindings(store_tokens)
         device, max_rows = rows.tokens.device, len(rows.live)
         self._staging = staging(STAGED_BYTES, device)
         # a graph may have rows for chunks beside as many that decode
-        self._results = Results(max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows, device)
+        width = max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows
+        if rows.drafts is not None:
+            width = 2 * (width + max_rows * rows.drafts.most)
+        self._results = Results(width, device)
         self._graphs: Graphs | None = None
         self._capturing = bindings.capturing
         states = sum(more.is_state for more in rows.beside)
         self._tables = Tables(1 + len(rows.beside) - states, states)
         # the block of each group that padding writes: the last one
         self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
+        self._drafts = drafts
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
         step = self.rows.apply(plan)
         for pool, source, target in copies_of(plan):
-            self.cache.copy_blocks(source, target, pool)
+            self.copy_blocks(source, target, pool)
         return self.run(step)
+
+    def copy_blocks(self, source: Sequence[int], target: Sequence[int], pool: int = 0) -> None:
+        """In the model's cache, and in that of a model which proposes drafts."""
+        for cache in (self.cache, *(self._drafts.caches if self._drafts is not None else ())):
+            cache.copy_blocks(source, target, pool)
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
         turn = self._results.next_turn()
-        choice = graphs.choose(step, self._graphs.keys) if self._graphs is not None else None
+        entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
+        choice = graphs.choose(entries.step, self._graphs.keys) if self._graphs is not None else None
         if choice is not None:
-            places = self._replay(choice, step, turn)[step.samples]
+            places = self._replay(choice, entries, turn)[entries.step.samples]
         else:
-            places = np.arange(np.count_nonzero(step.samples))
+            places = np.arange(np.count_nonzero(entries.step.samples))
             if len(step.slots):
-                self._run_eagerly(step, turn)
+                self._run_eagerly(located(entries, self.rows), turn)
         self._staging.done()
         self.rows.commit(step)
-        return self._results.taken(places)
+        return self._results.taken(places, entries.sizes if step.drafting else None)
 
-    def _run_eagerly(self, step: Step, turn: int) -> None:
-        rows, put = self.rows, self._staging.put
+    def _run_eagerly(self, entries: Entries, turn: int) -> None:
+        rows, put, step = self.rows, self._staging.put, entries.step
         batch = inputs.build(step, rows, put)
         ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
+        if self._drafts is not None:
+            offsets = entries.offsets[step.samples]
+            placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
+            first = put(begins(slots, offsets, (np.cumsum(step.counts) - 1)[step.samples], rows))
         self._staging.send()
         ids = self._gather(
             rows.tokens,
@@ -138,21 +186,46 @@ class Runner:
             rows.block_tokens,
         )
         self._note_blocks(batch.token_places, batch.token_rows, batch.positions, batch.beside)
-        x = self.model(
-            ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, batch.outputs, batch.beside
-        )
-        if len(slots):
-            sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
+        reads = self._drafts is not None and self._drafts.reads
+        wanted = None if reads else batch.outputs
+        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, wanted, batch.beside)
+        if not len(slots) and not reads:
+            return
+        last = x.index_select(0, batch.outputs) if reads and batch.outputs is not None else x
+        sampled = self.sampler(self.model.logits(last), sampling, rows.penalties) if len(slots) else ids[:0]
+        if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
+            return
+        computed = None
+        if reads:
+            computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
+        drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
+        self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
 
-    def _replay(self, choice: Choice, step: Step, turn: int) -> npt.NDArray[np.int64]:
+    def _keep(self, seen: Seen, propose: bool) -> None:
+        assert self._drafts is not None
+        self._drafts.keep(self.rows, seen, self._results.lines)
+        if not propose:
+            return
+        try:
+            self._drafts.propose(self.rows, seen)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
+
+    def _replay(self, choice: Choice, entries: Entries, turn: int) -> npt.NDArray[np.int64]:
         """Returns the place among the graph's rows of each of the step's rows."""
         assert self._graphs is not None
-        rows, put, key = self.rows, self._staging.put, choice.key
+        rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
         arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, self._tables))
         columns = StepColumns(*arrays)
         places = inputs.write_step(step, rows, choice, columns, self._scratch)
         columns.ring[0] = turn
+        if self._drafts is not None:
+            columns.offsets[places] = entries.offsets
+            tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
+            first = put(begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows))
         others = np.flatnonzero(step.samples & ~rows.is_plain[step.slots])
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]
@@ -160,10 +233,24 @@ class Runner:
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
         self._staging.send()
-        logits = self._graphs.replay(key, staged)
+        given, made = self._graphs.replay(key, staged)
         if len(others):
-            redrawn = self.sampler(logits.index_select(0, index), sampling, rows.penalties)
-            self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
+            if self._drafts is not None and sampling is not None and sampling.draw is not None:
+                draw = replace(sampling.draw, positions=given.draw[2].index_select(0, index))
+                sampling = replace(sampling, draw=draw)
+            redrawn = self.sampler(made.logits.index_select(0, index), sampling, rows.penalties)
+            if self._drafts is None:
+                self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
+            else:
+                made.drawn.index_copy_(0, index, redrawn)
+        if self._drafts is not None:
+            computed = None
+            if self._drafts.reads:
+                token_places, positions, kv_slots = given.tokens[:3].unbind(0)
+                attention = given.attention_rows(rows, key)
+                computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
+            drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
+            self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
         return places
 
     def _note_blocks(self, places: Tensor, token_rows: Tensor, positions: Tensor, beside: Sequence[GroupStep]) -> None:
@@ -173,21 +260,25 @@ class Runner:
             if more.resident is not None:
                 self._gather(rows.tokens, more.resident, places, token_rows, positions, slots, rows.block_tokens)
 
-    def _forward(self, key: GraphKey, given: StepInputs) -> Tensor:
-        """The whole step on the device, as it is captured. Returns the logits."""
+    def _forward(self, key: GraphKey, given: StepInputs) -> StepOutputs:
+        """The whole step on the device, as it is captured; drafts are kept and proposed behind it."""
         rows = self.rows
+        if self._drafts is not None:
+            self._drafts.locate(rows, given, key.decode)
         places, positions, kv_slots = given.tokens[:3].unbind(0)
         sampled_places, seeds, output_index, outputs = given.draw.unbind(0)
         ids = self._gather(rows.tokens, rows.resident, places, given.token_rows, positions, kv_slots, rows.block_tokens)
         attention = given.attention_rows(rows, key)
         beside = given.beside(rows, attention)
         self._note_blocks(places, given.token_rows, positions, beside)
-        wanted = outputs if key.chunk else None
+        reads = self._drafts is not None and self._drafts.reads
+        wanted = outputs if key.chunk and not reads else None
         x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, wanted, beside)
-        logits = self.model.logits(x)
+        logits = self.model.logits(x.index_select(0, outputs) if key.chunk and reads else x)
         sampled = self._draw(logits, given.temperature, seeds, output_index)
-        self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
-        return logits
+        if self._drafts is None:
+            self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
+        return StepOutputs(logits, sampled, ids, x)
 
     @torch.inference_mode()
     def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:

@@ -27,12 +27,15 @@ class Tokens(Protocol):
 
     def tokens(self) -> bytes: ...
 
+    def counts(self) -> tuple[bytes, bytes]: ...
+
 
 class Outcome:
     """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
 
-    def __init__(self, pending: Tokens | bytes, failed: bytes = b"") -> None:
+    def __init__(self, pending: Tokens | bytes, failed: bytes = b"", counts: tuple[bytes, bytes] = (b"", b"")) -> None:
         self._pending = pending
+        self._counts = counts
         self.failed = failed
 
     def ready(self) -> bool:
@@ -42,8 +45,14 @@ class Outcome:
     def tokens(self) -> bytes:
         """_i32; waits for the device. Kept, since the place that the device wrote them to serves later steps too."""
         if not isinstance(self._pending, bytes):
-            self._pending = self._pending.tokens()
+            tokens, self._counts = self._pending.tokens(), self._pending.counts()
+            self._pending = tokens
         return self._pending
+
+    def counts(self) -> tuple[bytes, bytes]:
+        """Of a step with drafts, one byte per row: tokens, and drafts that were tried. Waits for the device."""
+        self.tokens()
+        return self._counts
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -73,8 +82,9 @@ class Piece(NamedTuple):
         return Piece(first, self.places), Piece(second, self.places)
 
     def _rows(self, part: slice) -> "Piece":
-        slots, positions, counts, samples = self.step
-        return Piece(Step(slots[part], positions[part], counts[part], samples[part]), self.places[part])
+        slots, positions, counts, samples, drafting = self.step
+        drafting = len(slots[:drafting][part])
+        return Piece(Step(slots[part], positions[part], counts[part], samples[part], drafting), self.places[part])
 
 
 class Retry:
@@ -89,6 +99,7 @@ class Retry:
     ) -> None:
         self._run, self._free, self._count = run, free, give_up
         self._parts: list[bytes] = []
+        self._counts: list[tuple[bytes, bytes]] = []
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -105,7 +116,10 @@ class Retry:
     def _outcome(self, step: Step) -> Outcome:
         rows, pieces, failed = len(step.slots), len(self._parts), sorted(self._failed)
         log.warning("no memory for a step of %d rows: ran in %d pieces, %d rows failed", rows, pieces, len(failed))
-        return Outcome(b"".join(self._parts), pack_i32(failed))
+        counts, tried = (
+            (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
+        )
+        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried))
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -115,7 +129,7 @@ class Retry:
             for half in halves:
                 self._attempt(half)
         elif (tokens := attempt(piece.step, self._run)) is not None:
-            self._parts.append(tokens.tokens())
+            self._take(piece, tokens)
         else:
             self._drop(piece)
 
@@ -127,12 +141,20 @@ class Retry:
         if tokens is None:
             self._divide(piece)
         else:
-            self._parts.append(tokens.tokens())
+            self._take(piece, tokens)
+
+    def _take(self, piece: Piece, tokens: Tokens) -> None:
+        self._parts.append(tokens.tokens())
+        counts, tried = tokens.counts()
+        samples = int(piece.step.samples.sum())
+        self._counts.append((counts or b"\x01" * samples, tried or bytes(samples)))
 
     def _drop(self, piece: Piece) -> None:
         self._count(piece.step)
         self._failed.update(piece.places.tolist())
-        self._parts.append(bytes(4 * int(piece.step.samples.sum())))
+        samples = int(piece.step.samples.sum())
+        self._parts.append(bytes(4 * samples))
+        self._counts.append((b"\x01" * samples, bytes(samples)))
 
 
 def attempt(step: Step, run: Callable[[Step], Tokens]) -> Tokens | None:

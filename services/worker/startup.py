@@ -23,6 +23,8 @@ from services.worker import compile as levels
 from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
+from services.worker.draft_state import DraftState
+from services.worker.drafting import Drafting, Site
 from services.worker.group import Group
 from services.worker.groups import Layout, Storage
 from services.worker.kernels.gpu_arch import arch_of
@@ -49,6 +51,7 @@ class Parts(NamedTuple):
     kv_dtype: torch.dtype
     group: Group | None = None  # of several ranks, of which this process is one
     checkpoint_tokens: int = 0  # kv.checkpoint_tokens
+    drafting: Drafting | None = None
 
     @property
     def layout(self) -> Layout:
@@ -70,7 +73,8 @@ class Parts(NamedTuple):
     @property
     def pool_bytes(self) -> tuple[int, ...]:
         """Of a block of each pool."""
-        return self.layout.block_bytes(self.shape.block_tokens, self.storage)
+        first, *others = self.layout.block_bytes(self.shape.block_tokens, self.storage)
+        return first + (self.drafting.block_bytes if self.drafting is not None else 0), *others
 
     def cache_bytes(self, pools: Sequence[int]) -> int:
         return sum(blocks * each for blocks, each in zip(pools, self.pool_bytes, strict=True))
@@ -83,10 +87,15 @@ class Parts(NamedTuple):
 
     def runner(self, pools: Sequence[int]) -> Runner:
         """`pools`: blocks of each."""
-        rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device, self.groups)
+        drafting = self.drafting
+        state = DraftState(self.shape.max_rows, drafting.tokens, self.device) if drafting is not None else None
+        rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device, self.groups, state)
         pages = self.bindings.layout
         cache = GroupedCache(self.layout, pools, self.shape.block_tokens, self.storage, self.device, pages)
-        return Runner(self.model, rows, cache, self.rope, self.bindings)
+        drafts = None
+        if drafting is not None:
+            drafts = drafting.make(Site(self.model, cache, self.rope, self.bindings))
+        return Runner(self.model, rows, cache, self.rope, self.bindings, drafts)
 
 
 class Stages:
@@ -168,20 +177,29 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     if levels.is_worth_compiling(level, parts.bindings):
         stages("compile")
         parts.model.pieces = levels.compile_pieces(level, parts.model)
-    sizes = warmup.Sizes(parts.shape, config.scheduler.step_tokens, config.scheduler.chunk_tokens, parts.groups)
+    drafts = parts.drafting.tokens if parts.drafting is not None else 0
+    sizes = warmup.Sizes(
+        parts.shape,
+        config.scheduler.step_tokens,
+        config.scheduler.chunk_tokens,
+        parts.groups,
+        drafts,
+        config.speculative.max_rows if drafts else 0,
+    )
     wanted = config.kv.blocks, config.kv.memory_gib
     if parts.device.type == "cpu":
         stages("memory")
         free_bytes = memory.cpu_free_bytes() // (config.services.worker.replicas * config.worker.tensor_parallel)
+        spare = parts.drafting.spare if parts.drafting is not None else 0
         limits = memory.Limits(*wanted, free_bytes)
-        budget = memory.choose_pools(parts.layout, parts.pool_bytes, parts.shape, limits)
+        budget = memory.choose_pools(parts.layout, parts.pool_bytes, parts.shape, limits, spare)
         log.info("%s", budget.text)
         pools = parts.agreed(budget.pools)
-        runner = parts.runner(pools)
+        runner = parts.runner([blocks + spare for blocks in pools])
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
         return runner, pools
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
-    wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
+    wanted_graphs = graphs.layouts(sizes.most_entries, limit, sizes.step_tokens, parts.shape.max_len)
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)

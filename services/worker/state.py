@@ -7,7 +7,7 @@ not fit the rows is a broken invariant and ends the process.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
+from services.worker.draft_state import DraftState
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,12 +36,16 @@ SAMPLING = np.dtype(
 
 
 class Step(NamedTuple):
-    """A plan's rows as int64 columns [R]; `samples` is bool [R]."""
+    """A plan's rows as int64 columns [R]; `samples` is bool [R].
+
+    The first `drafting` rows begin with their newest token, wherever that is: on a GPU positions are only the highest.
+    """
 
     slots: Ints
     positions: Ints
     counts: Ints
     samples: npt.NDArray[np.bool_]
+    drafting: int = 0
 
 
 class Edits(NamedTuple):
@@ -103,14 +108,16 @@ class Rows:
         eos_ids: tuple[int, ...],
         device: torch.device,
         groups: Sequence[KvGroup] = (),
+        drafts: DraftState | None = None,
     ) -> None:
         """`groups`: as in ModelFacts."""
         max_rows, max_len, block_tokens = shape
-        self.block_tokens, self.vocab_size = block_tokens, vocab_size
-        self.eos_ids = eos_ids
+        self.drafts = drafts
+        self.block_tokens = block_tokens
+        self._vocabulary = vocab_size, eos_ids
         # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
         # One row more than there are slots: what pads a batch reads and writes there.
-        self.tokens = memory.zeros((max_rows + 1, max_len + 1), torch.int32, device)
+        self.tokens = memory.zeros((max_rows + 1, max_len + 1 + (drafts.most if drafts else 0)), torch.int32, device)
         first, *others = groups or (KvGroup("full"),)
         width = -(-max_len // block_tokens)
         self.first = BlockTables(first, max_rows, width, device)
@@ -125,9 +132,18 @@ class Rows:
         self.penalties: PenaltyCounts | None = None
 
     @property
+    def vocab_size(self) -> int:
+        return self._vocabulary[0]
+
+    @property
     def tables(self) -> npt.NDArray[np.int32]:
         """Of the first group."""
         return self.first.tables
+
+    @property
+    def num_blocks(self) -> Ints:
+        """Of the first group, by slot."""
+        return self.first.num_blocks
 
     @property
     def resident(self) -> Tensor | None:
@@ -135,7 +151,7 @@ class Rows:
 
     @property
     def max_len(self) -> int:
-        return self.tokens.shape[1] - 1
+        return self.tokens.shape[1] - 1 - (self.drafts.most if self.drafts is not None else 0)
 
     @property
     def padding_row(self) -> int:
@@ -164,9 +180,37 @@ class Rows:
             np.frombuffer(plan.positions, np.int32).astype(np.int64),
             np.frombuffer(plan.counts, np.int32).astype(np.int64),
             np.frombuffer(plan.samples, np.bool_),
+            plan.drafting,
         )
+        if self.drafts is not None:
+            self._upload_grown(plan)
+            self._locate(step)
         self._check(plan.step, step)
         return step
+
+    def _upload_grown(self, plan: StepPlan) -> None:
+        """Only the device knows which of a drafting row's blocks the step uses first."""
+        if self.resident is not None and plan.grown_slots:
+            slots = np.frombuffer(plan.grown_slots, np.int32).astype(np.int64)
+            width = self.resident.shape[1]
+            places = [np.concatenate([slot * width + np.arange(self.num_blocks[slot]) for slot in np.unique(slots)])]
+            self._scatter(self.resident, places, [self.tables.reshape(-1)[places[0]]])
+
+    def _locate(self, step: Step) -> None:
+        """Brings counts and positions together: on a CPU those of drafting rows are exact, elsewhere the highest."""
+        assert self.drafts is not None
+        adrift = self.drafts.adrift
+        first, others = step.slots[: step.drafting], step.slots[step.drafting :]
+        assert (step.positions[: step.drafting] >= self.computed[first]).all() or self.resident is not None
+        if self.resident is None:
+            step.positions[: step.drafting] = self.computed[first]
+            return
+        known = others[adrift[others]]
+        self.computed[known] = step.positions[step.drafting :][adrift[others]]
+        self.computed[first] = step.positions[: step.drafting]
+        for slots in (known, first):
+            self.length[slots] = self.computed[slots] + 1
+        adrift[known], adrift[first] = False, True
 
     def commit(self, step: Step) -> None:
         """Counts what the step has computed, and what it has drawn, which is in `tokens` already."""
@@ -179,6 +223,19 @@ class Rows:
             flat = torch.from_numpy(slots * self.vocab_size).to(device) + sampled
             counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
         self.length[slots] += 1
+        if self.drafts is not None and len(slots):
+            first = step.slots[: step.drafting]
+            self.length[first] += step.counts[: step.drafting] - 1
+            if self.resident is None:
+                self.length[slots] = self.drafts.lengths.numpy()[slots]
+                self.computed[slots] = self.length[slots] - 1
+
+    def give_up(self, step: Step) -> None:
+        """Counts a step that did not run; its rows are about to be removed."""
+        if self.drafts is not None:
+            slots = torch.from_numpy(step.slots[step.samples]).to(self.tokens.device)
+            self.drafts.lengths[slots] = torch.from_numpy(self.length[step.slots[step.samples]] + 1).to(slots.device)
+        self.commit(step)
 
     def _start(self, row: RowStart) -> None:
         slot = row.slot
@@ -205,6 +262,11 @@ class Rows:
         for idx, more in enumerate(self.beside):
             if more.resident is not None:
                 self._upload_tables(more.resident, added, [row.tables[idx] for row in added])
+        if self.drafts is not None:
+            slots, lengths = (
+                np.array(column) for column in ([row.slot for row in added], [len(ids) for ids in tokens])
+            )
+            self._scatter(self.drafts.lengths, [slots], [lengths])
         for row, ids in zip(added, tokens, strict=True):
             if self.has_penalty(row.sampling):
                 if self.penalties is None:
@@ -218,7 +280,7 @@ class Rows:
         self._scatter(resident, entries, blocks)
 
     @staticmethod
-    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.int32]]) -> None:
+    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
         """target.view(-1)[places] = values."""
         index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
         if target.device.type != "cpu":
@@ -237,7 +299,11 @@ class Rows:
             np.uint64(sampling.seed % 2**64).astype(np.int64),
             sampling.min_tokens,
         )
-        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)] if sampling.min_tokens else []
+        ends = (
+            [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._vocabulary[1])]
+            if sampling.min_tokens
+            else []
+        )
         bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
         ends = [token for token in dict.fromkeys(ends) if 0 <= token < self.vocab_size]
         filtered = sampling.temperature > 0 and (
@@ -260,16 +326,19 @@ class Rows:
 
     def _check(self, number: int, step: Step) -> None:
         slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
+        known = ends.copy()  # but for drafts
+        known[: step.drafting] -= step.counts[: step.drafting] - 1
         assert len(set(slots.tolist())) == len(slots), f"step {number}: a slot has two rows"
         rules = {
             "a slot holds no row": self.live[slots],
             "a row without tokens": step.counts > 0,
             "positions are not what is computed": step.positions == self.computed[slots],
-            "tokens that the row does not have": ends <= length,
+            "tokens that the row does not have": known <= length,
             "a row lacks blocks": np.logical_and.reduce(
                 [ends <= blocks[slots] * self.block_tokens for blocks in self._paged_blocks()]
             ),
-            "a row samples before its end": (ends == length) | ~step.samples,
+            "a row samples before its end": (known == length) | ~step.samples,
+            "a row drafts without a token": step.samples | (np.arange(len(slots)) >= step.drafting),
         }
         assert np.logical_and.reduce(list(rules.values())).all(), (
             f"step {number}: {', '.join(text for text, held in rules.items() if not held.all())}"

@@ -51,6 +51,18 @@ class Sizes(NamedTuple):
     step_tokens: int
     chunk_tokens: int  # of one row in one step, 0: no bound
     groups: tuple[KvGroup, ...] = ()  # of the model, as in ModelFacts
+    drafts: int = 0  # of one row
+    draft_rows: int = 0  # in one step
+
+    @property
+    def most_entries(self) -> int:
+        """Rows that decode, each draft counted as one more."""
+        return max(self.num_rows, self.most_drafting * (1 + self.drafts))
+
+    @property
+    def most_drafting(self) -> int:
+        """Rows of a step, all of which have all their drafts."""
+        return min(self.num_rows, self.draft_rows, max(self.step_tokens // (1 + self.drafts), 1))
 
     @property
     def longest(self) -> int:
@@ -82,6 +94,9 @@ def largest_steps(sizes: Sizes) -> Iterator[StepPlan]:
             [Work(0, min(share + (i < more), sizes.longest), True, sampling) for i in range(sizes.num_rows)],
         )
     yield make_plan(sizes, [Work(sizes.shape.max_len - 1 - sizes.longest, sizes.longest, True, MANNERS[-1])])
+    if sizes.drafts:
+        for sampling in (MANNERS[0], MANNERS[-2]):
+            yield draft_step(sizes, sizes.most_drafting, sampling)
 
 
 def first_steps(sizes: Sizes) -> Iterator[StepPlan]:
@@ -96,9 +111,19 @@ def decode_step(sizes: Sizes, num_rows: int, sampling: Sampling = GREEDY) -> Ste
     return make_plan(sizes, [Work(position, 1, True, sampling)] * num_rows)
 
 
+def draft_step(sizes: Sizes, num_rows: int, sampling: Sampling) -> StepPlan:
+    """`num_rows` rows with all their drafts."""
+    position = max(min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1 - sizes.drafts, 0)
+    work = [Work(position, 1 + sizes.drafts, True, sampling)] * num_rows
+    return make_plan(sizes, work, drafting=num_rows)
+
+
 def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]:
     """Steps as large as the largest of the layouts that are captured."""
-    yield decode_step(sizes, max(key.decode for key in keys))
+    entries = max(key.decode for key in keys)
+    yield decode_step(sizes, min(entries, sizes.num_rows))
+    if sizes.drafts:
+        yield draft_step(sizes, sizes.most_drafting, GREEDY)
     for long in (False, True):
         alike = [key for key in keys if key.chunk and key.long == long]
         chunk = min(max((key.chunk for key in alike), default=0), sizes.longest)
@@ -115,6 +140,10 @@ def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:
     Kernels are chosen by powers of two of rows and tokens.
     """
     some = min(sizes.longest, 40)
+    if sizes.drafts:
+        for num_rows in sorted({1, sizes.most_drafting}):
+            for sampling in MANNERS[:-1]:
+                yield draft_step(sizes, num_rows, sampling)
     for num_rows in sorted({1, min(2, sizes.num_rows), sizes.num_rows}):
         for sampling in MANNERS:
             yield decode_step(sizes, num_rows, sampling)
@@ -142,7 +171,8 @@ def _powers(first: int, last: int) -> Iterator[int]:
         first *= 2
 
 
-def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
+def make_plan(sizes: Sizes, work: Sequence[Work], drafting: int = 0) -> StepPlan:
+    """`drafting`: rows, the first ones, whose tokens after the first are drafts."""
     block_tokens = sizes.shape.block_tokens
     added = []
     for slot, row in enumerate(work):
@@ -150,6 +180,8 @@ def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
         # a row that does not sample has a token more than it computes
         tokens = end if row.samples else end + 1
         table = RowTable(0, pack_i32(idx % sizes.num_blocks for idx in range(-(-end // block_tokens))))
+        if slot < drafting:
+            tokens = row.position + 1
         added.append(
             RowStart(
                 slot=slot,
@@ -172,4 +204,5 @@ def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
         positions=pack_i32(row.position for row in work),
         counts=pack_i32(row.num_tokens for row in work),
         samples=bytes(row.samples for row in work),
+        drafting=drafting,
     )

@@ -21,6 +21,8 @@ services.api.replicas services.tokenizer.replicas services.worker.replicas servi
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s
 links.drain_s links.recover_s links.stalled_after_s links.keys_dir links.insecure_tcp
 log.level log.format
+speculative.method speculative.tokens speculative.ngram_min speculative.ngram_max speculative.model
+speculative.max_rows
 """
 
 

@@ -41,6 +41,7 @@ class FakeWorker:
     last_step: int = -1
     excused_until: int = -1  # plans up to this step were made before a failure was known
     unheard_failures: int = 0
+    tries: int = 0  # rows with drafts so far
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:
@@ -56,21 +57,35 @@ class FakeWorker:
         assert len(slots) == len(positions) == len(counts) == len(plan.samples) > 0, "columns differ in length"
         assert len(set(slots)) == len(slots), "a slot is twice in a step"
         assert sum(counts) <= self.step_tokens, "the step exceeds its budget"
-        assert not self.chunk_tokens or max(counts) <= self.chunk_tokens, "a chunk is too long"
+        drafting = plan.drafting
+        assert 0 <= drafting <= len(slots) and plan.samples[:drafting].count(1) == drafting, "drafts without a token"
+        chunks = counts[drafting:]
+        assert not self.chunk_tokens or max(chunks, default=0) <= self.chunk_tokens, "a chunk is too long"
+        assert not len(chunks) or max(counts[:drafting], default=1) == 1, "drafts beside chunks"
         self.unheard_failures += fails or bool(failed)
         self._copy(plan, fails)
         self._check_writes(slots, positions, counts)
-        tokens = []
+        tokens, kept, tried = [], [], []
         for place, (slot, position, count, samples) in enumerate(
             zip(slots, positions, counts, plan.samples, strict=True)
         ):
-            token = self._run(self.rows[slot], position, count, bool(samples), fails or place in failed)
+            row, fault = self.rows[slot], fails or place in failed
+            if place < drafting:
+                accepted = self._draft(row, position, count, fault)
+            else:
+                accepted = [self._run(row, position, count, bool(samples), fault)]
             if samples:
-                tokens.append(token)
+                tokens += accepted
+                kept.append(len(accepted))
+                tried.append(count - 1 if place < drafting else 0)
         if fails:
             self.results.append(StepResult(plan.step, b"", error="injected failure"))
         else:
-            self.results.append(StepResult(plan.step, pack_i32(tokens), failed=pack_i32(sorted(failed))))
+            counts_kept, drafted = (bytes(kept), bytes(tried)) if drafting else (b"", b"")
+            failed_places = pack_i32(sorted(failed))
+            self.results.append(
+                StepResult(plan.step, pack_i32(tokens), failed=failed_places, counts=counts_kept, drafted=drafted)
+            )
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in unpack_i32(plan.removed):
@@ -147,6 +162,18 @@ class FakeWorker:
                 assert last < len(table), "writes behind the block table"
                 for block in table[first : last + 1]:
                     assert users[group.pool].get(block) == 1, f"writes into block {block}, which others use"
+
+    def _draft(self, row: FakeRow, highest: int, count: int, fails: bool) -> list[int]:
+        """The newest token and some drafts, of which some hold; what did not leaves its KV behind."""
+        assert count - 1 <= self.facts.drafts and row.computed <= highest, "more drafts than may be"
+        position, accepted = row.computed, []
+        self.tries += 1
+        held = mix(self.tries, len(row.tokens)) % count
+        for at in range(position, position + held + 1):
+            accepted.append(self._run(row, at, 1, True, fails))
+        if not row.broken:
+            self._write(row, row.computed, [-1] * (count - 1 - held))
+        return accepted
 
     def _run(self, row: FakeRow, position: int, count: int, samples: bool, fails: bool) -> int:
         assert count > 0 and position == row.computed, f"position {position} follows {row.computed}"

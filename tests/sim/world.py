@@ -87,8 +87,19 @@ class World:
         self.max_len = random.randint(12, 48)
         fewest = -(-self.max_len // block_tokens)
         parity = random.choice((0, 1, 5, 1000))
-        self.facts = ModelFacts("fake", "fake", VOCAB, self.max_len, EOS, block_tokens, fewest, attention_parity=parity)
-        if random.random() < 0.6:
+        self.facts = ModelFacts(
+            "fake",
+            "fake",
+            VOCAB,
+            self.max_len,
+            EOS,
+            block_tokens,
+            fewest,
+            attention_parity=parity,
+            drafts=random.choice((0, 0, 1, 2, 3, 8)),
+            draft_rows=random.choice((1, 4, 100)),
+        )
+        if not self.facts.drafts and random.random() < 0.7:  # a model with drafts has one group
             self._draw_groups()
         self.most_groups = random.choice((1, 2, 2, 3, 4))
         self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences

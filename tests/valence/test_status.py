@@ -100,6 +100,7 @@ def test_the_document_without_a_scheduler() -> None:
         "schedulers": [],
         "requests": {"running": 0, "waiting": 0},
         "kv": {"blocks_total": 0, "blocks_free": 0, "blocks_cached": 0},
+        "drafts": {"tried": 0, "held": 0, "mean_length": 0.0},
     }
 
 

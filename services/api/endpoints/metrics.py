@@ -27,7 +27,13 @@ VLLM_COUNTERS = {
     "vllm:prefix_cache_queries": ("prompt_tokens", "Prompt tokens looked up in the prefix cache"),
     "vllm:prefix_cache_hits": ("cached_tokens", "Prompt tokens found in the prefix cache"),
     "vllm:num_preemptions": ("preemptions", "Sequences put back to waiting"),
+    "vllm:spec_decode_num_drafts": ("drafts", "Rows of steps in which drafts were verified"),
+    "vllm:spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens verified"),
+    "vllm:spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens that held"),
 }
+
+
+ACCEPTED_AT = "accepted_at_"
 
 
 def blocks_used(load: Load) -> float:
@@ -158,6 +164,12 @@ def vllm(gateway: Gateway, view: Membership) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, meaning, labels=labels)
         counter.add_metric(values, total(view, figure))
         yield counter
+    held = CounterMetricFamily(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens that held", labels=(*labels, "position")
+    )
+    for place in range(sum(name.startswith(ACCEPTED_AT) for name in METRICS)):
+        held.add_metric([*values, str(place)], total(view, f"{ACCEPTED_AT}{place}"))
+    yield held
     success = CounterMetricFamily(
         "vllm:request_success", "Choices by finish reason", labels=(*labels, "finished_reason")
     )

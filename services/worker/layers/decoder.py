@@ -23,6 +23,7 @@ from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
+from services.worker.layers.mtp import MtpHead, MtpNorms
 from services.worker.layers.rope import Rotation
 from services.worker.models.delta_spec import DeltaSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
@@ -105,9 +106,15 @@ class Decoder:
     compiles = True  # and can be captured
 
     def __init__(
-        self, spec: DecoderSpec, embedding: Embedding, layers: list[DecoderLayer], final_norm: Norm, head: Linear
+        self,
+        spec: DecoderSpec,
+        embedding: Embedding,
+        layers: list[DecoderLayer],
+        final_norm: Norm,
+        head: Linear,
+        mtp: MtpHead | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.mtp = spec, mtp
         self.embedding, self.layers, self.final_norm, self.head = embedding, layers, final_norm, head
         self.pieces = Pieces()
 
@@ -128,7 +135,7 @@ class Decoder:
         """
         x, qkv = self.pieces.start(self.embedding, self.layers[0], token_ids)
         steps = (GroupStep(slots, rows), *beside)
-        for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
+        for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers[: len(self.layers)], strict=True)):
             attended = layer.attention.attend(qkv, rotations[layer.rope], layer_cache, *steps[cache.groups[i]])
             if layer is not self.layers[-1]:
                 qkv = self.pieces.between(layer, self.layers[i + 1], x, attended)
@@ -152,11 +159,25 @@ def build_decoder(spec: DecoderSpec, model: ModelDef, parameters: Parameters, bi
     """Asks for every parameter once, in layer order. Raises KeyError naming a tensor that the checkpoint lacks."""
     names = model.names
     table = parameters.weight(names.embedding)
-    layers = [LayerBuilder(spec, names, i, parameters, bindings)() for i in range(spec.num_layers)]
+    layers = [LayerBuilder(spec, names, i, parameters, bindings)() for i in range(spec.trunk_layers)]
     head = table if spec.tie_embeddings else parameters.weight(names.head)
     final_norm = Norm(parameters.tensor(names.final_norm) + spec.norm_offset, spec.rms_eps)
     scaled = ScaledEmbedding(table, spec.embed_scale, final_norm.weight.dtype) if spec.embed_scale != 1.0 else table
-    return Decoder(spec, scaled, layers, final_norm, Linear(head, None, bindings))
+    linear = Linear(head, None, bindings)
+    mtp = None
+    if spec.with_mtp:
+        mtp = build_mtp(LayerBuilder(spec, names, spec.trunk_layers, parameters, bindings), scaled, final_norm, linear)
+    return Decoder(spec, scaled, layers, final_norm, linear, mtp)
+
+
+def build_mtp(build: "LayerBuilder", embedding: Embedding, trunk_norm: Norm, head: Linear) -> MtpHead:
+    names = build.names.mtp
+    assert names is not None, "a model with multi-token prediction names its tensors"
+    norms = MtpNorms(
+        trunk_norm, build.norm(names.embed_norm), build.norm(names.hidden_norm), build.norm(names.final_norm)
+    )
+    project = build.linear(False, names.project)
+    return MtpHead(build(), embedding, norms, project, head, names.hidden_first, build.bindings)
 
 
 class LayerBuilder:

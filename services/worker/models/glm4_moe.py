@@ -9,6 +9,7 @@ from services.worker.models.spec import (
     ExpertNames,
     GroupedRouting,
     ModelDef,
+    MtpNames,
     read_decoder,
     read_moe,
 )
@@ -30,6 +31,13 @@ NAMES = replace(
             "model.layers.{i}.mlp.shared_experts.up_proj.weight",
         ),
         shared_down="model.layers.{i}.mlp.shared_experts.down_proj.weight",
+    ),
+    mtp=MtpNames(
+        embed_norm="model.layers.{i}.enorm.weight",
+        hidden_norm="model.layers.{i}.hnorm.weight",
+        project="model.layers.{i}.eh_proj.weight",
+        final_norm="model.layers.{i}.shared_head.norm.weight",
+        repeated=("model.layers.{i}.embed_tokens.weight", "model.layers.{i}.shared_head.head.weight"),
     ),
 )
 
@@ -53,6 +61,7 @@ def read(config: Config) -> DecoderSpec:
         qkv_bias=config.get(bool, "attention_bias", False),
         qk_norm=config.get(bool, "use_qk_norm", False),
         moe=moe,
+        mtp_layers=config.get(int, "num_nextn_predict_layers", 0),
     )
 
 
@@ -73,8 +82,9 @@ MODEL = ModelDef(
         "partial rotary",
         "optional query and key norm, q, k, v biases",
         "rope: default, linear, yarn",
+        "multi-token prediction",
     ),
     read=read,
     names=NAMES,
-    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction
+    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction, where it is not asked for
 )

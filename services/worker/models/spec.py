@@ -16,6 +16,7 @@ from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.models.config import MOST as MOST
 from services.worker.models.config import Config as Config
 from services.worker.models.delta_spec import DeltaNames, DeltaSpec
+from services.worker.mtp_names import MtpNames as MtpNames
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each needs
@@ -134,6 +135,8 @@ class DecoderSpec:
     delta: DeltaSpec | None = None
     attention_gate: bool = False  # the projection of queries has behind each head's a gate of what it attends to
     caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
+    mtp_layers: int = 0  # that the checkpoint has, for multi-token prediction
+    with_mtp: bool = False  # the first of them is the last of `num_layers`
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -141,7 +144,12 @@ class DecoderSpec:
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def window_of(self, layer: int) -> int:
-        return self.windows[layer] if self.windows else 0
+        return self.windows[layer] if layer < len(self.windows) else 0
+
+    @property
+    def trunk_layers(self) -> int:
+        """Those through which every token goes."""
+        return self.num_layers - self.with_mtp
 
     def kv_heads_of(self, layer: int) -> int:
         return self.window_kv_heads if self.window_kv_heads and self.window_of(layer) else self.num_kv_heads
@@ -232,6 +240,7 @@ class DecoderNames:
     after_attention: str = ""  # norms of DecoderSpec.post_norms
     after_mlp: str = ""
     delta: DeltaNames | None = None
+    mtp: MtpNames | None = None
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from common.config import Scheduler
 from common.protocol import Sampling
 from services.worker import graphs
 from services.worker.graphs import (
-    Captured,
     GraphKey,
-    Graphs,
     StepColumns,
     StepInputs,
     Tables,
@@ -23,6 +21,7 @@ from services.worker.graphs import (
 )
 from services.worker.staging import offsets
 from services.worker.state import Step
+from tests.services.worker.called_graphs import CalledGraphs
 from tests.services.worker.served import SHAPE, Served
 
 
@@ -101,24 +100,6 @@ def test_an_alias_shares_memory() -> None:
     assert part.dtype == owner.dtype and part.tolist() == owner[1:, ::2].tolist()
     owner[2, 2] = 99
     assert part[1, 1] == 99 and part.data_ptr() == owner[1:, ::2].data_ptr()
-
-
-class CalledGraphs(Graphs):
-    """Calls the step where a device would replay it."""
-
-    def _capture(self, key: GraphKey, columns: StepColumns, forward: graphs.Forward) -> Captured:
-        self.calls: list[GraphKey] = []
-        given = StepInputs.at(self._place, key, self._tables)
-
-        class Call:
-            def replay(_) -> None:
-                self.calls.append(key)
-                logits.copy_(forward(key, given))
-
-        for target, column in zip(given, columns, strict=True):
-            target.copy_(torch.from_numpy(column))
-        logits = forward(key, given)
-        return Captured(Call(), self._place[: offsets(columns)[1]], logits)  # type: ignore[arg-type]
 
 
 @pytest.fixture

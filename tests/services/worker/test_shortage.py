@@ -57,12 +57,16 @@ class Device:
 @dataclass
 class Sampled:
     column: bytes
+    kept: tuple[bytes, bytes] = (b"", b"")
 
     def ready(self) -> bool:
         return True
 
     def tokens(self) -> bytes:
         return self.column
+
+    def counts(self) -> tuple[bytes, bytes]:
+        return self.kept
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 200), st.booleans()), min_size=1, max_size=12)
@@ -150,3 +154,23 @@ def test_tokens_are_read_once_from_where_the_device_wrote_them() -> None:
     assert outcome.ready() and outcome.tokens() == pack_i32([5])
     pending.column = pack_i32([6])
     assert outcome.tokens() == pack_i32([5]) and outcome.failed == b""
+
+
+def test_rows_with_drafts_keep_their_counts_in_any_pieces() -> None:
+    """Rows 0 to 2 draft, row 3 is a chunk that samples, row 4 one that does not; row 1 cannot run."""
+    step = make_step((0, 9, 3, True), (1, 9, 4, True), (2, 5, 1, True), (3, 0, 20, True), (4, 0, 9, False))
+    step = step._replace(drafting=3)
+    ran: list[tuple[list[int], int]] = []
+
+    def run(piece: Step) -> Sampled:
+        if len(piece.slots) > 1 or 1 in piece.slots:
+            raise torch.OutOfMemoryError("out of memory")
+        ran.append((piece.slots.tolist(), piece.drafting))
+        kept = piece.counts[: piece.drafting].astype(np.uint8)
+        counts = (kept.tobytes(), (kept - 1).tobytes()) if piece.drafting else (b"", b"")
+        return Sampled(bytes(4 * int(kept.sum() if piece.drafting else piece.samples.sum())), counts)
+
+    outcome = Retry(run, lambda: None, lambda given_up: None)(step)
+    assert ran == [([0], 1), ([2], 1), ([3], 0), ([4], 0)]
+    assert outcome.counts() == (bytes([3, 1, 1, 1]), bytes([2, 0, 0, 0]))
+    assert len(outcome.tokens()) == 4 * 6 and outcome.failed == pack_i32([1])

@@ -65,3 +65,19 @@ def test_captured_layouts_are_measured_by_their_largest_steps() -> None:
     assert [checked(plan, sizes).tolist() for plan in plans] == [[1] * 4, [1] * 3 + [512], [1] * 3 + [512]]
     assert [int(np.frombuffer(plan.positions, np.int32)[-1]) for plan in plans] == [511, 0, 20_000 - 1 - 512]
     assert len(list(captured_steps(sizes, [GraphKey(2), GraphKey(4)]))) == 1
+
+
+def test_steps_with_drafts_are_run_and_measured_where_there_are_drafts() -> None:
+    sizes = SIZES[0]._replace(drafts=3, draft_rows=5)
+    assert sizes.most_drafting == 4 and sizes.most_entries == 16
+    assert sizes._replace(step_tokens=9).most_drafting == 2, "the budget of a step bounds them"
+    kept = [plan for plan in largest_steps(sizes) if plan.drafting]
+    assert len(kept) == 2 and {plan.drafting for plan in all_kinds(sizes) if plan.drafting} == {1, 4}
+    for plan in kept:
+        assert unpack_i32(plan.counts).tolist() == [4] * 4 and plan.samples == b"\1" * 4
+        for row, position in zip(plan.added, unpack_i32(plan.positions), strict=True):
+            assert len(row.tokens) // 4 == position + 1, "the newest token is known, the drafts are not"
+            assert len(row.blocks) // 4 * sizes.shape.block_tokens >= position + 4
+    assert not any(plan.drafting for plan in (*largest_steps(SIZES[0]), *all_kinds(SIZES[0])))
+    captured = list(captured_steps(sizes, [GraphKey(16), GraphKey(4)]))
+    assert [plan.drafting for plan in captured] == [0, 4]

@@ -16,10 +16,13 @@ from safetensors.torch import load_file
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Copies, RowStart, RowTable, Sampling, StepPlan
+from services.worker.draft_state import DraftState
+from services.worker.drafting import Drafting, Site
 from services.worker.groups import Layout, Storage, plain
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import GroupedCache
+from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import load_parameters
 from services.worker.memory import Shape
@@ -194,13 +197,17 @@ class Tiny:
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
 
-    def driver(self, num_blocks: int = 64, max_rows: int = 40, block_tokens: int = 8) -> "Driver":
-        spec = self.decoder.spec
+    def driver(
+        self, num_blocks: int = 64, max_rows: int = 40, block_tokens: int = 8, drafts: Drafting | None = None
+    ) -> "Driver":
+        spec, bindings = self.decoder.spec, bind(("torch",), Facts("cpu"))
         layout, cpu = layout_of(self.decoder, block_tokens), torch.device("cpu")
-        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), cpu, layout.groups)
+        state = DraftState(max_rows, drafts.tokens, cpu) if drafts is not None else None
+        rows = Rows(Shape(max_rows, 200, block_tokens), spec.vocab_size, (2,), cpu, layout.groups, state)
         cache = GroupedCache(layout, [num_blocks] * len(layout.pools), block_tokens, FLOAT, cpu)
         rope = RopeTable(spec.ropes, 200, self.decoder.final_norm.weight)
-        return Driver(Runner(self.decoder, rows, cache, rope, bind(("torch",), Facts("cpu"))))
+        proposing = drafts.make(Site(self.decoder, cache, rope, bindings)) if drafts is not None else None
+        return Driver(Runner(self.decoder, rows, cache, rope, bindings, proposing))
 
 
 def layout_of(decoder: Decoder, block_tokens: int = 8) -> Layout:
@@ -272,13 +279,14 @@ class Driver:
         return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
 
 
-def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None) -> Decoder:
+def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None, mtp: bool = False) -> Decoder:
     """As the worker does in its exact mode; every tensor must have been asked for. `opaque`: to be compiled."""
     source, bindings = open_model(str(folder)), bindings or bind(("torch",), Facts("cpu"), opaque=opaque)
     architectures = source.config["architectures"]
     assert isinstance(architectures, list)
     _, model = find_model(architectures)
     spec = model.read(Config(source.config))
+    spec = with_mtp(spec) if mtp else spec
     parameters = load_parameters(source.tensors, model, spec, choose_policy("float32", bindings=bindings))
     decoder = build_decoder(spec, model, parameters, bindings)
     assert parameters.unread() == []

@@ -1,0 +1,124 @@
+"""A step with drafts, around the model: rows become entries of one token each, and those that hold are kept.
+
+Called by the runner. A row with k drafts is k + 1 decode rows of one token, which share its block table: they run in
+the kernels, and in the captured layouts, of any decode step, so each token is computed as it is without drafts. After
+the step `accept_drafts` keeps what holds and the proposer puts new drafts behind each row's newest token. Nothing of
+that waits for the device.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from services.worker.graphs import StepInputs
+from services.worker.kernels.ops.accept_drafts import Drawn, accept_drafts
+from services.worker.kernels.ops.locate_rows import locate_rows
+from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.registry import Bindings
+from services.worker.layers.kv_cache import KvCache
+from services.worker.state import Ints, Rows, Step
+
+
+class Entries(NamedTuple):
+    """A step's rows, those that draft spread out."""
+
+    step: Step
+    offsets: npt.NDArray[np.int32]  # by entry: its token's place behind the row's newest one; -1: samples nothing
+    sizes: Ints  # entries of each row that samples
+
+
+def spread(step: Step, rows: Rows) -> Entries:
+    """On a CPU a drafting row has entries for the drafts that it has, elsewhere for those that the plan allows."""
+    assert rows.drafts is not None
+    offsets = np.where(step.samples, 0, -1).astype(np.int32)
+    sizes = np.ones(np.count_nonzero(step.samples), np.int64)
+    if not step.drafting:
+        return Entries(step, offsets, sizes)
+    counts = step.counts[: step.drafting]
+    if rows.resident is None:
+        counts = np.minimum(counts, 1 + rows.drafts.drafted.numpy()[step.slots[: step.drafting]])
+    sizes[: step.drafting] = counts
+    repeats = np.concatenate((counts, np.ones(len(step.slots) - step.drafting, np.int64)))
+    ahead = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    slots, positions, samples = (np.repeat(column, repeats) for column in (step.slots, step.positions, step.samples))
+    offsets, lengths = np.repeat(offsets, repeats), np.repeat(step.counts, repeats)
+    positions[: len(ahead)] += ahead
+    offsets[: len(ahead)] = ahead
+    lengths[: len(ahead)] = 1
+    return Entries(Step(slots, positions, lengths, samples, len(ahead)), offsets, sizes)
+
+
+def located(entries: Entries, rows: Rows) -> Entries:
+    """Entries whose positions are exact, where no graph finds them on the device: waits for it."""
+    step = entries.step
+    if rows.drafts is None or rows.resident is None or not step.drafting:
+        return entries
+    known = rows.drafts.lengths.cpu().numpy()[step.slots[: step.drafting]]
+    positions = step.positions.copy()
+    positions[: step.drafting] = known - 1 + entries.offsets[: step.drafting]
+    return entries._replace(step=step._replace(positions=positions))
+
+
+class Seen(NamedTuple):
+    """What a step has computed. T tokens, S entries."""
+
+    drawn: Drawn
+    ring: Tensor  # int32 [1]
+    begins: Tensor  # int64 [4, B], rows that sample: first entry (of S), its token (of T), slot, tokens its blocks hold
+    computed: "Computed | None" = None  # for who reads it
+
+
+class Computed(NamedTuple):
+    """Of all T tokens of a step."""
+
+    places: Tensor  # int64 [T], flat in Rows.tokens
+    positions: Tensor  # int64 [T]
+    kv_slots: Tensor  # int64 [T]
+    attention: AttentionRows
+    hidden: Tensor  # [T, N], the residual stream behind the layers
+
+
+def begins(slots: Ints, offsets: npt.NDArray[np.int32], tokens: Ints, rows: Rows) -> Ints:
+    """Seen.begins. By entry (of S): slot, offset, and place among the step's tokens."""
+    first = np.flatnonzero(offsets == 0)
+    slots = slots[first]
+    return np.stack((first, tokens[first], slots, rows.num_blocks[slots] * rows.block_tokens))
+
+
+class Proposer(Protocol):
+    """Puts drafts behind the newest token of each row (`Rows.tokens`), and their number into `DraftState.drafted`."""
+
+    def __call__(self, rows: Rows, seen: Seen) -> None: ...
+
+
+class Drafts:
+    """The ops around a step. `propose`: after steps that may be followed by one with drafts.
+
+    `reads`: the proposer wants `Seen.computed`; `caches`: its own, of the same blocks as the model's.
+    """
+
+    def __init__(
+        self, bindings: Bindings, propose: Proposer, reads: bool = False, caches: Sequence[KvCache] = ()
+    ) -> None:
+        self.propose, self.reads, self.caches = propose, reads, tuple(caches)
+        self._accept, self._locate = bindings(accept_drafts), bindings(locate_rows)
+
+    def keep(self, rows: Rows, seen: Seen, lines: Tensor) -> None:
+        """What holds goes into the rows; `lines`: of the results."""
+        assert rows.drafts is not None
+        self._accept(rows.tokens, rows.drafts.lengths, lines, seen.drawn, seen.ring)
+
+    def locate(self, rows: Rows, given: StepInputs, num_decode: int) -> None:
+        """Before a step: its rows that decode, which come first, move to where they stand."""
+        assert rows.drafts is not None and rows.resident is not None
+        slots, offsets = given.slots[:num_decode], given.offsets[:num_decode]
+        columns = given.tokens, given.draw, given.context_lens
+        self._locate(rows.drafts.lengths, rows.resident, slots, offsets, *columns, rows.block_tokens)
+
+
+def follows_drafts(step: Step) -> bool:
+    """Whether the next step of these rows may have drafts: not where the plan has none though it could."""
+    return step.drafting > 0 or not step.samples.all() or bool((step.counts > 1).any())

@@ -1,0 +1,63 @@
+"""Drafts by prompt lookup change nothing that a client sees but the time: over HTTP, also when the worker is killed."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from benchmarks.system import System
+from tests.e2e.test_recovery import MODEL, Stream, run
+from tests.e2e.test_workers import figures, same, until_nothing_is_held, worker
+
+SETTINGS = ("worker.threads=1", "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32")
+TEXT = "The boat goes out. The boat comes in. The boat goes out. The boat comes in. The boat goes"
+SAMPLINGS = (
+    {"temperature": 0},
+    {"temperature": 0.7, "seed": 3},
+    {"temperature": 0.9, "seed": 4, "top_p": 0.8, "n": 2},
+    {"temperature": 0, "frequency_penalty": 0.5},
+)
+COMMON = {
+    "model": MODEL,
+    "max_tokens": 48,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+ASKED = [("completions", COMMON | {"prompt": TEXT} | sampling) for sampling in SAMPLINGS]
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[System]:
+    with System(*SETTINGS, "speculative.method=ngram") as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def calm(system: System) -> list[Stream]:
+    """What is said without drafts; the first request also with a stop string, from three quarters on."""
+    streams = asyncio.run(run(system, ASKED, []))
+    whole = streams[0].texts[0]
+    stopped = ("completions", ASKED[0][1] | {"stop": whole[len(whole) * 3 // 4 :][:8]})
+    ASKED.append(stopped)
+    return [*streams, *asyncio.run(run(system, [stopped], []))]
+
+
+def test_the_same_text_in_fewer_steps(drafting: System, calm: list[Stream]) -> None:
+    same(calm, asyncio.run(run(drafting, ASKED, [])))
+    assert {reason for stream in calm for reason in stream.reasons.values()} == {"stop", "length"}
+    lines = httpx.get(f"{drafting.url}/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    accepted = sum(figures(drafting, "valence_accepted_tokens_total").values())
+    assert accepted > 40, "a text that repeats itself is guessed"
+    engine = f'{{engine="0",model_name="{MODEL}"}}'
+    assert float(values[f"vllm:spec_decode_num_accepted_tokens_total{engine}"]) == accepted
+    first = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="{MODEL}",position="0"}}'
+    assert 0 < float(values[first]) <= float(values[f"vllm:spec_decode_num_drafts_total{engine}"])
+    until_nothing_is_held(drafting)
+
+
+def test_the_same_text_when_the_worker_dies(drafting: System, calm: list[Stream]) -> None:
+    same(calm, asyncio.run(run(drafting, ASKED, [lambda: worker(drafting, 0).kill()])))
+    until_nothing_is_held(drafting)

@@ -1,0 +1,39 @@
+"""Graphs without a device that captures: a replay calls the step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker import graphs
+from services.worker.graphs import Captured, GraphKey, Graphs, StepColumns, StepInputs
+from services.worker.staging import offsets
+
+
+class CalledGraphs(Graphs):
+    """Calls the step where a device would replay it."""
+
+    def _capture(self, key: GraphKey, columns: StepColumns, forward: graphs.Forward) -> Captured:
+        self.calls: list[GraphKey] = []
+        given = StepInputs.at(self._place, key, self._tables)
+
+        class Call:
+            def replay(_) -> None:
+                self.calls.append(key)
+                for kept, value in zip(outputs, forward(key, given), strict=True):
+                    kept.copy_(value)
+
+        for target, column in zip(given, columns, strict=True):
+            target.copy_(torch.from_numpy(column))
+        outputs = forward(key, given)
+        return Captured(Call(), self._place[: offsets(columns)[1]], given, outputs)  # type: ignore[arg-type]
+
+
+def capture(driver: Any, keys: Sequence[GraphKey], monkeypatch: pytest.MonkeyPatch) -> CalledGraphs:
+    """From now on the driver's steps are replayed, with block tables as on a device."""
+    monkeypatch.setattr("services.worker.runner.Graphs", CalledGraphs)
+    driver.runner.rows.resident = torch.zeros(driver.runner.rows.tokens.shape[0], 25, dtype=torch.int32)
+    driver.runner.capture(keys, lambda done, total: None)
+    made: CalledGraphs = driver.runner._graphs
+    return made
