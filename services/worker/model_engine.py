@@ -210,8 +210,8 @@ class ModelEngine:
             parts = Parts(model, loaded.bindings, *given, drafting)
             if drafting is not None and not parts.layout.is_plain:
                 raise ConfigError(
-                    f"speculative.method is {config.speculative.method}, but layers of this model keep a window or a state, "
-                    f"which cannot go back where drafts do not hold: leave it empty"
+                    f"speculative.method is {config.speculative.method}, but layers of this model keep a window or a "
+                    f"state, which cannot go back where drafts do not hold: leave it empty"
                 )
             self._runner, pools = start(parts, config, level, stages)
         stages.end()
