@@ -35,6 +35,10 @@ class Model(Branch, frozen=True):
     weights: Literal["checkpoint", "random"] = "checkpoint"  # random: only the configuration is read, to measure speed
     max_len: NonNegative = 0  # tokens of prompt and output; 0: the model's own limit
     trust_remote_code: bool = False
+    tool_parser: str = (
+        "auto"  # dialect of tool calls (docs/api.md); auto: by template and config.json; none: plain text
+    )
+    reasoning_parser: str = "auto"  # likewise, of reasoning
 
 
 class Kv(Branch, frozen=True):

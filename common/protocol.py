@@ -13,6 +13,7 @@ import msgspec
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
+from common.text_format import TextFormat as TextFormat
 
 PROTOCOL_VERSION = 1
 
@@ -113,6 +114,7 @@ class TextFinished(Struct, frozen=True):
     stop_string: str = ""
     message: str = ""
     code: str = ""  # as in Finished
+    reasoning_tokens: int = 0  # of the output
 
 
 class Progress(Struct, frozen=True):
@@ -211,6 +213,7 @@ class Submit(Message, frozen=True):
     delivered_chars: int = 0  # and so many characters of its text; only what follows is sent
     tenant: str = ""  # name of the API key; tenants share the scheduler by weight
     weight: int = 1
+    parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
 
 
 class Abort(Message, frozen=True):
@@ -240,8 +243,7 @@ class Detokenize(Message, frozen=True):
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
-    A row may have an empty text (half a character, a held-back stop string) and still count its tokens, or text and
-    no tokens (what was held back, released by the terminal).
+    A row may have tokens and no text (half a character, held back), or text and no tokens (what was held back).
     """
 
     seq_ids: bytes  # _u64
@@ -250,6 +252,7 @@ class TextBatch(Message, frozen=True):
     texts: list[str]
     finished: list[TextFinished]
     accepted: bytes = b""  # _u64: as in TokenBatch
+    formats: list[TextFormat] = []
 
 
 class Refused(Message, frozen=True):
@@ -275,8 +278,7 @@ class Detokenized(Message, frozen=True):
 class Admit(Message, frozen=True):
     """An encoded request: n sequences seq_id .. seq_id + n - 1 that share one prompt. Idempotent by seq_id.
 
-    When a new scheduler takes over, each open sequence is admitted again by itself with its `output` so far; its next
-    token then has index len(output), and `sampling` still counts from the first output token.
+    For a new scheduler each open sequence is admitted by itself with its `output` so far; `sampling` counts all of it.
     With `origin`, a sequence that the scheduler knows goes on under the new id: all its output comes again, from 0 on.
     """
 
@@ -368,9 +370,7 @@ class Schedulers(Message, frozen=True):
 
 
 class StatusQuery(Message, frozen=True):
-    """Answered by `Status` at `reply_to`."""
-
-    reply_to: str
+    reply_to: str  # where a `Status` is sent
 
 
 class StoryQuery(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: TYPE<｜tool▁sep｜>NAME, then the arguments in a fenced block, between markers around each call."""
+"""DeepSeek V3 and R1: TYPE<｜tool▁sep｜>NAME, then the arguments in a fenced block, between a call's markers."""
 
 from common.dialects import json_text
 from common.dialects.dialect import ToolDialect, marked

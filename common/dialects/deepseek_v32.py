@@ -1,6 +1,6 @@
 """DeepSeek V3.2 (DSML), and V4, whose blocks have another name. Each parameter tells whether it is a string.
 
-<｜DSML｜function_calls> <｜DSML｜invoke name="NAME"> <｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter> ...
+<｜DSML｜invoke name="NAME"> <｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter> ... </｜DSML｜invoke>
 """
 
 from common.dialects.dialect import ToolDialect, marked

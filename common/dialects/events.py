@@ -12,17 +12,17 @@ class Content(NamedTuple):
 
 
 class CallBegun(NamedTuple):
-    """A tool call whose name is known. `identity` is the model's own for it, or empty."""
+    """A tool call, by its number, whose name is known. `identity` is the model's own for it, or empty."""
 
-    index: int
+    call: int
     name: str
     identity: str = ""
 
 
 class Arguments(NamedTuple):
-    """A piece of call `index`'s arguments, as JSON text."""
+    """A piece of that call's arguments, as JSON text."""
 
-    index: int
+    call: int
     text: str
 
 
@@ -37,8 +37,8 @@ def merged(events: list[Event]) -> list[Event]:
         if isinstance(event, CallBegun) or type(last) is not type(event):
             joined.append(event)
         elif isinstance(event, Arguments) and isinstance(last, Arguments):
-            if event.index == last.index:
-                joined[-1] = Arguments(event.index, last.text + event.text)
+            if event.call == last.call:
+                joined[-1] = Arguments(event.call, last.text + event.text)
             else:
                 joined.append(event)
         elif isinstance(event, Content) and isinstance(last, Content):

@@ -1,4 +1,4 @@
-"""gpt-oss: messages in channels, `<|channel|>NAME ... <|message|>TEXT<|end|>`, the first one's role being in the prompt.
+"""gpt-oss: messages in channels, `<|channel|>NAME ... <|message|>TEXT<|end|>`; the prompt has the first one's role.
 
 `analysis` is reasoning. What has a recipient, `to=functions.NAME`, is a call; the rest is content.
 """

@@ -99,7 +99,9 @@ def decoded(raw: str) -> str:
         raise Malformed from error
 
 
-def call(scanner: Scanner, keys: tuple[str, ...] = ("arguments", "parameters"), known: Container[str] = ()) -> Script[None]:
+def call(
+    scanner: Scanner, keys: tuple[str, ...] = ("arguments", "parameters"), known: Container[str] = ()
+) -> Script[None]:
     """An object with `name`, one of `keys`, and perhaps `id`, in any order; commits it. Raises Malformed before that.
 
     `known`: names that count, if any are given. Arguments are streamed if the name comes first.

@@ -25,4 +25,6 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
 
 
 DIALECT = ToolDialect("kimi_k2", ((BEGIN,),), (BEGIN, END, CALL, ARGUMENTS, CALL_END), read)
-REASONING = ReasoningDialect("kimi_k2", (("<think>", BEGIN), ("</think>", BEGIN)), "<think>", "</think>", calls=(BEGIN,))
+REASONING = ReasoningDialect(
+    "kimi_k2", (("<think>", BEGIN), ("</think>", BEGIN)), "<think>", "</think>", calls=(BEGIN,)
+)

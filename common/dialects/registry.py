@@ -30,6 +30,7 @@ from common.dialects.tools import Tools
 from common.errors import ConfigError
 
 AUTO, NONE = "auto", "none"
+SLICE = 2048
 TOOLS: dict[str, ToolDialect] = {
     each.name: each
     for each in (
@@ -49,8 +50,7 @@ TOOLS: dict[str, ToolDialect] = {
     )
 }
 REASONING: dict[str, ReasoningDialect] = {
-    each.name: each
-    for each in (harmony.REASONING, kimi_k2.REASONING, mistral.REASONING, think.KIMI_VL, think.THINK)
+    each.name: each for each in (harmony.REASONING, kimi_k2.REASONING, mistral.REASONING, think.KIMI_VL, think.THINK)
 }
 
 
@@ -59,6 +59,12 @@ class Dialects(NamedTuple):
 
     tools: ToolDialect | None
     reasoning: ReasoningDialect | None
+
+    @property
+    def named(self) -> str:
+        """For people."""
+        tools, reasoning = (each.name if each else NONE for each in self)
+        return f"tool calls: {tools}, reasoning: {reasoning}"
 
     @property
     def markers(self) -> frozenset[str]:
@@ -106,8 +112,9 @@ class Reader:
 
     def feed(self, text: str) -> list[Event]:
         """What this text makes known."""
-        self._scanner.buffer += text
-        self._advance()
+        for start in range(0, len(text), SLICE):  # a script moves what it has not taken yet with each step
+            self._scanner.buffer += text[start : start + SLICE]
+            self._advance()
         return self._news()
 
     def finish(self) -> list[Event]:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from common.errors import Reject
 from common.protocol import Submit
 from services.api import deadline, route
+from services.api.answer import Wanted
 from services.api.gateway import Gateway
 from services.api.hub import Hub, Request
 from services.api.schema.generation import GenerationRequest, wants_usage
@@ -55,16 +56,20 @@ async def generate(
     model: str,
     asked: GenerationRequest,
     submits: list[Submit],
-    kind: str,
     reply: Reply,
+    wanted: Wanted | None = None,
 ) -> ASGIApp:
-    """Opens the request, waits for the first news (stream) or the last (whole). Raises Reject while nothing is sent."""
-    identity = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{route.request_id(http)}"
+    """Opens the request, waits for the first news (stream) or the last (whole). Raises Reject while nothing is sent.
+
+    `wanted`: of a chat.
+    """
+    identity = f"{'chatcmpl' if wanted else 'cmpl'}-{route.request_id(http)}"
     limit = gateway.config.api.max_buffered_events if asked.stream else 0
     left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
     state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
     submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
+    request.wanted = wanted
     gateway.record_received(route.request_id(http), request)
     wire, created = wire_of(http.scope), int(time.time())
     alarm = deadline.set_alarm(gateway.hub, request, left_s)
@@ -76,7 +81,7 @@ async def generate(
             collector.close()
         raise_failure(request)
         return route.json(reply(identity, created, model, request))
-    chunks = Chunks(kind, identity, created, model, wants_usage(asked))
+    chunks = Chunks("chat" if wanted else "completion", identity, created, model, wants_usage(asked))
     slow_s = gateway.config.api.slow_client_s
     stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm, slow_s)
     try:

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from common.dialects.events import Event, merged
 from common.errors import Reject, RejectReason
 from common.protocol import FinishReason
 from services.api import errors, slow
-from services.api.hub import WORDS, Choice, Hub, Request
-from services.api.schema.replies import Usage, stop_reason, usage_of
+from services.api.hub import Choice, Hub, Request
+from services.api.schema.replies import Usage, delta_of, stop_reason, usage_of
 from services.api.server import Wire
 
 DONE = b"data: [DONE]\n\n"
@@ -51,6 +52,12 @@ class Chunks:
             b'%b,"logprobs":null,"finish_reason":null}]%b' % (after, self._tail),
         )
 
+    def events(self, index: int, events: list[Event]) -> list[bytes]:
+        """One chunk each. What a call's arguments gained together is one piece."""
+        end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        head = b'%b,"choices":[{"index":%d,"delta":' % (self._head, index)
+        return [head + encode(delta_of(event)) + end for event in merged(events)]
+
     def opening(self, index: int) -> bytes:
         """The first chunk of a chat choice tells the role; completions have none."""
         if not self._chat:
@@ -61,7 +68,7 @@ class Chunks:
     def end(self, choice: Choice, failure: errors.Problem | None) -> bytes:
         """The last chunk of a choice; with a failure also the error object that OpenAI's client raises."""
         assert choice.finished is not None
-        word = b"error" if failure else WORDS[choice.finished.reason].encode()
+        word = b"error" if failure else choice.word.encode()
         why = encode(stop_reason(choice.finished))
         values = (self._head, choice.index, self._empty, word, why)
         chunk = b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]' % values
@@ -190,7 +197,9 @@ class EventStream:
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:
-            if choice.parts:
+            if choice.answer is not None:
+                pieces += self._chunks.events(choice.index, choice.read())
+            elif choice.parts:
                 before, after = self._frames[choice.index]
                 pieces += (before, encode(choice.take()), after)
             if choice.finished is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.protocol import Admit, Sampling, Submit
+from common.protocol import Admit, Sampling, Submit, TextFormat
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.stop import StopMatcher
@@ -20,13 +20,14 @@ SEED_RANGE = 1 << 64
 class Request:
     """What the choices of one Submit share."""
 
-    __slots__ = ("admitted", "box", "live", "readmitted", "sampling", "submit", "tokens")
+    __slots__ = ("admitted", "box", "format", "live", "readmitted", "sampling", "submit", "tokens")
 
     def __init__(self, submit: Submit, box: Outbox) -> None:
         self.submit = submit
         self.box = box
         self.sampling = submit.sampling
         self.tokens: array[int] = array("i")  # the prompt, once it is encoded
+        self.format: TextFormat | None = None  # as the API was told
         self.admitted = self.readmitted = False
         self.live = submit.n  # choices without a terminal
 

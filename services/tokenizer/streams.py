@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from common.columns import unpack_i32, unpack_u64
+from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
@@ -25,6 +26,7 @@ from common.protocol import (
     TokenBatch,
 )
 from services.tokenizer.encode import fit, param_of
+from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request, Sequence, first_admission
@@ -76,6 +78,7 @@ def _is_late(message: Refused, sequence: Sequence) -> bool:
 class Streams:
     def __init__(self, lanes: Lanes) -> None:
         self.vocabulary = Vocabulary([])  # until the model's is loaded
+        self.formats = Formats(Dialects(None, None), self.vocabulary)
         self.boxes: dict[BoxKey, Outbox] = {}
         self.open_requests = 0
         self.counts = Counts()
@@ -90,21 +93,27 @@ class Streams:
             return None
         request = Request(submit, box)
         for seq_id in request.choices():
-            self._sequences[seq_id] = Sequence(seq_id, request, self.vocabulary)
+            self._sequences[seq_id] = Sequence(seq_id, request, self._words(submit))
         self.open_requests += 1
         return request
+
+    def _words(self, submit: Submit) -> Vocabulary:
+        return self.formats.words(submit) if submit.parts else self.vocabulary
 
     def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        told = self.formats.told(submit, tokens) if submit.parts else None
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
-        request.tokens, request.sampling, request.admitted = tokens, sampling, True
+        request.tokens, request.sampling, request.admitted, request.format = tokens, sampling, True, told
+        if told is not None:
+            request.box.formats.append(told)
         request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
         at_start = self.vocabulary.lead_spaces > 0 and all(token in self.vocabulary.special for token in tokens)
         for seq_id in request.choices():
@@ -113,7 +122,7 @@ class Streams:
                 lane.upstream.put(Abort(seq_id))  # ended while its prompt was encoded
                 continue
             if at_start:
-                sequence.start(self.vocabulary, True)
+                sequence.start(self._words(submit), True)
             if moved:
                 self.lanes.ask(sequence)
             else:
@@ -287,17 +296,19 @@ class Streams:
         finished: Finished = NOT_FINISHED,
     ) -> None:
         """The one terminal. `finished` is the scheduler's, if it came."""
+        request = sequence.request
         sequence.box.finished.append(
             TextFinished(
                 sequence.seq_id,
                 reason,
-                len(sequence.request.tokens),
+                len(request.tokens),
                 len(sequence.output) if output_tokens < 0 else output_tokens,
                 finished.cached_tokens,
                 finished.stop_token,
                 stop_string,
                 message or finished.message,
                 finished.code,
+                self.formats.reasoning_tokens(request.submit, request.format, sequence.output),
             )
         )
         self._forget(sequence)

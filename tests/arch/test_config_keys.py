@@ -4,6 +4,7 @@ from common.config import keys
 
 KEYS = """
 model.source model.name model.dtype model.weights model.max_len model.trust_remote_code
+model.tool_parser model.reasoning_parser
 kv.block_tokens kv.blocks kv.memory_gib kv.gpu_memory_utilization kv.dtype kv.prefix_cache
 kv.share_prefix_across_tenants
 scheduler.policy scheduler.max_rows scheduler.step_tokens scheduler.chunk_tokens scheduler.max_waiting
