@@ -34,7 +34,7 @@ def _call(scanner: Scanner, tools: Tools) -> Script[None]:
     while (yield from scanner.skip(KEY)):
         parts: list[str] = []
         if not (yield from scanner.until(parts.append, KEY_END)):
-            scanner.arguments("".join(parts))
+            arguments.add_cut("".join(parts))
             return
         yield from scanner.spaces()
         yield from scanner.skip(VALUE)

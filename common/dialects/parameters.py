@@ -18,6 +18,13 @@ class Object:
         self._scanner.arguments(f"{', ' if self._some else '{'}{quoted(name)}: {value}")
         self._some = True
 
+    def add_cut(self, name: str, value: str | None = None) -> None:
+        """The text ended inside the name, or inside a value that is no string."""
+        if not name and value is None:
+            return
+        before = f"{', ' if self._some else '{'}{quoted(name)[:-1]}"
+        self._scanner.arguments(before if value is None else f'{before}": {value.lstrip()}')
+
     def end(self) -> None:
         self._scanner.arguments("}" if self._some else "{}")
 
@@ -41,8 +48,10 @@ class Object:
                 inner.end()
         else:
             found = yield from self._scanner.until(emit, end)
-        if types != STRING:
-            self.add(name, json_of("".join(parts), types) if found else quoted("".join(parts))[:-1])
+        if types != STRING and not found:
+            self.add_cut(name, "".join(parts))
+        elif types != STRING:
+            self.add(name, json_of("".join(parts), types))
         elif found:
             self._scanner.arguments('"')
         return bool(found)
@@ -94,10 +103,11 @@ def tagged_call(scanner: Scanner, tags: Tags, tools: Tools) -> Script[None]:
         if found != tags.parameter:
             break
         parts: list[str] = []
-        if not (yield from scanner.until(parts.append, tags.parameter_name_end)):
-            scanner.arguments("".join(parts))
-            return
+        named = yield from scanner.until(parts.append, tags.parameter_name_end)
         key, types = typed_key("".join(parts))
+        if not named:
+            arguments.add_cut(key)
+            return
         if not (yield from arguments.read(key, tags.parameter_end, types, tags.newlines)):
             return
     if found or not scanner.ended:
@@ -122,8 +132,9 @@ def tagged_calls(scanner: Scanner, tags: Tags, tools: Tools) -> Script[None]:
 
 def typed_key(text: str) -> tuple[str, frozenset[str] | None]:
     """A parameter's name as its tag gives it: KEY, "KEY", or "KEY" string="true", which tells the type, too."""
-    key, mark, told = text.partition(' string="')
-    types = None
-    if mark:
-        types = STRING if told.startswith("true") else frozenset()
-    return key.strip().strip('"'), types
+    text = text.strip()
+    if not text.startswith('"'):
+        return text, None
+    key, _, told = text[1:].partition('"')
+    _, mark, word = told.partition('string="')
+    return key, (STRING if word.startswith("true") else frozenset()) if mark else None

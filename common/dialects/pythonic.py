@@ -75,15 +75,16 @@ def _arguments(scanner: Scanner, name: str, tools: Tools) -> Script[bool]:
         key = yield from _word(scanner)
         yield from scanner.spaces()
         if not key or not (yield from scanner.skip("=")):
-            scanner.arguments(key)
+            arguments.add_cut(key)
             return False
         yield from scanner.spaces()
         parts: list[str] = []
         whole = yield from _value(scanner, parts)
         text = "".join(parts).strip()
-        arguments.add(key, python_value(text) or JSON_WORDS.get(text) or quoted(text))
         if not whole:
+            arguments.add_cut(key, "".join(parts))
             return False
+        arguments.add(key, python_value(text) or JSON_WORDS.get(text) or quoted(text))
         yield from scanner.skip(",")
 
 
