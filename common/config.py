@@ -81,6 +81,9 @@ class Worker(Branch, frozen=True):
     self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
     near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
     tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
+    null_echo: Annotated[
+        int, Meta(ge=-1)
+    ] = -1  # null worker: answers what is between the prompt's last two of this token
 
 
 class Api(Branch, frozen=True):

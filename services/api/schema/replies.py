@@ -23,7 +23,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails(0)
 
 
 class CalledFunction(msgspec.Struct, frozen=True):

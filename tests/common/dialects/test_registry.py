@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 
@@ -70,7 +71,7 @@ def answers(draw: st.DrawFn) -> tuple[str, str, str, list[int]]:
 def test_how_a_text_is_cut_makes_no_difference(answer: tuple[str, str, str, list[int]], opened: bool) -> None:
     name, thinking, text, cuts = answer
     places = [0, *sorted(cuts), len(text)]
-    pieces = [text[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
     whole = events_of(reader_of(name, thinking, opened), [text])
     assert events_of(reader_of(name, thinking, opened), pieces) == whole
     assert events_of(reader_of(name, thinking, opened), list(text)) == whole
@@ -102,7 +103,9 @@ def test_arguments_come_piece_by_piece() -> None:
 def test_a_head_that_never_ends_is_not_held_for_ever() -> None:
     reader = reader_of("hermes")
     text = '<tool_call>{"x": "' + "y" * 40_000
-    shown = "".join(event.text for start in range(0, len(text), 100) for event in reader.feed(text[start : start + 100]))
+    shown = "".join(
+        event.text for start in range(0, len(text), 100) for event in reader.feed(text[start : start + 100])
+    )
     assert shown == text
     assert read(text, "hermes").content == text
 

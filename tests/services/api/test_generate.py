@@ -46,6 +46,7 @@ def test_whole_answers(path: str, body: dict[str, Any]) -> None:
                 "completion_tokens": 2,
                 "total_tokens": 9,
                 "prompt_tokens_details": {"cached_tokens": 4},
+                "completion_tokens_details": {"reasoning_tokens": 0},
             }
             (choice,) = answer["choices"]
             assert said(choice) == " t0 t1" and choice["finish_reason"] == "length" and choice["stop_reason"] is None
