@@ -1,6 +1,5 @@
 import itertools
 import json
-import os
 
 import pytest
 from hypothesis import example, given, settings
@@ -45,8 +44,9 @@ def test_a_call_that_is_cut_off_is_no_loss(name: str) -> None:
             assert answer.content == text[:cut]
         for (call, arguments), whole in zip(answer.calls, (PARIS, {}), strict=False):
             assert call in ("get_weather", "time.now")
-            shared = os.path.commonprefix([json.dumps(whole, ensure_ascii=False), arguments])
-            rest = arguments[len(shared) :].removeprefix('"')  # of a marker that is cut, or a literal of Python's
+            pairs = zip(arguments, json.dumps(whole, ensure_ascii=False), strict=False)
+            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            rest = arguments[shared:].removeprefix('"')  # of a marker that is cut, or a literal of Python's
             assert text[:cut].endswith((rest, rest.replace("\\n", "\n")))
 
 
