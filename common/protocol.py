@@ -13,6 +13,7 @@ import msgspec
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
+from common.text_format import Options as Options
 from common.text_format import TextFormat as TextFormat
 
 PROTOCOL_VERSION = 1
@@ -214,12 +215,11 @@ class Submit(Message, frozen=True):
     tenant: str = ""  # name of the API key; tenants share the scheduler by weight
     weight: int = 1
     parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
+    options: Options = Options()
 
 
 class Abort(Message, frozen=True):
-    """This sequence's client has gone. Takes its Submit's way API -> tokenizer -> scheduler, so never overtakes it."""
-
-    seq_id: int
+    seq_id: int  # its client has gone; takes its Submit's way API -> tokenizer -> scheduler, so never overtakes it
 
 
 class Tokenize(Message, frozen=True):
@@ -253,6 +253,7 @@ class TextBatch(Message, frozen=True):
     finished: list[TextFinished]
     accepted: bytes = b""  # _u64: as in TokenBatch
     formats: list[TextFormat] = []
+    ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
 
 
 class Refused(Message, frozen=True):

@@ -152,6 +152,9 @@ class Hub:
                         message = f"the client left {len(parts)} events unread"
                         self.fail(request, Reject(RejectReason.INTERNAL, message))
         inter_token.add(now_s - since_s, alike)
+        for seq_id, (first, tokens) in batch.ids.items():
+            if (choice := choices.get(seq_id)) is not None and not len(tokens) % 4:
+                choice.add_ids(first, tokens)
         for finished in batch.finished:
             self._finish(finished, now_s)
         for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):

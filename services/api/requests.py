@@ -1,9 +1,11 @@
 """Open requests: their choices, what has come of each, and who reads it. Plain records that the hub changes."""
 
+from array import array
 from typing import Protocol
 
 import msgspec
 
+from common.columns import unpack_i32
 from common.dialects.events import Event
 from common.errors import Reject
 from common.protocol import FinishReason, Peer, Submit, TextFinished, TextFormat
@@ -34,7 +36,8 @@ class Choice:
 
     __slots__ = (
         *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
-        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
+        *("echo", "ids", "ids_taken", "prompt", "prompt_tokens", "request", "seq_id", "submit", "taken_chars"),
+        "tokenizer",
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -49,6 +52,10 @@ class Choice:
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
         self.answer: Answer | None = None  # of a chat: reads the text
+        self.echo = ""  # what its client gets before the text
+        self.prompt_tokens, self.prompt = 0, b""  # once they are told
+        self.ids: array[int] = array("i")  # of the output, where they are wanted
+        self.ids_taken = 0  # by the consumer
         self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
 
@@ -92,8 +99,20 @@ class Choice:
 
     def read_as(self, told: TextFormat) -> None:
         """The text is written so. Known from the first tokenizer that had it: another one tells the same."""
-        if self.answer is None and self.request.wanted is not None:
+        self.prompt_tokens, self.prompt = told.prompt_tokens, told.prompt
+        if self.answer is None and self.request.wanted is not None and (told.tools or told.reasoning):
             self.answer = Answer(told, self.request.wanted)
+
+    def add_ids(self, first: int, tokens: bytes) -> None:
+        """Token ids of a row; those of a repeat are here already."""
+        if first == len(self.ids):
+            self.ids.extend(unpack_i32(tokens))
+
+    def take_ids(self) -> list[int]:
+        """Those since the last call."""
+        ids = self.ids[self.ids_taken :].tolist()
+        self.ids_taken = len(self.ids)
+        return ids
 
     @property
     def word(self) -> str:

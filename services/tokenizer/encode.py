@@ -5,14 +5,17 @@ interpreter lock back while it encodes a batch (not for a single text), so the e
 """
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Encoding
 
 from common.columns import unpack_i32
 from common.errors import Reject, RejectReason
 from common.protocol import PromptKind, Sampling, Submit, Tokenize
 from services.tokenizer.source import Loaded
+
+ANSWER, AS_IT_IS, GOES_ON = 0, 1, 2  # Options.prompt_end
 
 
 class Encoded(NamedTuple):
@@ -33,7 +36,9 @@ class Encoder:
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
-            text = self._render(submit.messages, submit.template_kwargs, True)
+            end = submit.options.prompt_end
+            text = self._render(submit.messages, submit.template_kwargs, end == ANSWER)
+            text = up_to_last_message(text, submit.messages) if end == GOES_ON else text
             tokens = array("i", self._encode(text, False, "messages").ids)
         else:
             tokens = array("i", self._encode(submit.text, True, "prompt").ids)
@@ -69,6 +74,24 @@ class Encoder:
             raise Reject(RejectReason.INVALID, message, param) from error
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding
+
+
+def up_to_last_message(text: str, messages: bytes) -> str:
+    """A rendered chat without what the template puts behind its last message. Raises Reject."""
+    last = msgspec.json.decode(messages, type=list[dict[str, Any]])[-1].get("content") or ""
+    place = text.rfind(last.rstrip()) if last.strip() else -1
+    if place < 0:
+        text = "the model's chat template does not show the last message as it is, so it cannot go on"
+        raise Reject(RejectReason.INVALID, text, "continue_final_message")
+    return text[: place + len(last.rstrip())] + last[len(last.rstrip()) :]
+
+
+def shortened(tokens: "array[int]", submit: Submit, max_model_len: int) -> "array[int]":
+    """The prompt's last tokens, if the request says how many."""
+    keep = submit.options.keep_tokens
+    if keep < 0:
+        keep = max_model_len - max(submit.sampling.max_tokens, 1)
+    return tokens[-keep:] if 0 < keep < len(tokens) else tokens
 
 
 def param_of(kind: PromptKind) -> str:

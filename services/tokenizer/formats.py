@@ -38,11 +38,18 @@ class Formats:
         if submit.parts & TOOLS and tools is None:
             text = "this model has no way of calling tools that is known here; model.tool_parser can name one"
             raise Reject(RejectReason.INVALID, text, "tools")
-        if tools is None and reasoning is None:
+        options = submit.options
+        if tools is None and reasoning is None and not options.tell_prompt and not options.token_ids:
             return None
         begin = reasoning.begin if reasoning else ""
-        opened = bool(begin) and self._vocabulary.decode(prompt[-TAIL:]).rstrip().endswith(begin)
-        return TextFormat(submit.seq_id, tools.name if tools else "", reasoning.name if reasoning else "", opened)
+        return TextFormat(
+            submit.seq_id,
+            tools.name if tools else "",
+            reasoning.name if reasoning else "",
+            bool(begin) and self._vocabulary.decode(prompt[-TAIL:]).rstrip().endswith(begin),
+            len(prompt),
+            prompt.tobytes() if options.token_ids else b"",
+        )
 
     def reasoning_tokens(self, submit: Submit, told: TextFormat | None, output: "array[int]") -> int:
         """Tokens of an output that are reasoning, markers included."""

@@ -64,6 +64,8 @@ class Sequence:
         submit = self.request.submit
         self.detokenizer = Detokenizer(vocabulary, submit.skip_special_tokens, at_start)
         self.fast = vocabulary.no_texts if self.skip_tokens else self.detokenizer.table()
+        if submit.options.token_ids:
+            self.fast = vocabulary.no_texts  # every row is seen here
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
@@ -75,6 +77,9 @@ class Sequence:
             if not count and not text:
                 return
         box = self.box
+        if self.request.submit.options.token_ids and count:
+            begin = box.ids.get(self.seq_id, (index,))[0]
+            box.ids[self.seq_id] = begin, self.output[begin : index + count].tobytes()
         if self.turn == box.turn:
             box.texts[self.row] += text
             box.counts[self.row] += count

@@ -19,13 +19,14 @@ from common.protocol import (
     Finished,
     FinishReason,
     ModelFacts,
+    Options,
     Refused,
     Stop,
     Submit,
     TextFinished,
     TokenBatch,
 )
-from services.tokenizer.encode import fit, param_of
+from services.tokenizer.encode import fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
@@ -34,6 +35,7 @@ from services.tokenizer.vocabulary import Vocabulary
 
 ID_RANGE = 1 << 64
 NO_TOKEN = -1
+PLAIN = Options()
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
 
@@ -103,9 +105,10 @@ class Streams:
     def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
+        tokens = shortened(tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        told = self.formats.told(submit, tokens) if submit.parts else None
+        told = self.formats.told(submit, tokens) if submit.parts or submit.options != PLAIN else None
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
@@ -238,7 +241,7 @@ class Streams:
         text = sequence.detokenizer.feed(token)
         if sequence.matcher is None:
             sequence.add_row(index, 1, text)
-            if not sequence.skip_tokens:
+            if not sequence.skip_tokens and not sequence.request.submit.options.token_ids:
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self.lanes.put(sequence, Stop(sequence.seq_id))

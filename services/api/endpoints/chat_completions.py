@@ -8,7 +8,7 @@ from services.api.generate import generate
 from services.api.hub import Request
 from services.api.route import Endpoint, read_body
 from services.api.schema.chat import BODY, check_messages, submits_of, wanted_of
-from services.api.schema.replies import ChatChoice, ChatCompletion, message_of, stop_reason, usage_of
+from services.api.schema.replies import ChatChoice, ChatCompletion, ids_of, message_of, stop_reason, usage_of
 
 
 async def chat_completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
@@ -25,8 +25,9 @@ def reply(identity: str, created: int, model: str, request: Request) -> ChatComp
     for choice in request.choices:
         assert choice.finished is not None
         message = message_of(choice)
-        choices.append(ChatChoice(choice.index, message, choice.word, stop_reason(choice.finished)))
-    return ChatCompletion(identity, created, model, choices, usage_of(request))
+        prompt, ids = ids_of(choice)
+        choices.append(ChatChoice(choice.index, message, choice.word, stop_reason(choice.finished), None, ids))
+    return ChatCompletion(identity, created, model, choices, usage_of(request), prompt_token_ids=prompt)
 
 
 ENDPOINTS = [

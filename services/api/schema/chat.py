@@ -73,6 +73,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
@@ -86,8 +88,6 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "web_search_options": ABSENT,
     "verbosity": one_of("medium"),
     "chat_template": ABSENT,
-    "add_generation_prompt": one_of(True),
-    "continue_final_message": OFF,
     "add_special_tokens": OFF,
     "documents": EMPTY_LIST,
     "media_io_kwargs": one_of({}),
@@ -200,6 +200,18 @@ def template_kwargs(request: ChatRequest, tools: list[dict[str, Any]]) -> dict[s
     return found | given
 
 
+def prompt_end(request: ChatRequest) -> int:
+    """Options.prompt_end. Raises Reject."""
+    if not request.continue_final_message:
+        return 1 if request.add_generation_prompt is False else 0
+    if request.add_generation_prompt:
+        raise invalid("add_generation_prompt and continue_final_message exclude each other", "continue_final_message")
+    last = request.messages[-1] if request.messages else None
+    if last is None or last.role != "assistant" or last.tool_calls or not last.content:
+        raise invalid("the last message must be an assistant's, with content", "continue_final_message")
+    return 2
+
+
 def wanted_of(request: ChatRequest) -> Wanted:
     """How the answers are to be told."""
     tools = tools_of(request)
@@ -222,6 +234,6 @@ def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> lis
             messages=messages_json(request.messages),
             template_kwargs=msgspec.json.encode(template_kwargs(request, tools)),
             parts=3 if tools else 1,
-            **submit_fields(request),
+            **submit_fields(request, prompt_end(request)),
         )
     ]

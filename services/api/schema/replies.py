@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from common.columns import unpack_i32
 from common.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from common.protocol import FinishReason, TextFinished
 from services.api.hub import Choice, Request
@@ -51,6 +52,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: str
     stop_reason: int | str | None = None
     logprobs: None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -61,6 +63,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -69,6 +72,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: str
     stop_reason: int | str | None = None
     logprobs: None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True):
@@ -115,6 +120,20 @@ def delta_of(event: Event) -> dict[str, Any]:
         return {"tool_calls": [call | {"function": {"arguments": event.text}}]}
     function = {"name": event.name, "arguments": ""}
     return {"tool_calls": [call | {"id": event.identity, "type": "function", "function": function}]}
+
+
+def ids_of(choice: Choice) -> tuple[list[int] | UnsetType, list[int] | UnsetType]:
+    """Token ids of the prompt and of the output, where they are wanted."""
+    if not choice.submit.options.token_ids:
+        return UNSET, UNSET
+    return unpack_i32(choice.prompt).tolist(), choice.take_ids()
+
+
+def usage_so_far(request: Request) -> Usage:
+    """Of a request that may go on: its tokens that have come. Cached ones are known at the end."""
+    prompt = sum(choice.prompt_tokens for choice in request.choices if choice.origin == choice.first)
+    output = sum(choice.received for choice in request.choices)
+    return Usage(prompt, output, prompt + output, PromptTokensDetails(0))
 
 
 def usage_of(request: Request) -> Usage:
