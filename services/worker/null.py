@@ -1,7 +1,7 @@
 """The null engine: canned tokens after a settable time, no torch. Load tests of the three other services use it.
 
 Each token is a function of the row's sequence and position only, so a re-planned sequence repeats itself. With
-`worker.null_echo` a prompt scripts its own answer: what it has between its last two tokens of that id, which then ends it.
+`worker.null_echo` a prompt scripts its answer: what it has between its last two tokens of that id, which also ends it.
 """
 
 import time

@@ -78,6 +78,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
+    "echo": OFF,
     "logprobs": OFF,
     "top_logprobs": one_of(0),
     "functions": EMPTY_LIST,

@@ -29,7 +29,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     echo: bool | None = None
 
 
-UNSUPPORTED_IN_COMPLETION = {name: harmless for name, harmless in UNSUPPORTED.items() if name != "echo"} | {
+UNSUPPORTED_IN_COMPLETION = UNSUPPORTED | {
     "logprobs": ABSENT,
     "suffix": one_of(""),
     "prompt_embeds": ABSENT,

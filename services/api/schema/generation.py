@@ -66,7 +66,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "prompt_logprobs": ABSENT,
     "logprob_token_ids": EMPTY_LIST,
     "return_tokens_as_token_ids": OFF,
-    "echo": OFF,
     "best_of": one_of(1),
     "use_beam_search": OFF,
     "length_penalty": one_of(1, 1.0),

@@ -1,11 +1,12 @@
 from array import array
 
+import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from common.dialects.registry import REASONING, TOOLS, Dialects
 from common.errors import Reject
-from common.protocol import PromptKind, Sampling, Submit, TextFormat
+from common.protocol import Options, PromptKind, Sampling, Submit, TextFormat
 from services.tokenizer import vocabulary
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.formats import Formats
@@ -49,8 +50,10 @@ def test_what_the_api_is_told(words: tuple[Tokenizer, vocabulary.Vocabulary]) ->
     tokenizer, table = words
     formats = Formats(Dialects(TOOLS["mistral"], REASONING["think"]), table)
     asked, thinking = ids(tokenizer, "<think>x</think>hi"), ids(tokenizer, "hi<think>\n")
-    assert formats.told(submit(3), asked) == TextFormat(7, "mistral", "think", False)
-    assert formats.told(submit(1), thinking) == TextFormat(7, "", "think", True)
+    assert formats.told(submit(3), asked) == TextFormat(7, "mistral", "think", False, len(asked))
+    assert formats.told(submit(1), thinking) == TextFormat(7, "", "think", True, len(thinking))
+    ids = msgspec.structs.replace(submit(0), options=Options(token_ids=True))
+    assert formats.told(ids, asked) == TextFormat(7, prompt_tokens=len(asked), prompt=asked.tobytes())
     plain = Formats(Dialects(None, None), table)
     assert plain.told(submit(1), asked) is None
     with pytest.raises(Reject, match=r"model\.tool_parser") as refused:

@@ -97,13 +97,25 @@ def test_tools_that_are_refused(asked: dict[str, Any], param: str) -> None:
 
 def test_effort_is_told_in_the_words_of_templates() -> None:
     assert json.loads(submit([USER], reasoning_effort="high").template_kwargs) == {
-        "enable_thinking": True, "thinking": True,
+        "enable_thinking": True,
+        "thinking": True,
         "reasoning_effort": "high",
     }
     off = {"enable_thinking": False, "thinking": False}
     assert json.loads(submit([USER], reasoning_effort="none").template_kwargs) == off
     own = submit([USER], reasoning_effort="none", chat_template_kwargs={"thinking": True}).template_kwargs
     assert json.loads(own) == off | {"thinking": True}
+
+
+def test_where_the_prompt_ends() -> None:
+    started = [USER, {"role": "assistant", "content": "The capital"}]
+    assert submit([USER]).options.prompt_end == 0
+    assert submit(started, add_generation_prompt=False).options.prompt_end == 1
+    assert submit(started, continue_final_message=True).options.prompt_end == 2
+    assert submit(started, continue_final_message=True, add_generation_prompt=False).options.prompt_end == 2
+    assert refused(started, continue_final_message=True, add_generation_prompt=True) == "continue_final_message"
+    for talk in ([USER], [USER, {"role": "assistant", "tool_calls": [CALL]}]):
+        assert refused(talk, continue_final_message=True) == "continue_final_message"
 
 
 def test_what_is_wanted() -> None:
@@ -166,8 +178,7 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
         ("function_call", "none", {"name": "f"}),
         ("modalities", ["text"], ["text", "audio"]),
         ("audio", None, {"voice": "x"}),
-        ("continue_final_message", False, True),
-        ("add_generation_prompt", True, False),
+        ("echo", False, True),
         ("chat_template", None, "{{ x }}"),
         ("documents", [], [{}]),
         ("response_format", {"type": "text"}, {"type": "json_schema"}),
