@@ -52,8 +52,8 @@ def test_what_the_api_is_told(words: tuple[Tokenizer, vocabulary.Vocabulary]) ->
     asked, thinking = ids(tokenizer, "<think>x</think>hi"), ids(tokenizer, "hi<think>\n")
     assert formats.told(submit(3), asked) == TextFormat(7, "mistral", "think", False, len(asked))
     assert formats.told(submit(1), thinking) == TextFormat(7, "", "think", True, len(thinking))
-    ids = msgspec.structs.replace(submit(0), options=Options(token_ids=True))
-    assert formats.told(ids, asked) == TextFormat(7, prompt_tokens=len(asked), prompt=asked.tobytes())
+    with_ids = msgspec.structs.replace(submit(0), options=Options(token_ids=True))
+    assert formats.told(with_ids, asked) == TextFormat(7, prompt_tokens=len(asked), prompt=asked.tobytes())
     plain = Formats(Dialects(None, None), table)
     assert plain.told(submit(1), asked) is None
     with pytest.raises(Reject, match=r"model\.tool_parser") as refused:
