@@ -25,14 +25,13 @@ class Wanted(NamedTuple):
 
 
 class Answer:
-    __slots__ = ("_finished", "_reader", "_short_ids", "_wanted", "calls")
+    __slots__ = ("_reader", "_short_ids", "_wanted", "calls")
 
     def __init__(self, told: TextFormat, wanted: Wanted) -> None:
         dialects = Dialects(TOOLS.get(told.tools), REASONING.get(told.reasoning))
         self._reader = Reader(dialects, wanted.tools, told.opened)
         self._short_ids = dialects.tools is not None and dialects.tools.short_ids
         self._wanted = wanted
-        self._finished = False
         self.calls = 0  # that have begun
 
     def feed(self, text: str) -> list[Event]:
@@ -40,9 +39,6 @@ class Answer:
 
     def finish(self) -> list[Event]:
         """The end; repeating it is harmless."""
-        if self._finished:
-            return []
-        self._finished = True
         return self._shown(self._reader.finish())
 
     def _shown(self, events: list[Event]) -> list[Event]:

@@ -118,7 +118,8 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         raise invalid(f"{param}.tool_calls: only an assistant calls tools", f"{param}.tool_calls")
-    if message.content is None and not calls:
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+    if message.content is None and not calls and reasoning is None:
         raise invalid(f"{param}.content is required", f"{param}.content")
     plain: dict[str, Any] = {"role": message.role, "content": _text(message.content, f"{param}.content")}
     if calls:
@@ -127,7 +128,6 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
         "name": message.name,
         "tool_call_id": message.tool_call_id,
     }
-    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
     if reasoning is not None:  # the names that templates have for it
         optional |= {"reasoning_content": reasoning, "reasoning": reasoning}
         if not (calls and plain["content"]):  # templates that know this one take either of the two

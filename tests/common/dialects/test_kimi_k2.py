@@ -11,6 +11,8 @@ def test_calls_end_reasoning() -> None:
     calls = EXAMPLES["kimi_k2"].removeprefix("Let me see.")
     answer = read("<think>Hm. " + calls, "kimi_k2", "kimi_k2")
     assert answer.reasoning == "Hm." and len(answer.calls) == 2
+    text = "<|tool_calls_section_begin|>b"
+    assert read("<think>a" + text, "kimi_k2", "kimi_k2") == (text, [], "a")
     assert read("<think>a</think>b", "", "kimi_k2") == ("b", [], "a")
 
 
