@@ -70,9 +70,7 @@ async def generate(
     state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
     submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
-    request.wanted = wanted
-    for choice in request.choices if echoes else ():
-        choice.echo = echoes[choice.index // choice.submit.n]
+    request.wanted, request.echoes = wanted, echoes
     gateway.record_received(route.request_id(http), request)
     wire, created = wire_of(http.scope), int(time.time())
     alarm = deadline.set_alarm(gateway.hub, request, left_s)

@@ -23,7 +23,6 @@ from common.protocol import (
     Submit,
     TextBatch,
     TextFinished,
-    TextFormat,
     Tokenize,
     Tokenized,
 )
@@ -34,6 +33,7 @@ from services.api.requests import NOBODY as NOBODY
 from services.api.requests import WORDS as WORDS
 from services.api.requests import Choice as Choice
 from services.api.requests import Request as Request
+from services.api.requests import take_extras
 from services.api.routes import Routes
 
 ABORTS_KEPT = 1024
@@ -111,8 +111,7 @@ class Hub:
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
-        for told in batch.formats:
-            self._told(told)
+        take_extras(self.choices, batch)
         rows = len(batch.texts)
         if (len(batch.seq_ids), len(batch.first_index), len(batch.counts)) != (8 * rows, 4 * rows, 4 * rows):
             self.figures.unknown_results += 1
@@ -152,22 +151,12 @@ class Hub:
                         message = f"the client left {len(parts)} events unread"
                         self.fail(request, Reject(RejectReason.INTERNAL, message))
         inter_token.add(now_s - since_s, alike)
-        for seq_id, (first, tokens) in batch.ids.items():
-            if (choice := choices.get(seq_id)) is not None and not len(tokens) % 4:
-                choice.add_ids(first, tokens)
         for finished in batch.finished:
             self._finish(finished, now_s)
         for seq_id in unpack_u64(batch.accepted[: len(batch.accepted) & ~7]):
             if (choice := choices.get(seq_id)) is not None:
                 choice.accepted = True
                 self._note(choice.request)
-
-    def _told(self, told: TextFormat) -> None:
-        """How the answers of a request are written."""
-        if (choice := self.choices.get(told.seq_id)) is not None:
-            together = [same for same in choice.request.choices if same.first == choice.first and not same.moved]
-            for same in [choice] if choice.moved else together:
-                same.read_as(told)
 
     def refuse(self, refused: Refused) -> None:
         """The terminal of a Submit or call that was not accepted: the whole request fails."""

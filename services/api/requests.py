@@ -1,14 +1,13 @@
 """Open requests: their choices, what has come of each, and who reads it. Plain records that the hub changes."""
 
-from array import array
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from common.columns import unpack_i32
 from common.dialects.events import Event
 from common.errors import Reject
-from common.protocol import FinishReason, Peer, Submit, TextFinished, TextFormat
+from common.protocol import FinishReason, Peer, Submit, TextBatch, TextFinished, TextFormat
 from common.recorder import Kind, Record, unrecorded
 from services.api.answer import Answer, Wanted
 from services.api.figures import Figures
@@ -36,8 +35,7 @@ class Choice:
 
     __slots__ = (
         *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
-        *("echo", "ids", "ids_taken", "prompt", "prompt_tokens", "request", "seq_id", "submit", "taken_chars"),
-        "tokenizer",
+        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -51,11 +49,7 @@ class Choice:
         self.taken_chars = 0  # of their text, by the consumer
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
-        self.answer: Answer | None = None  # of a chat: reads the text
-        self.echo = ""  # what its client gets before the text
-        self.prompt_tokens, self.prompt = 0, b""  # once they are told
-        self.ids: array[int] = array("i")  # of the output, where they are wanted
-        self.ids_taken = 0  # by the consumer
+        self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
         self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
 
@@ -99,20 +93,18 @@ class Choice:
 
     def read_as(self, told: TextFormat) -> None:
         """The text is written so. Known from the first tokenizer that had it: another one tells the same."""
-        self.prompt_tokens, self.prompt = told.prompt_tokens, told.prompt
-        if self.answer is None and self.request.wanted is not None and (told.tools or told.reasoning):
+        if self.answer is None:
             self.answer = Answer(told, self.request.wanted)
 
-    def add_ids(self, first: int, tokens: bytes) -> None:
-        """Token ids of a row; those of a repeat are here already."""
-        if first == len(self.ids):
-            self.ids.extend(unpack_i32(tokens))
+    @property
+    def echo(self) -> str:
+        """What its client gets before the text."""
+        return self.request.echoes[self.index // self.submit.n] if self.request.echoes else ""
 
-    def take_ids(self) -> list[int]:
-        """Those since the last call."""
-        ids = self.ids[self.ids_taken :].tolist()
-        self.ids_taken = len(self.ids)
-        return ids
+    @property
+    def reads(self) -> bool:
+        """Whether `read` tells its text, else `take`."""
+        return self.answer is not None and self.answer.reads
 
     @property
     def word(self) -> str:
@@ -122,7 +114,7 @@ class Choice:
         return "tool_calls" if word == "stop" and self.answer is not None and self.answer.calls else word
 
     def read(self) -> list[Event]:
-        """What the text since the last call says, for a choice with an `answer`."""
+        """What the text since the last call says, where it is read."""
         assert self.answer is not None
         events = self.answer.feed(self.take())
         return events + self.answer.finish() if self.finished is not None else events
@@ -140,7 +132,7 @@ class Request:
 
     __slots__ = (
         *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        *("updated", "wanted"),
+        *("echoes", "updated", "wanted"),
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
@@ -155,8 +147,21 @@ class Request:
         self.changed = False
         self.consumer: Consumer | None = None
         self.wanted: Wanted | None = None  # of a chat
+        self.echoes: Sequence[str] = ()  # by prompt
 
     @property
     def accepted(self) -> bool:
         """None of its prompts can be refused any more."""
         return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
+
+
+def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
+    """What a batch has besides text: how answers are written, which comes before their text, and token ids."""
+    for told in batch.formats:
+        if (choice := choices.get(told.seq_id)) is not None:
+            together = [same for same in choice.request.choices if same.first == choice.first and not same.moved]
+            for same in [choice] if choice.moved else together:
+                same.read_as(told)
+    for seq_id, (first, tokens) in batch.ids.items():
+        if (choice := choices.get(seq_id)) is not None and choice.answer is not None and not len(tokens) % 4:
+            choice.answer.add_ids(first, tokens)

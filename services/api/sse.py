@@ -16,6 +16,7 @@ from common.dialects.events import Event, merged
 from common.errors import Reject, RejectReason
 from common.protocol import FinishReason
 from services.api import errors, slow
+from services.api.answer import Answer
 from services.api.hub import Choice, Hub, Request
 from services.api.schema.replies import Usage, delta_of, stop_reason, usage_of, usage_so_far
 from services.api.server import Wire
@@ -64,11 +65,11 @@ class Chunks:
         head = b'%b,"choices":[{"index":%d,"delta":' % (self._head, index)
         return [head + encode(delta_of(event)) + end for event in merged(events)]
 
-    def ids(self, choice: Choice) -> bytes:
+    def ids(self, index: int, answer: Answer) -> bytes:
         """A chunk of its own for token ids, before the text that they complete; the first has the prompt's."""
-        prompt = unpack_i32(choice.prompt).tolist() if not choice.ids_taken else None
-        ids = {"token_ids": choice.take_ids()} | ({"prompt_token_ids": prompt} if prompt else {})
-        values = self._head, choice.index, self._empty, encode(ids)[1:-1], self._tail
+        prompt = {} if answer.ids_taken else {"prompt_token_ids": unpack_i32(answer.told.prompt).tolist()}
+        ids = {"token_ids": answer.take_ids()} | prompt
+        values = self._head, index, self._empty, encode(ids)[1:-1], self._tail
         return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":null,%b}]%b' % values
 
     def with_usage(self, chunks: bytes, request: Request) -> bytes:
@@ -217,9 +218,10 @@ class EventStream:
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:
-            if len(choice.ids) > choice.ids_taken:
-                pieces.append(self._chunks.ids(choice))
-            if choice.answer is not None:
+            answer = choice.answer
+            if answer is not None and len(answer.ids) > answer.ids_taken:
+                pieces.append(self._chunks.ids(choice.index, answer))
+            if choice.reads:
                 pieces += self._chunks.events(choice.index, choice.read())
             elif choice.parts:
                 before, after = self._frames[choice.index]

@@ -19,7 +19,7 @@ TAIL, HEAD = 16, 8  # tokens at the prompt's end and the output's beginning that
 class Formats:
     def __init__(self, dialects: Dialects, vocabulary: Vocabulary) -> None:
         self._tools, self._reasoning = dialects
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._views = [vocabulary.showing(self._asked(parts).markers) for parts in range(4)]
 
     def _asked(self, parts: int) -> Dialects:
@@ -27,7 +27,7 @@ class Formats:
 
     def words(self, submit: Submit) -> Vocabulary:
         """The tables for an answer: without the markers that the API needs, it could not tell its parts apart."""
-        return self._views[submit.parts & 3]
+        return self._views[submit.parts & (REASONING | TOOLS)]
 
     def told(self, submit: Submit, prompt: "array[int]") -> TextFormat | None:
         """What the API must know to read the answers; None if they are plain text.
@@ -38,7 +38,7 @@ class Formats:
         if submit.parts & TOOLS and tools is None:
             text = "this model has no way of calling tools that is known here; model.tool_parser can name one"
             raise Reject(RejectReason.INVALID, text, "tools")
-        options = submit.options
+        options = submit.options  # nearly always none
         if tools is None and reasoning is None and not options.tell_prompt and not options.token_ids:
             return None
         begin = reasoning.begin if reasoning else ""
@@ -46,7 +46,7 @@ class Formats:
             submit.seq_id,
             tools.name if tools else "",
             reasoning.name if reasoning else "",
-            bool(begin) and self._vocabulary.decode(prompt[-TAIL:]).rstrip().endswith(begin),
+            bool(begin) and self.vocabulary.decode(prompt[-TAIL:]).rstrip().endswith(begin),
             len(prompt),
             prompt.tobytes() if options.token_ids else b"",
         )

@@ -65,8 +65,7 @@ class TokenizerProcess:
         """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
         pool = self._jobs.short.pool
         loaded: Loaded = await self._loop.run_in_executor(pool, load, self._config.model, self._renderer)
-        self.streams.vocabulary = loaded.vocabulary
-        self.streams.formats = Formats(loaded.dialects, loaded.vocabulary)
+        self.streams.speak(Formats(loaded.dialects, loaded.vocabulary))
         self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
         if self._model is not None:
             loaded.vocabulary.widen(self._model.vocab_size)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.protocol import Admit, Sampling, Submit, TextFormat
+from common.protocol import Admit, Finished, FinishReason, Sampling, Submit, TextFinished, TextFormat
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.stop import StopMatcher
@@ -131,4 +131,22 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
         again=again,
         tenant=submit.tenant,
         weight=submit.weight,
+    )
+
+
+def terminal(
+    sequence: Sequence, reason: FinishReason, output_tokens: int, stop_string: str, finished: Finished, reasoning: int
+) -> TextFinished:
+    """What the API is told of its end; `output_tokens` -1: all that have come."""
+    return TextFinished(
+        sequence.seq_id,
+        reason,
+        len(sequence.request.tokens),
+        len(sequence.output) if output_tokens < 0 else output_tokens,
+        finished.cached_tokens,
+        finished.stop_token,
+        stop_string,
+        finished.message,
+        finished.code,
+        reasoning,
     )

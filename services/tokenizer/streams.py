@@ -19,23 +19,20 @@ from common.protocol import (
     Finished,
     FinishReason,
     ModelFacts,
-    Options,
     Refused,
     Stop,
     Submit,
-    TextFinished,
     TokenBatch,
 )
 from services.tokenizer.encode import fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
-from services.tokenizer.sequence import Request, Sequence, first_admission
+from services.tokenizer.sequence import Request, Sequence, first_admission, terminal
 from services.tokenizer.vocabulary import Vocabulary
 
 ID_RANGE = 1 << 64
 NO_TOKEN = -1
-PLAIN = Options()
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
 
@@ -79,13 +76,15 @@ def _is_late(message: Refused, sequence: Sequence) -> bool:
 
 class Streams:
     def __init__(self, lanes: Lanes) -> None:
-        self.vocabulary = Vocabulary([])  # until the model's is loaded
-        self.formats = Formats(Dialects(None, None), self.vocabulary)
+        self.speak(Formats(Dialects(None, None), Vocabulary([])))  # until the model's are loaded
         self.boxes: dict[BoxKey, Outbox] = {}
         self.open_requests = 0
         self.counts = Counts()
         self.lanes = lanes
         self._sequences: dict[int, Sequence] = {}
+
+    def speak(self, formats: Formats) -> None:
+        self.formats, self.vocabulary = formats, formats.vocabulary
 
     def open(self, submit: Submit, box: Outbox) -> Request | None:
         """A new request, not encoded yet. None if a choice of it is open already, or its ids are none."""
@@ -95,12 +94,9 @@ class Streams:
             return None
         request = Request(submit, box)
         for seq_id in request.choices():
-            self._sequences[seq_id] = Sequence(seq_id, request, self._words(submit))
+            self._sequences[seq_id] = Sequence(seq_id, request, self.formats.words(submit))
         self.open_requests += 1
         return request
-
-    def _words(self, submit: Submit) -> Vocabulary:
-        return self.formats.words(submit) if submit.parts else self.vocabulary
 
     def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
@@ -108,15 +104,14 @@ class Streams:
         tokens = shortened(tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
-        told = self.formats.told(submit, tokens) if submit.parts or submit.options != PLAIN else None
+        told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
         request.tokens, request.sampling, request.admitted, request.format = tokens, sampling, True, told
-        if told is not None:
-            request.box.formats.append(told)
+        request.box.formats += [told] if told else []
         request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
         at_start = self.vocabulary.lead_spaces > 0 and all(token in self.vocabulary.special for token in tokens)
         for seq_id in request.choices():
@@ -125,7 +120,7 @@ class Streams:
                 lane.upstream.put(Abort(seq_id))  # ended while its prompt was encoded
                 continue
             if at_start:
-                sequence.start(self._words(submit), True)
+                sequence.start(self.formats.words(submit), True)
             if moved:
                 self.lanes.ask(sequence)
             else:
@@ -300,20 +295,10 @@ class Streams:
     ) -> None:
         """The one terminal. `finished` is the scheduler's, if it came."""
         request = sequence.request
-        sequence.box.finished.append(
-            TextFinished(
-                sequence.seq_id,
-                reason,
-                len(request.tokens),
-                len(sequence.output) if output_tokens < 0 else output_tokens,
-                finished.cached_tokens,
-                finished.stop_token,
-                stop_string,
-                message or finished.message,
-                finished.code,
-                self.formats.reasoning_tokens(request.submit, request.format, sequence.output),
-            )
-        )
+        reasoning = self.formats.reasoning_tokens(request.submit, request.format, sequence.output)
+        if message:
+            finished = msgspec.structs.replace(finished, message=message)
+        sequence.box.finished.append(terminal(sequence, reason, output_tokens, stop_string, finished, reasoning))
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

@@ -88,7 +88,7 @@ class TextCompletion(msgspec.Struct, frozen=True):
 
 def message_of(choice: Choice) -> AssistantMessage:
     """All that a finished choice of a chat says."""
-    if choice.answer is None:
+    if not choice.reads:
         return AssistantMessage(choice.take())
     content, reasoning = "", ""
     calls: list[tuple[CallBegun, list[str]]] = []
@@ -124,14 +124,15 @@ def delta_of(event: Event) -> dict[str, Any]:
 
 def ids_of(choice: Choice) -> tuple[list[int] | UnsetType, list[int] | UnsetType]:
     """Token ids of the prompt and of the output, where they are wanted."""
-    if not choice.submit.options.token_ids:
+    if not choice.submit.options.token_ids or choice.answer is None:
         return UNSET, UNSET
-    return unpack_i32(choice.prompt).tolist(), choice.take_ids()
+    return unpack_i32(choice.answer.told.prompt).tolist(), choice.answer.take_ids()
 
 
 def usage_so_far(request: Request) -> Usage:
     """Of a request that may go on: its tokens that have come. Cached ones are known at the end."""
-    prompt = sum(choice.prompt_tokens for choice in request.choices if choice.origin == choice.first)
+    answers = [choice.answer for choice in request.choices if choice.origin == choice.first]
+    prompt = sum(answer.told.prompt_tokens for answer in answers if answer is not None)
     output = sum(choice.received for choice in request.choices)
     return Usage(prompt, output, prompt + output, PromptTokensDetails(0))
 

@@ -350,7 +350,8 @@ def test_usage_and_token_ids_in_every_chunk() -> None:
     hub.feed(msgspec.structs.replace(rows(), ids={choice.seq_id: (0, pack_i32([7, 8]))}), 1.0)  # a repeat
     chunks = Chunks("completion", "x", 5, "m", True, continuous=True)
     before, after = chunks.text(0)
-    body = chunks.ids(choice) + before + json.dumps(choice.take()).encode() + after
+    assert choice.answer is not None
+    body = chunks.ids(0, choice.answer) + before + json.dumps(choice.take()).encode() + after
     ids, text = events(chunks.with_usage(body, request))
     assert ids["choices"][0]["token_ids"] == [7, 8] and ids["choices"][0]["prompt_token_ids"] == [1, 2, 3]
     assert text["choices"][0]["text"] == 'a","usage":null}'

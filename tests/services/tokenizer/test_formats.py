@@ -21,8 +21,8 @@ def words(smollm: Tokenizer) -> tuple[Tokenizer, vocabulary.Vocabulary]:
     return tokenizer, vocabulary.build(tokenizer)
 
 
-def submit(parts: int, **more: bool) -> Submit:
-    return Submit(7, PromptKind.CHAT, Sampling(16), parts=parts, **more)
+def submit(parts: int) -> Submit:
+    return Submit(7, PromptKind.CHAT, Sampling(16), parts=parts)
 
 
 def ids(tokenizer: Tokenizer, text: str) -> "array[int]":

@@ -47,7 +47,7 @@ class Bench:
         self.to_api: list[Any] = []
         self.link_is_full = False
         self.streams = Streams(Lanes(self.send_up, lambda: [0], lambda: [0]))
-        self.streams.vocabulary = WORDS
+        self.streams.speak(Formats(Dialects(None, None), WORDS))
         self.box = self.streams.boxes[box_key(FIRST)] = Outbox(1, 0.0)
 
     def send_up(self, scheduler: int, message: Any) -> bool:
@@ -504,7 +504,7 @@ def test_a_moved_choice_sends_only_the_ids_that_are_missing(bench: Bench) -> Non
 
 
 def test_a_chat_is_told_how_it_is_written_before_its_text(bench: Bench) -> None:
-    bench.streams.formats = Formats(Dialects(TOOLS["hermes"], REASONING["think"]), WORDS)
+    bench.streams.speak(Formats(Dialects(TOOLS["hermes"], REASONING["think"]), WORDS))
     bench.admit(prompt=b"hi<think>\n", parts=3)
     bench.speak("so</think>a")
     bench.take(finished=[Finished(FIRST, FinishReason.EOS)])
