@@ -1,4 +1,4 @@
-"""One choice beyond its plain text: a chat's read by the model's dialects, less what was not asked for, and token ids. Pure.
+"""One choice beyond its plain text: token ids, and a chat as its client wants it, read by the model's dialects. Pure.
 
 Owned by its Choice. Whatever the text is cut into, the events joined are the same; so a stream says what a whole reply
 says, and a choice that goes on at another tokenizer goes on here as if nothing had happened.

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from benchmarks.system import System
 from common.dialects.registry import TOOLS
 from tests.common.dialects.reading import EXAMPLES, PARIS, TIME, WEATHER
 from tests.e2e.scripted import scripted
@@ -15,11 +16,16 @@ ASKED: dict[str, Any] = {"model": "m", "tools": [WEATHER, TIME], "max_tokens": 1
 
 
 @pytest.fixture(scope="module")
-def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     path = tmp_path_factory.mktemp("hermes") / "model"
-    replicas = ("services.tokenizer.replicas=2",)
-    with scripted(path, "<tool_call> <think>", ("<think>", "</think>"), *replicas) as system:
-        yield openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60)
+    settings = ("services.tokenizer.replicas=2", "worker.step_us=2000")
+    with scripted(path, "<tool_call> <think>", ("<think>", "</think>"), *settings) as system:
+        yield system
+
+
+@pytest.fixture(scope="module")
+def hermes(system: System) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,28 @@ def test_history_of_calls(hermes: openai.OpenAI) -> None:
     answers = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in (first, second)]
     asked = ASKED | {"messages": [{"role": "user", "content": "go"}, called, *answers[:1]]}
     assert hermes.chat.completions.create(**asked).choices[0].message.content == "rain"
+
+
+def test_lost_services_in_the_middle_of_a_call_change_nothing(hermes: openai.OpenAI, system: System) -> None:
+    """Tokenizers and the scheduler are killed while arguments stream; they go on where they stopped."""
+    city = 'Paris, \\"the\\" place ' * 60
+    call = f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+    script = "<think>\nHm.\n</think>\n\nSo:\n" + call
+    asked = ASKED | {"messages": [{"role": "user", "content": script}]}
+    victims = [process for service in ("tokenizer", "scheduler") for process in system.processes()[service]]
+    arguments, reasoning, words = "", "", []
+    for chunk in hermes.chat.completions.create(**asked, stream=True):
+        (choice,) = chunk.choices
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for made in choice.delta.tool_calls or []:
+            arguments += made.function.arguments or ""
+        words += [choice.finish_reason] if choice.finish_reason else []
+        if len(arguments) > 100 and victims:
+            assert len(arguments) < 1000, "it is still going on"
+            while victims:
+                victims.pop().kill()
+    assert not victims and words == ["tool_calls"] and reasoning == "Hm."
+    assert arguments == f'{{"city": "{city}"}}'
 
 
 def test_channels_of_gpt_oss(harmony: openai.OpenAI) -> None:
