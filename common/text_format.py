@@ -2,6 +2,9 @@
 
 import msgspec
 
+REASONING, TOOLS = 1, 2  # bits of Submit.parts
+ANSWER, AS_IT_IS, GOES_ON = 0, 1, 2  # Options.prompt_end
+
 
 class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Of a Submit: what few requests ask for."""

@@ -143,7 +143,8 @@ class Reader:
             self._running = False
 
     def _news(self) -> list[Event]:
-        events, self._scanner.events = self._scanner.events, []
+        events = self._scanner.events.copy()
+        self._scanner.events.clear()  # the list itself is the channels', too
         return events
 
 

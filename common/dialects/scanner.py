@@ -25,10 +25,10 @@ class Malformed(Exception):
 class Channel:
     """Reasoning or content: holds whitespace at its end until something follows it."""
 
-    __slots__ = ("_emit", "begun", "held", "trim")
+    __slots__ = ("_events", "_kind", "begun", "held", "trim")
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, events: list[Event], kind: type[Content] | type[Reasoning]) -> None:
+        self._events, self._kind = events, kind
         self.begun = False
         self.trim = False  # whitespace before the first word is dropped
         self.held = ""
@@ -41,12 +41,12 @@ class Channel:
         self.held = text[len(shown) :]
         if shown:
             self.begun = True
-            self._emit(shown)
+            self._events.append(self._kind(shown))
 
     def end(self) -> None:
         """Nothing follows: what was held is part of the text."""
         if self.held and not (self.trim and not self.begun):
-            self._emit(self.held)
+            self._events.append(self._kind(self.held))
         self.held = ""
 
 
@@ -64,8 +64,8 @@ class Scanner:
         self.events: list[Event] = []
         self.read = 0  # characters taken
         self.spans: list[tuple[int, int]] = []  # of the text: reasoning with its markers; the last may be open (-1)
-        self.content = Channel(lambda text: self.events.append(Content(text)))
-        self.reasoning = Channel(lambda text: self.events.append(Reasoning(text)))
+        self.content = Channel(self.events, Content)
+        self.reasoning = Channel(self.events, Reasoning)
         self.reasoning.trim = True
         self._call = -1  # index of the newest call
         self._opening = ""  # marker of the call that is not committed yet

@@ -13,9 +13,8 @@ from tokenizers import Encoding
 from common.columns import unpack_i32
 from common.errors import Reject, RejectReason
 from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.source import Loaded
-
-ANSWER, AS_IT_IS, GOES_ON = 0, 1, 2  # Options.prompt_end
 
 
 class Encoded(NamedTuple):

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from common.dialects.tools import Tools
 from common.protocol import ModelFacts, PromptKind, Submit
+from common.text_format import ANSWER, AS_IT_IS, GOES_ON, REASONING, TOOLS
 from services.api.answer import Wanted
 from services.api.errors import invalid
 from services.api.schema.generation import (
@@ -202,15 +203,15 @@ def template_kwargs(request: ChatRequest, tools: list[dict[str, Any]]) -> dict[s
 
 
 def prompt_end(request: ChatRequest) -> int:
-    """Options.prompt_end. Raises Reject."""
+    """Where the rendered chat ends. Raises Reject."""
     if not request.continue_final_message:
-        return 1 if request.add_generation_prompt is False else 0
+        return AS_IT_IS if request.add_generation_prompt is False else ANSWER
     if request.add_generation_prompt:
         raise invalid("add_generation_prompt and continue_final_message exclude each other", "continue_final_message")
     last = request.messages[-1] if request.messages else None
     if last is None or last.role != "assistant" or last.tool_calls or not last.content:
         raise invalid("the last message must be an assistant's, with content", "continue_final_message")
-    return 2
+    return GOES_ON
 
 
 def wanted_of(request: ChatRequest) -> Wanted:
@@ -234,7 +235,7 @@ def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> lis
             sampling=sampling_of(request, facts, default_max_tokens=0),
             messages=messages_json(request.messages),
             template_kwargs=msgspec.json.encode(template_kwargs(request, tools)),
-            parts=3 if tools else 1,
+            parts=REASONING | TOOLS if tools else REASONING,
             **submit_fields(request, prompt_end(request)),
         )
     ]
