@@ -16,6 +16,8 @@ from common.protocol import PromptKind, Sampling, Submit, Tokenize
 from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.source import Loaded
 
+END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
+
 
 class Encoded(NamedTuple):
     tokens: "array[int]"  # int32
@@ -36,8 +38,9 @@ class Encoder:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
             end = submit.options.prompt_end
-            text = self._render(submit.messages, submit.template_kwargs, end == ANSWER)
-            text = up_to_last_message(text, submit.messages) if end == GOES_ON else text
+            messages = marked(submit.messages) if end == GOES_ON else submit.messages
+            text = self._render(messages, submit.template_kwargs, end == ANSWER)
+            text = up_to_mark(text) if end == GOES_ON else text
             tokens = array("i", self._encode(text, False, "messages").ids)
         else:
             tokens = array("i", self._encode(submit.text, True, "prompt").ids)
@@ -75,14 +78,22 @@ class Encoder:
         return encoding
 
 
-def up_to_last_message(text: str, messages: bytes) -> str:
+def marked(messages: bytes) -> bytes:
+    """The messages with END_MARK at the end of the last one. Raises Reject if there is none."""
+    plain = msgspec.json.decode(messages, type=list[dict[str, Any]])
+    if not plain:
+        raise Reject(RejectReason.INVALID, "there is no message that could go on", "messages")
+    plain[-1]["content"] = f"{plain[-1].get('content') or ''}{END_MARK}"
+    return msgspec.json.encode(plain)
+
+
+def up_to_mark(text: str) -> str:
     """A rendered chat without what the template puts behind its last message. Raises Reject."""
-    last = msgspec.json.decode(messages, type=list[dict[str, Any]])[-1].get("content") or ""
-    place = text.rfind(last.rstrip()) if last.strip() else -1
-    if place < 0:
-        text = "the model's chat template does not show the last message as it is, so it cannot go on"
+    before, mark, _ = text.rpartition(END_MARK)
+    if not mark:
+        text = "the model's chat template does not show the last message, so it cannot go on"
         raise Reject(RejectReason.INVALID, text, "continue_final_message")
-    return text[: place + len(last.rstrip())] + last[len(last.rstrip()) :]
+    return before
 
 
 def shortened(tokens: "array[int]", submit: Submit, max_model_len: int) -> "array[int]":

@@ -2,15 +2,17 @@ import threading
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from common.columns import pack_i32
 from common.errors import Reject, RejectReason
 from common.protocol import Options, PromptKind, Sampling, Submit, Tokenize
+from common.text_format import GOES_ON
 from services.tokenizer import gguf_tokenizer, vocabulary
 from services.tokenizer.chat import ChatTemplate
-from services.tokenizer.encode import Encoder, fit, shortened, up_to_last_message
+from services.tokenizer.encode import Encoder, fit, shortened
 from services.tokenizer.source import Loaded
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -144,11 +146,18 @@ def test_a_chat_ends_where_it_is_asked_to(encoder: Encoder) -> None:
     assert ends[2].endswith("<|im_start|>assistant\nThe capital of ")
 
 
-def test_a_message_that_the_template_changes_cannot_go_on() -> None:
-    for content in ("x", ""):
-        with pytest.raises(Reject) as caught:
-            up_to_last_message("abc", b'[{"content": "%b"}]' % content.encode())
-        assert caught.value.param == "continue_final_message"
+def test_a_message_that_the_template_does_not_show_cannot_go_on(smollm: Tokenizer, smollm_words: Vocabulary) -> None:
+    encoder = Encoder(Loaded(smollm, smollm_words, ChatTemplate("{{ messages|length }}", {})), 100)
+    message = submit(PromptKind.CHAT, messages=b'[{"content": "x"}]', options=Options(GOES_ON))
+    assert refusal(encoder, message).param == "continue_final_message"
+    assert refusal(encoder, submit(PromptKind.CHAT, messages=b"[]", options=Options(GOES_ON))).param == "messages"
+
+
+def test_a_message_goes_on_wherever_its_words_stand(encoder: Encoder) -> None:
+    for content in ("e", "im_end", "user", " "):
+        messages = msgspec.json.encode([{"role": "assistant", "content": content}])
+        prompt = encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(GOES_ON)), 49152)
+        assert encoder.detokenize(prompt.tobytes()).endswith(f"<|im_start|>assistant\n{content}")
 
 
 def test_the_last_tokens_of_a_prompt() -> None:
