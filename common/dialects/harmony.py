@@ -34,6 +34,7 @@ def read(scanner: Scanner, tools: Tools | None, reasoning: bool = True) -> Scrip
                 scanner.give_up()
                 opening = yield from scanner.until(scanner.content.add, START, CHANNEL)
                 continue
+            scanner.accept()
         opening = yield from _message(scanner, opening + head, tools, reasoning)
 
 

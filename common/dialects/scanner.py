@@ -104,6 +104,10 @@ class Scanner:
             self.read -= self._taken_chars
             self._taken = None
 
+    def accept(self) -> None:
+        """No call, but what was read behind the marker is what it should be, and is not text."""
+        self._taken = None
+
     @property
     def calls(self) -> int:
         return self._call + 1

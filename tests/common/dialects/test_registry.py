@@ -10,6 +10,7 @@ from common.dialects.registry import REASONING, TOOLS, Dialects, Reader, choose
 from common.errors import ConfigError
 from tests.common.dialects.reading import EXAMPLES, PARIS, SILENT, events_of, objects, read, reader_of, said
 
+HARMONY = "<|channel|>analysis<|message|>Hmm, <b>?<|end|><|start|>assistant"
 THOUGHT = {"think": "<think>\nHmm, <b>?\n</think>\n\n", "mistral": "[THINK]Hmm, <b>?[/THINK]"}
 
 
@@ -63,7 +64,7 @@ def answers(draw: st.DrawFn) -> tuple[str, str, str, list[int]]:
     return name, thinking, text, draw(st.lists(st.integers(0, len(text)), max_size=12))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(answers(), st.booleans())
 @example(("hermes", "", '<tool_call>\n{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [20, 35]), False)
 @example(("glm", "", "<tool_call>a b</tool_call>", [12]), False)
@@ -77,7 +78,19 @@ def test_how_a_text_is_cut_makes_no_difference(answer: tuple[str, str, str, list
     assert events_of(reader_of(name, thinking, opened), list(text)) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("name", TOOLS)
+def test_long_texts(name: str) -> None:
+    """Any part of an answer may be longer than a head is held: nobody fails, and cuts still mean nothing."""
+    reasoning = "harmony" if name == "harmony" else "think"
+    text = THOUGHT["think"] + EXAMPLES[name] if name != "harmony" else HARMONY + EXAMPLES[name]
+    for begin in range(0, len(text), 17):
+        part = text[begin : begin + 7]
+        long = text[:begin] + part * (20_000 // len(part)) + text[begin:]
+        whole = events_of(reader_of(name, reasoning), [long])
+        assert events_of(reader_of(name, reasoning), [long[at : at + 900] for at in range(0, len(long), 900)]) == whole
+
+
+@settings(max_examples=120, deadline=None)
 @given(answers())
 def test_what_is_no_call_is_all_there(answer: tuple[str, str, str, list[int]]) -> None:
     name, _, text, _ = answer
