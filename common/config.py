@@ -35,6 +35,10 @@ class Model(Branch, frozen=True):
     weights: Literal["checkpoint", "random"] = "checkpoint"  # random: only the configuration is read, to measure speed
     max_len: NonNegative = 0  # tokens of prompt and output; 0: the model's own limit
     trust_remote_code: bool = False
+    tool_parser: str = (
+        "auto"  # dialect of tool calls (docs/api.md); auto: by template and config.json; none: plain text
+    )
+    reasoning_parser: str = "auto"  # likewise, of reasoning
 
 
 class Kv(Branch, frozen=True):
@@ -78,6 +82,9 @@ class Worker(Branch, frozen=True):
     self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
     near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
     tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
+    null_echo: Annotated[
+        int, Meta(ge=-1)
+    ] = -1  # null worker: answers what is between the prompt's last two of this token
 
 
 class Speculative(Branch, frozen=True):

@@ -12,6 +12,8 @@ import msgspec
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
+from common.text_format import Options as Options
+from common.text_format import TextFormat as TextFormat
 from common.values import Copies as Copies
 from common.values import FinishReason as FinishReason
 from common.values import Growth as Growth
@@ -102,6 +104,7 @@ class TextFinished(Struct, frozen=True):
     stop_string: str = ""
     message: str = ""
     code: str = ""  # as in Finished
+    reasoning_tokens: int = 0  # of the output
 
 
 class Progress(Struct, frozen=True):
@@ -202,12 +205,12 @@ class Submit(Message, frozen=True):
     delivered_chars: int = 0  # and so many characters of its text; only what follows is sent
     tenant: str = ""  # name of the API key; tenants share the scheduler by weight
     weight: int = 1
+    parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
+    options: Options = Options()
 
 
 class Abort(Message, frozen=True):
-    """This sequence's client has gone. Takes its Submit's way API -> tokenizer -> scheduler, so never overtakes it."""
-
-    seq_id: int
+    seq_id: int  # its client has gone; takes its Submit's way API -> tokenizer -> scheduler, so never overtakes it
 
 
 class Tokenize(Message, frozen=True):
@@ -231,8 +234,7 @@ class Detokenize(Message, frozen=True):
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
-    A row may have an empty text (half a character, a held-back stop string) and still count its tokens, or text and
-    no tokens (what was held back, released by the terminal).
+    A row may have tokens and no text (half a character, held back), or text and no tokens (what was held back).
     """
 
     seq_ids: bytes  # _u64
@@ -241,6 +243,8 @@ class TextBatch(Message, frozen=True):
     texts: list[str]
     finished: list[TextFinished]
     accepted: bytes = b""  # _u64: as in TokenBatch
+    formats: list[TextFormat] = []
+    ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
 
 
 class Refused(Message, frozen=True):
@@ -266,8 +270,7 @@ class Detokenized(Message, frozen=True):
 class Admit(Message, frozen=True):
     """An encoded request: n sequences seq_id .. seq_id + n - 1 that share one prompt. Idempotent by seq_id.
 
-    When a new scheduler takes over, each open sequence is admitted again by itself with its `output` so far; its next
-    token then has index len(output), and `sampling` still counts from the first output token.
+    For a new scheduler each open sequence is admitted by itself with its `output` so far; `sampling` counts all of it.
     With `origin`, a sequence that the scheduler knows goes on under the new id: all its output comes again, from 0 on.
     """
 
@@ -365,9 +368,7 @@ class Schedulers(Message, frozen=True):
 
 
 class StatusQuery(Message, frozen=True):
-    """Answered by `Status` at `reply_to`."""
-
-    reply_to: str
+    reply_to: str  # where a `Status` is sent
 
 
 class StoryQuery(Message, frozen=True):

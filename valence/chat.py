@@ -25,6 +25,7 @@ class Piece(NamedTuple):
 
     text: str = ""
     output_tokens: int = 0  # set in the last one
+    reasoning: str = ""  # shown, but not remembered
 
 
 class Conversation:
@@ -76,8 +77,11 @@ def parse_event(text: str) -> Piece | None:
         raise ChatError(_message(text))
     if usage := event.get("usage"):
         return Piece(output_tokens=usage["completion_tokens"])
-    content = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-    return Piece(content) if content else None
+    content, reasoning = (
+        "".join(choice["delta"].get(name) or "" for choice in event["choices"])
+        for name in ("content", "reasoning_content")
+    )
+    return Piece(content, reasoning=reasoning) if content or reasoning else None
 
 
 def _message(text: str) -> str:
@@ -131,11 +135,17 @@ def converse(console: Console, conversation: Conversation, model: str) -> None:
 def answer(console: Console, conversation: Conversation, text: str) -> None:
     """Prints one answer as it comes, then its speed."""
     start_s, first_s, tokens = time.monotonic(), 0.0, 0
+    thinking = False
     stream = conversation.ask(text)
     try:
         for piece in stream:
             first_s = first_s or time.monotonic()
             tokens = piece.output_tokens or tokens
+            if piece.reasoning:
+                console.print(piece.reasoning, end="", style="dim", markup=False, highlight=False, soft_wrap=True)
+            elif thinking and piece.text:
+                console.print("\n")
+            thinking = bool(piece.reasoning)
             console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -11,9 +11,10 @@ from starlette.types import ASGIApp
 from common.errors import Reject
 from common.protocol import Submit
 from services.api import deadline, route
+from services.api.answer import Wanted
 from services.api.gateway import Gateway
 from services.api.hub import Hub, Request
-from services.api.schema.generation import GenerationRequest, wants_usage
+from services.api.schema.generation import GenerationRequest, continuous_usage, wants_usage
 from services.api.server import Wire, wire_of
 from services.api.sse import Chunks, EventStream
 from services.api.tenant import owned
@@ -55,16 +56,21 @@ async def generate(
     model: str,
     asked: GenerationRequest,
     submits: list[Submit],
-    kind: str,
     reply: Reply,
+    wanted: Wanted | None = None,
+    echoes: Sequence[str] = (),
 ) -> ASGIApp:
-    """Opens the request, waits for the first news (stream) or the last (whole). Raises Reject while nothing is sent."""
-    identity = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{route.request_id(http)}"
+    """Opens the request, waits for the first news (stream) or the last (whole). Raises Reject while nothing is sent.
+
+    `wanted`: of a chat. `echoes`: what stands before the text of each prompt's choices.
+    """
+    identity = f"{'chatcmpl' if wanted else 'cmpl'}-{asked.request_id or route.request_id(http)}"
     limit = gateway.config.api.max_buffered_events if asked.stream else 0
     left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
     state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
     submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
+    request.wanted, request.echoes = wanted, echoes
     gateway.record_received(route.request_id(http), request)
     wire, created = wire_of(http.scope), int(time.time())
     alarm = deadline.set_alarm(gateway.hub, request, left_s)
@@ -76,7 +82,9 @@ async def generate(
             collector.close()
         raise_failure(request)
         return route.json(reply(identity, created, model, request))
-    chunks = Chunks(kind, identity, created, model, wants_usage(asked))
+    chunks = Chunks(
+        "chat" if wanted else "completion", identity, created, model, wants_usage(asked), continuous_usage(asked)
+    )
     slow_s = gateway.config.api.slow_client_s
     stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm, slow_s)
     try:

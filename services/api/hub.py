@@ -8,7 +8,6 @@ for another one, which sends what is missing of its text.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -27,125 +26,19 @@ from common.protocol import (
     Tokenize,
     Tokenized,
 )
-from common.recorder import Kind, Record, unrecorded
 from services.api import slow
 from services.api.errors import reason_of
 from services.api.figures import Figures
+from services.api.requests import NOBODY as NOBODY
+from services.api.requests import WORDS as WORDS
+from services.api.requests import Choice as Choice
+from services.api.requests import Request as Request
+from services.api.requests import take_extras
 from services.api.routes import Routes
 
-WORDS = {
-    FinishReason.EOS: "stop",
-    FinishReason.STOP_TOKEN: "stop",
-    FinishReason.STOP_STRING: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.ABORT: "abort",
-    FinishReason.ERROR: "error",
-}
-NOBODY = Peer("tokenizer", 0, 0, "")  # has the choices that wait for a tokenizer
 ABORTS_KEPT = 1024
 Send = Callable[[int, msgspec.Struct], bool]
 Reply = Callable[[Tokenized | Detokenized | Reject], None]
-
-
-class Consumer(Protocol):
-    """The reader of one request, called after each batch that changed it."""
-
-    def update(self) -> None: ...
-    def keep_alive(self) -> None: ...
-
-
-class Choice:
-    """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
-
-    __slots__ = (
-        *("accepted", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
-        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
-    )
-
-    def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
-        self.request, self.seq_id, self.tokenizer = request, seq_id, tokenizer
-        self.submit = submit  # its prompt's
-        self.origin = seq_id  # stays when the choice moves to another tokenizer
-        self.first = first  # origin of the first choice of the same prompt
-        self.index = len(request.choices)
-        self.accepted = False  # the scheduler has said that it will not refuse it
-        self.received = 0  # output tokens
-        self.taken_chars = 0  # of their text, by the consumer
-        self.lost_s = 0.0  # since when it waits for a tokenizer
-        self.parts: list[str] = []
-        self.last_s = 0.0  # time of the newest row
-        self.finished: TextFinished | None = None
-
-    @property
-    def moved(self) -> bool:
-        """Another tokenizer has taken it over, alone."""
-        return self.seq_id != self.origin
-
-    def again(self, seq_id: int) -> Submit:
-        """All that another tokenizer needs to go on with this choice alone."""
-        sampling = self.submit.sampling
-        seed = (sampling.seed + self.origin - self.first) % 2**64
-        return msgspec.structs.replace(
-            self.submit,
-            seq_id=seq_id,
-            sampling=msgspec.structs.replace(sampling, seed=seed),
-            n=1,
-            origin=self.origin,
-            delivered_tokens=self.received,
-            delivered_chars=self.taken_chars + sum(map(len, self.parts)),
-        )
-
-    def begin(self, figures: Figures, now_s: float) -> None:
-        """Its first token has come."""
-        figures.first_token.add(now_s - self.request.opened_s)
-        self.request.record(Kind.FIRST_TEXT, self.seq_id)
-
-    def wait(self, lost_s: float) -> None:
-        """For a tokenizer."""
-        self.tokenizer, self.lost_s = NOBODY.incarnation, lost_s
-        self.request.record(Kind.WAITING, self.seq_id)
-
-    def move(self, seq_id: int, tokenizer: int) -> None:
-        self.seq_id, self.tokenizer = seq_id, tokenizer
-        self.request.record(Kind.MOVED, seq_id, self.origin)
-
-    def end(self, finished: TextFinished) -> None:
-        """`received` may be less than the terminal counts: then the end came from here."""
-        self.finished = finished
-        self.request.record(Kind.ANSWERED, self.seq_id, self.received, finished.cached_tokens, finished.reason)
-
-    def take(self) -> str:
-        """The text since the last call."""
-        text = "".join(self.parts)
-        self.taken_chars += len(text)
-        self.parts.clear()
-        return text
-
-
-class Request:
-    """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
-
-    __slots__ = (
-        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        "updated",
-    )
-
-    def __init__(self, opened_s: float, limit: int) -> None:
-        self.record: Record = unrecorded
-        self.opened_s = self.heard_s = opened_s
-        self.limit = limit  # rows that may wait for the client before it is paused; 0: all of them may
-        self.paused = False
-        self.choices: list[Choice] = []
-        self.updated: list[Choice] = []
-        self.open = 0  # choices without a terminal
-        self.failure: Reject | None = None
-        self.changed = False
-        self.consumer: Consumer | None = None
-
-    @property
-    def accepted(self) -> bool:
-        """None of its prompts can be refused any more."""
-        return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
 
 
 class Hub:
@@ -218,6 +111,7 @@ class Hub:
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
+        take_extras(self.choices, batch)
         rows = len(batch.texts)
         if (len(batch.seq_ids), len(batch.first_index), len(batch.counts)) != (8 * rows, 4 * rows, 4 * rows):
             self.figures.unknown_results += 1

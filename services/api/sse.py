@@ -11,14 +11,18 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from common.columns import unpack_i32
+from common.dialects.events import Event, merged
 from common.errors import Reject, RejectReason
 from common.protocol import FinishReason
 from services.api import errors, slow
-from services.api.hub import WORDS, Choice, Hub, Request
-from services.api.schema.replies import Usage, stop_reason, usage_of
+from services.api.answer import Answer
+from services.api.hub import Choice, Hub, Request
+from services.api.schema.replies import Usage, delta_of, stop_reason, usage_of, usage_so_far
 from services.api.server import Wire
 
 DONE = b"data: [DONE]\n\n"
+NO_USAGE = b',"usage":null}\n\n'
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -33,12 +37,16 @@ encode = msgspec.json.encode
 class Chunks:
     """The chunks of one response: `kind` "chat" or "completion". Only text is encoded per event."""
 
-    def __init__(self, kind: str, identity: str, created: int, model: str, include_usage: bool) -> None:
+    def __init__(
+        self, kind: str, identity: str, created: int, model: str, include_usage: bool, continuous: bool = False
+    ) -> None:
+        """`continuous`: every chunk has the usage so far, not only the last one."""
+        self.continuous = continuous
         chat = kind == "chat"
         name = "chat.completion.chunk" if chat else "text_completion"
         head = {"id": identity, "object": name, "created": created, "model": model, "system_fingerprint": None}
         self._head = b"data: " + encode(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._tail = NO_USAGE if include_usage else b"}\n\n"
         self._body = (b'"delta":{"content":', b"}") if chat else (b'"text":', b"")
         self._empty = b'"delta":{}' if chat else b'"text":""'
         self._chat = chat
@@ -51,17 +59,35 @@ class Chunks:
             b'%b,"logprobs":null,"finish_reason":null}]%b' % (after, self._tail),
         )
 
-    def opening(self, index: int) -> bytes:
-        """The first chunk of a chat choice tells the role; completions have none."""
+    def events(self, index: int, events: list[Event]) -> list[bytes]:
+        """One chunk each. What a call's arguments gained together is one piece."""
+        end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        head = b'%b,"choices":[{"index":%d,"delta":' % (self._head, index)
+        return [head + encode(delta_of(event)) + end for event in merged(events)]
+
+    def ids(self, index: int, answer: Answer) -> bytes:
+        """A chunk of its own for token ids, before the text that they complete; the first has the prompt's."""
+        prompt = {} if answer.ids_taken else {"prompt_token_ids": unpack_i32(answer.told.prompt).tolist()}
+        ids = {"token_ids": answer.take_ids()} | prompt
+        values = self._head, index, self._empty, encode(ids)[1:-1], self._tail
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":null,%b}]%b' % values
+
+    def with_usage(self, chunks: bytes, request: Request) -> bytes:
+        """The same chunks with the usage so far; no text can look like the place of it, with its line ends."""
+        return chunks.replace(NO_USAGE, b',"usage":%b}\n\n' % encode(usage_so_far(request)))
+
+    def opening(self, index: int, echo: str = "") -> bytes:
+        """The first chunk of a chat choice tells the role; that of a completion what it echoes, if it does."""
         if not self._chat:
-            return b""
+            before, after = self.text(index)
+            return before + encode(echo) + after if echo else b""
         delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return b'%b,"choices":[{"index":%d,%b}]%b' % (self._head, index, delta, self._tail)
 
     def end(self, choice: Choice, failure: errors.Problem | None) -> bytes:
         """The last chunk of a choice; with a failure also the error object that OpenAI's client raises."""
         assert choice.finished is not None
-        word = b"error" if failure else WORDS[choice.finished.reason].encode()
+        word = b"error" if failure else choice.word.encode()
         why = encode(stop_reason(choice.finished))
         values = (self._head, choice.index, self._empty, word, why)
         chunk = b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":"%b","stop_reason":%b}]' % values
@@ -152,7 +178,9 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            opening = b"".join(self._chunks.opening(choice.index) for choice in self._request.choices)
+            opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
+            if self._chunks.continuous:
+                opening = self._chunks.with_usage(opening, self._request)
             await send({"type": "http.response.body", "body": opening + self._drain(), "more_body": True})
             self._started = True
             self._wire.on_writable = self.update
@@ -190,13 +218,19 @@ class EventStream:
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:
-            if choice.parts:
+            answer = choice.answer
+            if answer is not None and len(answer.ids) > answer.ids_taken:
+                pieces.append(self._chunks.ids(choice.index, answer))
+            if choice.reads:
+                pieces += self._chunks.events(choice.index, choice.read())
+            elif choice.parts:
                 before, after = self._frames[choice.index]
                 pieces += (before, encode(choice.take()), after)
             if choice.finished is not None:
                 pieces.append(self._end(choice))
         updated.clear()
-        return b"".join(pieces)
+        body = b"".join(pieces)
+        return self._chunks.with_usage(body, self._request) if self._chunks.continuous else body
 
     def _end(self, choice: Choice) -> bytes:
         """One error event at most: the first says it all."""

@@ -60,6 +60,23 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class Arguments(dict[str, Any]):
+    """Arguments of a call: an object, and for templates that print or join it the very text that it was."""
+
+    def __init__(self, value: dict[str, Any], text: str) -> None:
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
 class ChatTemplate:
     """A compiled template with the model's special tokens. `tool_source` is used when a request has tools."""
 
@@ -143,7 +160,7 @@ def _joined(parts: list[Any]) -> str:
 
 
 def _call(call: Any) -> Any:
-    """OpenAI's clients send arguments as JSON text; templates print them as an object."""
+    """OpenAI's clients send arguments as JSON text; templates take them as an object, or as text."""
     if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
         return call
     if not isinstance(arguments := function.get("arguments"), str):
@@ -152,4 +169,4 @@ def _call(call: Any) -> Any:
         decoded = msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return call  # shown to the model as it is
-    return call | {"function": function | {"arguments": decoded}}
+    return call | {"function": function | {"arguments": Arguments(decoded, arguments)}}

@@ -5,14 +5,18 @@ interpreter lock back while it encodes a batch (not for a single text), so the e
 """
 
 from array import array
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import Encoding
 
 from common.columns import unpack_i32
 from common.errors import Reject, RejectReason
 from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.source import Loaded
+
+END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
 
 
 class Encoded(NamedTuple):
@@ -33,7 +37,10 @@ class Encoder:
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
-            text = self._render(submit.messages, submit.template_kwargs, True)
+            end = submit.options.prompt_end
+            messages = marked(submit.messages) if end == GOES_ON else submit.messages
+            text = self._render(messages, submit.template_kwargs, end == ANSWER)
+            text = up_to_mark(text) if end == GOES_ON else text
             tokens = array("i", self._encode(text, False, "messages").ids)
         else:
             tokens = array("i", self._encode(submit.text, True, "prompt").ids)
@@ -69,6 +76,32 @@ class Encoder:
             raise Reject(RejectReason.INVALID, message, param) from error
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding
+
+
+def marked(messages: bytes) -> bytes:
+    """The messages with END_MARK at the end of the last one. Raises Reject if there is none."""
+    plain = msgspec.json.decode(messages, type=list[dict[str, Any]])
+    if not plain:
+        raise Reject(RejectReason.INVALID, "there is no message that could go on", "messages")
+    plain[-1]["content"] = f"{plain[-1].get('content') or ''}{END_MARK}"
+    return msgspec.json.encode(plain)
+
+
+def up_to_mark(text: str) -> str:
+    """A rendered chat without what the template puts behind its last message. Raises Reject."""
+    before, mark, _ = text.rpartition(END_MARK)
+    if not mark:
+        text = "the model's chat template does not show the last message, so it cannot go on"
+        raise Reject(RejectReason.INVALID, text, "continue_final_message")
+    return before
+
+
+def shortened(tokens: "array[int]", submit: Submit, max_model_len: int) -> "array[int]":
+    """The prompt's last tokens, if the request says how many."""
+    keep = submit.options.keep_tokens
+    if keep < 0:
+        keep = max_model_len - max(submit.sampling.max_tokens, 1)
+    return tokens[-keep:] if 0 < keep < len(tokens) else tokens
 
 
 def param_of(kind: PromptKind) -> str:

@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from common.protocol import TextBatch, TextFinished
+from common.protocol import TextBatch, TextFinished, TextFormat
 
 
 class Outbox:
     """Rows, terminals and replies for one API process. Columns of a row are appended together."""
 
     __slots__ = (
-        *("accepted", "counts", "finished", "first_index", "incarnation", "made_s", "replies", "seq_ids", "texts"),
-        "turn",
+        *("accepted", "counts", "finished", "first_index", "formats", "ids", "incarnation", "made_s", "replies"),
+        "seq_ids",
+        *("texts", "turn"),
     )
 
     def __init__(self, incarnation: int, made_s: float) -> None:
@@ -31,6 +32,8 @@ class Outbox:
         self.texts: list[str] = []
         self.finished: list[TextFinished] = []
         self.accepted = array("Q")
+        self.formats: list[TextFormat] = []
+        self.ids: dict[int, tuple[int, bytes]] = {}
         self.replies: deque[msgspec.Struct] = deque()
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
@@ -39,15 +42,15 @@ class Outbox:
             if not send(self.incarnation, self.replies[0]):
                 return False
             self.replies.popleft()
-        if not self.texts and not self.finished and not self.accepted:
+        if not (self.texts or self.finished or self.accepted or self.formats):
             return True
         columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
-        batch = TextBatch(*columns, self.texts, self.finished, self.accepted.tobytes())
+        batch = TextBatch(*columns, self.texts, self.finished, self.accepted.tobytes(), self.formats, self.ids)
         if not send(self.incarnation, batch):
             return False
         self.turn += 1
         self.seq_ids, self.first_index, self.counts = array("Q"), array("i"), array("i")
-        self.texts, self.finished, self.accepted = [], [], array("Q")
+        self.texts, self.finished, self.accepted, self.formats, self.ids = [], [], array("Q"), [], {}
         return True
 
 

@@ -33,6 +33,7 @@ from common.protocol import (
 )
 from common.recorder import Kind
 from services.tokenizer.encode import Encoder
+from services.tokenizer.formats import Formats
 from services.tokenizer.jobs import Jobs
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -64,13 +65,13 @@ class TokenizerProcess:
         """Loads the tokenizer in the pool, so that heartbeats go on. Raises ConfigError."""
         pool = self._jobs.short.pool
         loaded: Loaded = await self._loop.run_in_executor(pool, load, self._config.model, self._renderer)
-        self.streams.vocabulary = loaded.vocabulary
+        self.streams.speak(Formats(loaded.dialects, loaded.vocabulary))
         self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
         if self._model is not None:
             loaded.vocabulary.widen(self._model.vocab_size)
         gc.collect()
         gc.freeze()  # the tables live as long as the process: no collection needs to look at them
-        chat = loaded.no_template or "with a chat template"
+        chat = loaded.no_template or f"with a chat template, {loaded.dialects.named}"
         log.info("ready: %d tokens, %s", loaded.vocabulary.size, chat)
         self.node.state = "ready"
         self.node.beat()
@@ -169,7 +170,7 @@ class TokenizerProcess:
         assert self._encoder is not None and self._model is not None, "checked when the request was opened"
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
-        size = len(submit.text) + len(submit.messages) + len(submit.tokens)
+        size = len(submit.text) + len(submit.messages) + len(submit.tokens) + len(submit.template_kwargs)
         lane = self._jobs.lane_for(size, submit.kind)
         if not self._jobs.start(submit.seq_id, lane, work, partial(self._encoded, request)):
             self.streams.counts.unknown_results += 1

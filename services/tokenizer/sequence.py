@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from common.protocol import Admit, Sampling, Submit
+from common.protocol import Admit, Finished, FinishReason, Sampling, Submit, TextFinished, TextFormat
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.stop import StopMatcher
@@ -20,13 +20,14 @@ SEED_RANGE = 1 << 64
 class Request:
     """What the choices of one Submit share."""
 
-    __slots__ = ("admitted", "box", "live", "readmitted", "sampling", "submit", "tokens")
+    __slots__ = ("admitted", "box", "format", "live", "readmitted", "sampling", "submit", "tokens")
 
     def __init__(self, submit: Submit, box: Outbox) -> None:
         self.submit = submit
         self.box = box
         self.sampling = submit.sampling
         self.tokens: array[int] = array("i")  # the prompt, once it is encoded
+        self.format: TextFormat | None = None  # as the API was told
         self.admitted = self.readmitted = False
         self.live = submit.n  # choices without a terminal
 
@@ -63,6 +64,8 @@ class Sequence:
         submit = self.request.submit
         self.detokenizer = Detokenizer(vocabulary, submit.skip_special_tokens, at_start)
         self.fast = vocabulary.no_texts if self.skip_tokens else self.detokenizer.table()
+        if submit.options.token_ids:
+            self.fast = vocabulary.no_texts  # every row is seen here
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
@@ -74,6 +77,9 @@ class Sequence:
             if not count and not text:
                 return
         box = self.box
+        if self.request.submit.options.token_ids and count:
+            begin = box.ids.get(self.seq_id, (index,))[0]
+            box.ids[self.seq_id] = begin, self.output[begin : index + count].tobytes()
         if self.turn == box.turn:
             box.texts[self.row] += text
             box.counts[self.row] += count
@@ -125,4 +131,22 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
         again=again,
         tenant=submit.tenant,
         weight=submit.weight,
+    )
+
+
+def terminal(
+    sequence: Sequence, reason: FinishReason, output_tokens: int, stop_string: str, finished: Finished, reasoning: int
+) -> TextFinished:
+    """What the API is told of its end; `output_tokens` -1: all that have come."""
+    return TextFinished(
+        sequence.seq_id,
+        reason,
+        len(sequence.request.tokens),
+        len(sequence.output) if output_tokens < 0 else output_tokens,
+        finished.cached_tokens,
+        finished.stop_token,
+        stop_string,
+        finished.message,
+        finished.code,
+        reasoning,
     )

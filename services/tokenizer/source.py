@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from common.config import Model
+from common.dialects.registry import Dialects, choose
 from common.errors import ConfigError, Reject, RejectReason
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
@@ -33,6 +34,7 @@ class Loaded(NamedTuple):
     vocabulary: Vocabulary
     template: ChatTemplate | Renderer | None
     no_template: str = ""  # why there is none
+    dialects: Dialects = Dialects(None, None)
 
 
 MakeTemplate = Callable[[str, dict[str, str], str], ChatTemplate | Renderer]
@@ -42,28 +44,33 @@ def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
     """Raises ConfigError when the model's tokenizer cannot be found or used. A service renders in another process."""
     files = resolve(model.source)
     try:
-        return _load(files, model.trust_remote_code, make_template)
+        return _load(files, model, make_template)
     except ConfigError as error:
         if str(files.path) in str(error):
             raise
         raise ConfigError(f"{files.path}: {error}") from error
 
 
-def _load(files: ModelFiles, trust_remote_code: bool, make_template: MakeTemplate) -> Loaded:
+def _load(files: ModelFiles, model: Model, make_template: MakeTemplate) -> Loaded:
+    model_type = ""
     if files.kind == "gguf":
         tokenizer, specials, templates = _from_gguf(files.path)
     elif (files.path / "tokenizer.json").is_file():
         tokenizer, specials, templates = _from_folder(files.path)
     else:
-        tokenizer, specials, templates = _from_transformers(files, trust_remote_code)
+        tokenizer, specials, templates = _from_transformers(files, model.trust_remote_code)
+    if files.kind != "gguf":
+        model_type = str(_json(files.path / "config.json").get("model_type") or "")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     words = vocabulary.build(tokenizer)
+    dialects = choose(model.tool_parser, model.reasoning_parser, templates.values(), model_type)
     main = templates.pop("default", "")
     if not main:
         return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template")
     try:
-        return Loaded(tokenizer, words, make_template(main, specials, templates.get(TOOL_TEMPLATE, "")))
+        template = make_template(main, specials, templates.get(TOOL_TEMPLATE, ""))
+        return Loaded(tokenizer, words, template, dialects=dialects)
     except Reject as fault:
         if fault.reason is not RejectReason.INVALID:
             raise  # not the template's doing: the next start may find things better

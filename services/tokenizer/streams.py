@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from common.columns import unpack_i32, unpack_u64
+from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
@@ -21,13 +22,13 @@ from common.protocol import (
     Refused,
     Stop,
     Submit,
-    TextFinished,
     TokenBatch,
 )
-from services.tokenizer.encode import fit, param_of
+from services.tokenizer.encode import fit, param_of, shortened
+from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
-from services.tokenizer.sequence import Request, Sequence, first_admission
+from services.tokenizer.sequence import Request, Sequence, first_admission, terminal
 from services.tokenizer.vocabulary import Vocabulary
 
 ID_RANGE = 1 << 64
@@ -75,12 +76,15 @@ def _is_late(message: Refused, sequence: Sequence) -> bool:
 
 class Streams:
     def __init__(self, lanes: Lanes) -> None:
-        self.vocabulary = Vocabulary([])  # until the model's is loaded
+        self.speak(Formats(Dialects(None, None), Vocabulary([])))  # until the model's are loaded
         self.boxes: dict[BoxKey, Outbox] = {}
         self.open_requests = 0
         self.counts = Counts()
         self.lanes = lanes
         self._sequences: dict[int, Sequence] = {}
+
+    def speak(self, formats: Formats) -> None:
+        self.formats, self.vocabulary = formats, formats.vocabulary
 
     def open(self, submit: Submit, box: Outbox) -> Request | None:
         """A new request, not encoded yet. None if a choice of it is open already, or its ids are none."""
@@ -90,21 +94,24 @@ class Streams:
             return None
         request = Request(submit, box)
         for seq_id in request.choices():
-            self._sequences[seq_id] = Sequence(seq_id, request, self.vocabulary)
+            self._sequences[seq_id] = Sequence(seq_id, request, self.formats.words(submit))
         self.open_requests += 1
         return request
 
     def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
+        tokens = shortened(tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
-        request.tokens, request.sampling, request.admitted = tokens, sampling, True
+        request.tokens, request.sampling, request.admitted, request.format = tokens, sampling, True, told
+        request.box.formats += [told] if told else []
         request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
         at_start = self.vocabulary.lead_spaces > 0 and all(token in self.vocabulary.special for token in tokens)
         for seq_id in request.choices():
@@ -113,7 +120,7 @@ class Streams:
                 lane.upstream.put(Abort(seq_id))  # ended while its prompt was encoded
                 continue
             if at_start:
-                sequence.start(self.vocabulary, True)
+                sequence.start(self.formats.words(submit), True)
             if moved:
                 self.lanes.ask(sequence)
             else:
@@ -229,7 +236,7 @@ class Streams:
         text = sequence.detokenizer.feed(token)
         if sequence.matcher is None:
             sequence.add_row(index, 1, text)
-            if not sequence.skip_tokens:
+            if not sequence.skip_tokens and not sequence.request.submit.options.token_ids:
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self.lanes.put(sequence, Stop(sequence.seq_id))
@@ -287,19 +294,11 @@ class Streams:
         finished: Finished = NOT_FINISHED,
     ) -> None:
         """The one terminal. `finished` is the scheduler's, if it came."""
-        sequence.box.finished.append(
-            TextFinished(
-                sequence.seq_id,
-                reason,
-                len(sequence.request.tokens),
-                len(sequence.output) if output_tokens < 0 else output_tokens,
-                finished.cached_tokens,
-                finished.stop_token,
-                stop_string,
-                message or finished.message,
-                finished.code,
-            )
-        )
+        request = sequence.request
+        reasoning = self.formats.reasoning_tokens(request.submit, request.format, sequence.output)
+        if message:
+            finished = msgspec.structs.replace(finished, message=message)
+        sequence.box.finished.append(terminal(sequence, reason, output_tokens, stop_string, finished, reasoning))
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:

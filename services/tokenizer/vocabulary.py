@@ -7,6 +7,7 @@ any other decoder is a ConfigError.
 
 import json
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -85,6 +86,7 @@ class Vocabulary:
         self.texts = [_whole(piece) for piece in pieces]  # None where the piece is no whole text by itself
         self.texts_without_special = ["" if i in self.special else text for i, text in enumerate(self.texts)]
         self.no_texts: list[str | None] = [None] * len(pieces)
+        self._views: list[Vocabulary] = []
 
     @property
     def size(self) -> int:
@@ -98,6 +100,21 @@ class Vocabulary:
             self.texts += [""] * missing
             self.texts_without_special += [""] * missing
             self.no_texts += [None] * missing
+            for view in self._views:
+                view.texts_without_special += [""] * missing
+
+    def showing(self, markers: frozenset[str]) -> "Vocabulary":
+        """A view on these tables to which special tokens with such a text are ordinary ones."""
+        shown = [token for token in self.special if self.texts[token] in markers]
+        if not shown:
+            return self
+        view = copy(self)
+        view.special = self.special.difference(shown)
+        view.texts_without_special = list(self.texts_without_special)
+        for token in shown:
+            view.texts_without_special[token] = self.texts[token]
+        self._views.append(view)
+        return view
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of all tokens at once, special ones included. Raises IndexError outside the vocabulary."""

@@ -1,21 +1,25 @@
 """The null engine: canned tokens after a settable time, no torch. Load tests of the three other services use it.
 
-Each token is a function of the row's sequence and position only, so a re-planned sequence repeats itself. With drafts
-(any speculative.method) some hold and some do not, which also depends on sequence and position.
+Each token is a function of the row's sequence and position only, so a re-planned sequence repeats itself. With
+`worker.null_echo` a prompt scripts its answer: what it has between its last two tokens of that id, which also ends it.
+With drafts (any speculative.method) some hold and some do not, which depends on sequence and position, too.
 """
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from common.config import Config
 from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
-from common.protocol import ModelFacts, Progress, StepPlan
+from common.protocol import ModelFacts, Progress, RowStart, StepPlan
 
+Ints = npt.NDArray[np.integer[Any]]
 FIRST_TOKEN, TOKEN_RANGE = 300, 700  # ordinary words in every vocabulary that is larger than 1,000
 DEFAULT_MAX_LEN, DEFAULT_BLOCKS = 8192, 65_536
 
@@ -47,7 +51,7 @@ class NullEngine:
             architecture="null",
             vocab_size=vocab_size(files),
             max_model_len=config.model.max_len or DEFAULT_MAX_LEN,
-            eos_token_ids=(),
+            eos_token_ids=(config.worker.null_echo,) if config.worker.null_echo >= 0 else (),
             block_tokens=config.kv.block_tokens,
             num_blocks=config.kv.blocks or DEFAULT_BLOCKS,
             drafts=config.speculative.tokens if config.speculative.method else 0,
@@ -57,11 +61,15 @@ class NullEngine:
         self._step_s = config.worker.step_us / 1e6
         self._salt = np.zeros(self.max_rows, np.int32)
         self._known = np.zeros(self.max_rows, np.int32)  # tokens of each row that has sampled
+        self._echo = config.worker.null_echo
+        self._scripts: dict[int, tuple[int, list[int]]] = {}  # by slot: length of the prompt, tokens of the answer
 
     def execute(self, plan: StepPlan) -> Done:
         end_s = time.perf_counter() + self._step_s
         for row in plan.added:
             self._salt[row.slot] = row.seq_id % TOKEN_RANGE
+            if self._echo >= 0:
+                self._scripts[row.slot] = row.num_prompt, script(row, self._echo)
         slots, planned = np.frombuffer(plan.slots, np.int32), np.frombuffer(plan.counts, np.int32)
         samples, first = np.frombuffer(plan.samples, np.bool_), plan.drafting
         ends = np.frombuffer(plan.positions, np.int32) + planned
@@ -71,14 +79,23 @@ class NullEngine:
         self._known[slots] = ends + given
         slots, ends, given, planned = slots[samples], ends[samples], given[samples], planned[samples]
         ahead = np.arange(given.sum()) - np.repeat(np.cumsum(given) - given, given)
-        tokens = (np.repeat(self._salt[slots], given) + (np.repeat(ends, given) + ahead) * 31) % TOKEN_RANGE
+        rows, places = np.repeat(slots, given), np.repeat(ends, given) + ahead
+        tokens = (self._salt[rows] + places * 31) % TOKEN_RANGE + FIRST_TOKEN
+        if self._echo >= 0:
+            self._recite(rows, places, tokens)
         counts = b"", b""
         if first:
             planned[first:] = 1
             counts = given.astype(np.uint8).tobytes(), (planned - 1).astype(np.uint8).tobytes()
         if self._step_s:
             time.sleep(max(0.0, end_s - time.perf_counter()))
-        return Done((tokens + FIRST_TOKEN).astype(np.int32).tobytes(), counts)
+        return Done(tokens.astype(np.int32).tobytes(), counts)
+
+    def _recite(self, rows: Ints, places: Ints, tokens: Ints) -> None:
+        """Token by token of a step: what the scripts say in place of `tokens`."""
+        for idx, (slot, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
+            num_prompt, answer = self._scripts[slot]
+            tokens[idx] = answer[place - num_prompt] if 0 <= place - num_prompt < len(answer) else self._echo
 
     def figures(self) -> dict[str, float]:
         return {}
@@ -87,6 +104,13 @@ class NullEngine:
         self._salt[:] = 0
 
     def close(self) -> None: ...
+
+
+def script(row: RowStart, mark: int) -> list[int]:
+    """What the prompt has between its last two tokens `mark`; nothing if there are not two."""
+    prompt = np.frombuffer(row.tokens, np.int32)[: row.num_prompt]
+    places = np.flatnonzero(prompt == mark)[-2:].tolist()
+    return prompt[places[0] + 1 : places[1]].tolist() if len(places) == 2 else []
 
 
 def vocab_size(files: ModelFiles) -> int:

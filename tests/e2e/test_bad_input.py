@@ -75,6 +75,9 @@ FIELDS = [
     ),
     (CHAT, chat(stream="yes"), "stream"),
     (CHAT, chat(logprobs=True), "logprobs"),
+    (CHAT, chat(tool_choice="required"), "tool_choice"),
+    (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),  # this model has no calls
+    (CHAT, chat(continue_final_message=True), "continue_final_message"),
     (CHAT, {"model": MODEL}, "messages"),
     (TEXT, text(prompt=[]), "prompt"),
     (TEXT, text(prompt=None), "prompt"),
@@ -85,7 +88,7 @@ FIELDS = [
     (TEXT, text(prompt="word " * 9000), "prompt"),
     (TEXT, text(max_tokens=9000), "max_tokens"),
     (TEXT, text(suffix="x"), "suffix"),
-    (TEXT, text(echo=True), "echo"),
+    (TEXT, text(echo="x"), "echo"),
     (TEXT, text(best_of=3), "best_of"),
     (TEXT, text(model=7), "model"),
 ]

@@ -15,6 +15,7 @@ import msgspec
 
 from common.columns import unpack_i32, unpack_u64
 from common.config import Kv, Scheduler
+from common.dialects.registry import Dialects
 from common.protocol import (
     FinishReason,
     Load,
@@ -30,6 +31,7 @@ from common.protocol import (
 )
 from services.scheduler.events import GroupReady, GroupResult, SendPlan, SendRefused, SendTokens, Tick, TokenizerLost
 from services.scheduler.fleet import Fleet
+from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.streams import Streams, box_key
@@ -94,7 +96,7 @@ class Node:
         self.known: dict[int, tuple[int, float, Says]] = {}  # by scheduler: incarnation, when it spoke, what it said
         self.lanes = Lanes(self._tell, self._takers, self._speakers)
         self.streams = Streams(self.lanes)
-        self.streams.vocabulary = WORDS
+        self.streams.speak(Formats(Dialects(None, None), WORDS))
         self.box = self.streams.boxes[box_key(make_seq_id(0, instance, 1, 0))] = Outbox(1, 0.0)
 
     def _tell(self, scheduler: int, message: Any) -> bool:

@@ -183,3 +183,13 @@ def test_a_server_that_asks_for_a_key_is_told_apart() -> None:
     assert authorization("") == {}
     with pytest.raises(ChatError, match="characters"):
         authorization("vl 1\n")
+
+
+def test_reasoning_is_shown_and_not_remembered() -> None:
+    thought = event(choices=[{"index": 0, "delta": {"reasoning_content": "Hm."}}])
+    talk = Conversation(client(Server(thought + PARIS)), "tiny", {})
+    console = Console(file=io.StringIO(), width=80)
+    answer(console, talk, "Capital of France?")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith("Hm.\n\nParis")
+    assert talk.messages[-1] == {"role": "assistant", "content": "Paris"}

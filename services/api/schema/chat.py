@@ -1,11 +1,15 @@
 """The body of /v1/chat/completions, and its messages as the tokenizer's templates take them. Pure."""
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from common.dialects.tools import Tools
 from common.protocol import ModelFacts, PromptKind, Submit
+from common.text_format import ANSWER, AS_IT_IS, GOES_ON, REASONING, TOOLS
+from services.api.answer import Wanted
 from services.api.errors import invalid
 from services.api.schema.generation import (
     ABSENT,
@@ -17,7 +21,7 @@ from services.api.schema.generation import (
     sampling_of,
     submit_fields,
 )
-from services.api.schema.parse import Body, anything, check_depth, one_of
+from services.api.schema.parse import Body, check_depth, one_of
 
 MAX_PARTS, MAX_CALLS = 4096, 1024  # of one message
 Name = Annotated[str, Meta(max_length=1024)]
@@ -50,29 +54,42 @@ class Message(msgspec.Struct, frozen=True):
     function_call: Any = None
 
 
+class Function(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # accepted; arguments are the model's own
+
+
+class Tool(msgspec.Struct, frozen=True):
+    function: Function
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     messages: list[Message]
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_CALLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
+    "echo": OFF,
     "logprobs": OFF,
     "top_logprobs": one_of(0),
-    "tools": EMPTY_LIST,
-    "tool_choice": one_of("none", "auto"),
-    "parallel_tool_calls": anything,  # without tools there are no calls
     "functions": EMPTY_LIST,
     "function_call": one_of("none", "auto"),
-    "reasoning_effort": one_of("none"),
-    "include_reasoning": anything,  # no reasoning is taken apart, so there is none to leave out
     "modalities": one_of(["text"]),
     "audio": ABSENT,
     "prediction": ABSENT,
     "web_search_options": ABSENT,
     "verbosity": one_of("medium"),
     "chat_template": ABSENT,
-    "add_generation_prompt": one_of(True),
-    "continue_final_message": OFF,
     "add_special_tokens": OFF,
     "documents": EMPTY_LIST,
     "media_io_kwargs": one_of({}),
@@ -102,7 +119,8 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         raise invalid(f"{param}.tool_calls: only an assistant calls tools", f"{param}.tool_calls")
-    if message.content is None and not calls:
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+    if message.content is None and not calls and reasoning is None:
         raise invalid(f"{param}.content is required", f"{param}.content")
     plain: dict[str, Any] = {"role": message.role, "content": _text(message.content, f"{param}.content")}
     if calls:
@@ -110,8 +128,11 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
     optional = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
-        "reasoning": message.reasoning if message.reasoning is not None else message.reasoning_content,
     }
+    if reasoning is not None:  # the names that templates have for it
+        optional |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if not (calls and plain["content"]):  # templates that know this one take either of the two
+            optional["thinking"] = reasoning
     return plain | {key: value for key, value in optional.items() if value is not None}
 
 
@@ -130,29 +151,91 @@ def _text(content: str | list[ContentPart] | None, param: str) -> str:
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
+    """Arguments stay the text that they are: templates get both that and the object in it."""
+    written = call.function.arguments or "{}"
+    where = f"{param}.function.arguments"
+    if isinstance(written, dict):
+        arguments, written = written, json.dumps(written, ensure_ascii=False)
+    else:
         try:
-            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+            arguments = msgspec.json.decode(written, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            where = f"{param}.function.arguments"
             raise invalid(f"{where} is no JSON object: {error}", where) from error
-    check_depth(arguments, f"{param}.function.arguments")
-    function = {"name": call.function.name, "arguments": arguments or {}}
+    check_depth(arguments, where)
+    function = {"name": call.function.name, "arguments": written}
     return {"id": call.id or "", "type": call.type, "function": function}
+
+
+def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
+    """The tools that the model may call, as templates take them. Raises Reject for choices that nothing enforces."""
+    choice = request.tool_choice
+    for i, tool in enumerate(request.tools or ()):
+        check_depth(tool.function.parameters, f"tools[{i}].function.parameters")
+    if choice not in (None, "none", "auto"):
+        known = choice == "required" or isinstance(choice, dict)
+        text = "needs constrained decoding, which this server does not have" if known else "is not known"
+        raise invalid(
+            f"tool_choice {msgspec.json.encode(choice).decode():.200} {text}; use auto or none", "tool_choice"
+        )
+    if choice == "none":
+        return []
+    functions = (
+        {"name": tool.function.name, "description": tool.function.description or ""}
+        | ({"parameters": tool.function.parameters} if tool.function.parameters is not None else {})
+        for tool in request.tools or ()
+    )
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def template_kwargs(request: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the template gets besides the messages; `chat_template_kwargs` has the last word. Raises Reject."""
+    found: dict[str, Any] = {"tools": tools} if tools else {}
+    if effort := request.reasoning_effort:
+        thinks = effort != "none"
+        found |= {"enable_thinking": thinks, "thinking": thinks}
+        if thinks:
+            found["reasoning_effort"] = effort
+    given = request.chat_template_kwargs or {}
+    check_depth(given, "chat_template_kwargs")
+    if "tools" in given:
+        raise invalid("chat_template_kwargs.tools: use the field tools", "chat_template_kwargs")
+    return found | given
+
+
+def prompt_end(request: ChatRequest) -> int:
+    """Where the rendered chat ends. Raises Reject."""
+    if not request.continue_final_message:
+        return AS_IT_IS if request.add_generation_prompt is False else ANSWER
+    if request.add_generation_prompt:
+        raise invalid("add_generation_prompt and continue_final_message exclude each other", "continue_final_message")
+    last = request.messages[-1] if request.messages else None
+    if last is None or last.role != "assistant" or last.tool_calls or not last.content:
+        raise invalid("the last message must be an assistant's, with content", "continue_final_message")
+    return GOES_ON
+
+
+def wanted_of(request: ChatRequest) -> Wanted:
+    """How the answers are to be told."""
+    tools = tools_of(request)
+    return Wanted(
+        Tools(tools) if tools else None,
+        request.include_reasoning is not False,
+        request.parallel_tool_calls is not False,
+    )
 
 
 def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
     """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
     check_common(request, facts, request.n or 1, max_choices)
-    check_depth(request.chat_template_kwargs, "chat_template_kwargs")
+    tools = tools_of(request)
     return [
         Submit(
             seq_id=0,
             kind=PromptKind.CHAT,
             sampling=sampling_of(request, facts, default_max_tokens=0),
             messages=messages_json(request.messages),
-            template_kwargs=msgspec.json.encode(request.chat_template_kwargs or {}),
-            **submit_fields(request),
+            template_kwargs=msgspec.json.encode(template_kwargs(request, tools)),
+            parts=REASONING | TOOLS if tools else REASONING,
+            **submit_fields(request, prompt_end(request)),
         )
     ]

@@ -26,6 +26,7 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    echo: bool | None = None
 
 
 UNSUPPORTED_IN_COMPLETION = UNSUPPORTED | {
@@ -57,6 +58,8 @@ def submits_of(request: CompletionRequest, facts: ModelFacts, max_choices: int) 
         text = f"prompt has {len(request.prompt)} entries; the context is {facts.max_model_len} tokens"
         raise Reject(RejectReason.TOO_LONG, text, "prompt")
     prompts = prompts_of(request)
+    if request.echo and request.truncate_prompt_tokens:
+        raise invalid("echo of a prompt that is truncated is not supported", "echo")
     check_common(request, facts, (request.n or 1) * len(prompts), max_choices)
     fields = submit_fields(request)
     submits = []

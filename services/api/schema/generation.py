@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import Reject, RejectReason
-from common.protocol import ModelFacts, Sampling
+from common.protocol import ModelFacts, Options, Sampling
 from services.api.errors import invalid
 from services.api.schema.parse import Harmless, anything, one_of
 
@@ -25,7 +25,7 @@ MAX_STOPS = 64
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # accepted; the usage comes in the last chunk only
+    continuous_usage_stats: bool | None = None  # every chunk has the usage so far
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     deadline_ms: Milliseconds | None = None  # from the request's arrival to its last token
     user: str | None = None  # accepted, not used
+    request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}\Z")] | None = None  # before the header's
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None
+    return_token_ids: bool | None = None
 
 
 EMPTY_LIST: Harmless = one_of([])
@@ -63,8 +66,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "prompt_logprobs": ABSENT,
     "logprob_token_ids": EMPTY_LIST,
     "return_tokens_as_token_ids": OFF,
-    "return_token_ids": OFF,
-    "echo": OFF,
     "best_of": one_of(1),
     "use_beam_search": OFF,
     "length_penalty": one_of(1, 1.0),
@@ -74,7 +75,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "guided_regex": ABSENT,
     "guided_choice": ABSENT,
     "guided_grammar": ABSENT,
-    "truncate_prompt_tokens": ABSENT,
     "allowed_token_ids": ABSENT,
     "bad_words": EMPTY_LIST,
     "stop_regex": ABSENT,
@@ -159,9 +159,15 @@ def wants_usage(request: GenerationRequest) -> bool:
     return options is not None and bool(options.include_usage or options.continuous_usage_stats)
 
 
-def submit_fields(request: GenerationRequest) -> dict[str, Any]:
+def continuous_usage(request: GenerationRequest) -> bool:
+    return request.stream_options is not None and bool(request.stream_options.continuous_usage_stats)
+
+
+def submit_fields(request: GenerationRequest, prompt_end: int = 0) -> dict[str, Any]:
     """What a Submit of this request carries whatever its prompt is."""
+    ids = bool(request.return_token_ids)
     return {
+        "options": Options(prompt_end, request.truncate_prompt_tokens or 0, continuous_usage(request) or ids, ids),
         "n": request.n or 1,
         "stop": stops_of(request),
         "include_stop": bool(request.include_stop_str_in_output),

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,8 +11,9 @@ import httpx
 import msgspec
 import pytest
 
-from common.columns import pack_u64, unpack_i32
-from common.protocol import FinishReason, Load, Pause, PromptKind, Submit
+from common.columns import pack_i32, pack_u64, unpack_i32
+from common.protocol import FinishReason, Load, Pause, PromptKind, Submit, TextFinished, TextFormat
+from tests.common.dialects.reading import EXAMPLES, TIME, WEATHER
 from tests.services.api.system import CHAT, COMPLETION, FakeTokenizer, System, rows, running, scenario
 
 ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
@@ -46,6 +48,7 @@ def test_whole_answers(path: str, body: dict[str, Any]) -> None:
                 "completion_tokens": 2,
                 "total_tokens": 9,
                 "prompt_tokens_details": {"cached_tokens": 4},
+                "completion_tokens_details": {"reasoning_tokens": 0},
             }
             (choice,) = answer["choices"]
             assert said(choice) == " t0 t1" and choice["finish_reason"] == "length" and choice["stop_reason"] is None
@@ -413,5 +416,102 @@ def test_two_tokenizers_share_the_work() -> None:
             for _ in range(4):
                 assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
             assert [len(tokenizer.submits) for tokenizer in system.tokenizers] == [2, 2]
+
+    scenario(main)
+
+
+def answer_in_pieces(tokenizer: FakeTokenizer, chance: random.Random) -> Callable[[Submit], None]:
+    """Answers from a script that the seed chooses, cut anew each time."""
+
+    def answer(submit: Submit) -> None:
+        script = random.Random(submit.sampling.seed)
+        dialect = script.choice(sorted(EXAMPLES))
+        told = TextFormat(submit.seq_id, dialect, "think", False, 7, pack_i32(range(7)))
+        tokenizer.send(msgspec.structs.replace(rows(), formats=[told]))
+        for seq_id in range(submit.seq_id, submit.seq_id + submit.n):
+            text = script.choice(["", "<think>Hm.</think>"]) + EXAMPLES[dialect]
+            text = text[: script.randint(0, len(text))]
+            begin = 0
+            while begin < len(text):
+                end = min(len(text), begin + chance.randint(1, 30))
+                ids = {seq_id: (begin, pack_i32(map(ord, text[begin:end])))} if submit.options.token_ids else {}
+                batch = rows((seq_id, begin, end - begin, text[begin:end]))
+                tokenizer.send(msgspec.structs.replace(batch, ids=ids))
+                begin = end
+            reason = script.choice([FinishReason.EOS, FinishReason.LENGTH, FinishReason.STOP_STRING])
+            end_ = TextFinished(seq_id, reason, 7, len(text), 4, stop_string="x", reasoning_tokens=len(text) // 3)
+            tokenizer.send(rows(finished=(end_,)))
+
+    return answer
+
+
+def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+    """The choices of a stream as a whole reply has them, but for ids of calls, which are drawn."""
+    found: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            whole = found.setdefault(
+                choice["index"], {"text": "", "reasoning": "", "calls": [], "ids": [], "end": None}
+            )
+            delta = choice.get("delta", {})
+            whole["text"] += choice.get("text") or delta.get("content") or ""
+            whole["reasoning"] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls", []):
+                if "id" in call:
+                    whole["calls"].append([call["function"]["name"], ""])
+                whole["calls"][call["index"]][1] += call["function"]["arguments"]
+            whole["ids"] += choice.get("token_ids", [])
+            if choice["finish_reason"]:
+                assert whole["end"] is None
+                whole["end"] = choice["finish_reason"], choice["stop_reason"]
+    return found
+
+
+def as_joined(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message", {})
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return {
+        "text": message.get("content") or choice.get("text") or "",
+        "reasoning": message.get("reasoning_content", ""),
+        "calls": [[call["name"], call["arguments"]] for call in calls],
+        "ids": choice.get("token_ids", []),
+        "end": (choice["finish_reason"], choice["stop_reason"]),
+    }
+
+
+def random_request(chance: random.Random) -> tuple[str, dict[str, Any]]:
+    path, body = chance.choice(ROUTES)
+    options = {
+        "n": chance.randint(1, 3),
+        "return_token_ids": chance.random() < 0.5,
+        "seed": chance.randint(0, 10_000),
+    }
+    if path.endswith("chat/completions"):
+        options |= {"parallel_tool_calls": chance.random() < 0.7, "include_reasoning": chance.random() < 0.7}
+        options |= {"tools": [WEATHER, TIME]} if chance.random() < 0.7 else {}
+    else:
+        options |= {"echo": chance.random() < 0.5}
+    return path, {**body, **options}
+
+
+def test_streams_say_what_whole_replies_say() -> None:
+    """Field by field, for random requests; both are cut in other ways."""
+
+    async def main() -> None:
+        chance = random.Random(5)
+        async with running() as (system, client):
+            (tokenizer,) = system.tokenizers
+            tokenizer.on_submit = answer_in_pieces(tokenizer, chance)
+            for _ in range(60):
+                path, body = random_request(chance)
+                usage = {"include_usage": True, "continuous_usage_stats": chance.random() < 0.5}
+                whole = (await client.post(path, json=body)).json()
+                response = await client.post(path, json={**body, "stream": True, "stream_options": usage})
+                *chunks, last, done = payloads(response.text)
+                assert done == "[DONE]" and last["usage"] == whole["usage"]
+                assert joined(chunks) == {choice["index"]: as_joined(choice) for choice in whole["choices"]}, body
+                if usage["continuous_usage_stats"]:
+                    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+                    assert counts == sorted(counts)
 
     scenario(main)

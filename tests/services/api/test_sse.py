@@ -5,9 +5,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.columns import pack_u64
+from common.columns import pack_i32, pack_u64
 from common.errors import Reject, RejectReason
-from common.protocol import Abort, FinishReason, Pause, Peer, PromptKind, Sampling, Submit, TextFinished
+from common.protocol import (
+    Abort,
+    FinishReason,
+    Options,
+    Pause,
+    Peer,
+    PromptKind,
+    Sampling,
+    Submit,
+    TextFinished,
+    TextFormat,
+)
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
@@ -326,3 +337,25 @@ def test_silence_is_filled_with_comments() -> None:
         assert events(rig.text)[-1] == "[DONE]"
 
     scenario(main)
+
+
+def test_usage_and_token_ids_in_every_chunk() -> None:
+    hub = Hub(Routes(0, 1), 100, lambda peer, message: True, Figures(), 30.0)
+    submit = Submit(0, PromptKind.TEXT, Sampling(16), options=Options(0, 0, True, True))
+    request = hub.open([submit], [Peer("tokenizer", 0, 9, "")], 0.0, 100)
+    (choice,) = request.choices
+    told = [TextFormat(choice.seq_id, prompt_tokens=3, prompt=pack_i32([1, 2, 3]))]
+    batch = rows((choice.seq_id, 0, 2, 'a","usage":null}'))
+    hub.feed(msgspec.structs.replace(batch, formats=told, ids={choice.seq_id: (0, pack_i32([7, 8]))}), 1.0)
+    hub.feed(msgspec.structs.replace(rows(), ids={choice.seq_id: (0, pack_i32([7, 8]))}), 1.0)  # a repeat
+    chunks = Chunks("completion", "x", 5, "m", True, continuous=True)
+    before, after = chunks.text(0)
+    assert choice.answer is not None
+    body = chunks.ids(0, choice.answer) + before + json.dumps(choice.take()).encode() + after
+    ids, text = events(chunks.with_usage(body, request))
+    assert ids["choices"][0]["token_ids"] == [7, 8] and ids["choices"][0]["prompt_token_ids"] == [1, 2, 3]
+    assert text["choices"][0]["text"] == 'a","usage":null}'
+    for chunk in (ids, text):
+        assert chunk["usage"]["prompt_tokens"] == 3 and chunk["usage"]["completion_tokens"] == 2
+    (echoed,) = events(chunks.opening(0, "said"))
+    assert echoed["choices"][0]["text"] == "said" and chunks.opening(0) == b""

@@ -1,15 +1,18 @@
 import threading
+from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from common.columns import pack_i32
 from common.errors import Reject, RejectReason
-from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from common.protocol import Options, PromptKind, Sampling, Submit, Tokenize
+from common.text_format import GOES_ON
 from services.tokenizer import gguf_tokenizer, vocabulary
 from services.tokenizer.chat import ChatTemplate
-from services.tokenizer.encode import Encoder, fit
+from services.tokenizer.encode import Encoder, fit, shortened
 from services.tokenizer.source import Loaded
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -128,3 +131,37 @@ def test_others_run_while_a_long_text_is_encoded(encoder: Encoder) -> None:
     for thread in threads:
         thread.join()
     assert events == ["50 turns", "encoded"]
+
+
+def test_a_chat_ends_where_it_is_asked_to(encoder: Encoder) -> None:
+    messages = b'[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The capital of "}]'
+    ends = [
+        encoder.detokenize(
+            encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(end)), 49152).tobytes()
+        )
+        for end in range(3)
+    ]
+    assert ends[0].endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert ends[1].endswith("The capital of <|im_end|>\n")
+    assert ends[2].endswith("<|im_start|>assistant\nThe capital of ")
+
+
+def test_a_message_that_the_template_does_not_show_cannot_go_on(smollm: Tokenizer, smollm_words: Vocabulary) -> None:
+    encoder = Encoder(Loaded(smollm, smollm_words, ChatTemplate("{{ messages|length }}", {})), 100)
+    message = submit(PromptKind.CHAT, messages=b'[{"content": "x"}]', options=Options(GOES_ON))
+    assert refusal(encoder, message).param == "continue_final_message"
+    assert refusal(encoder, submit(PromptKind.CHAT, messages=b"[]", options=Options(GOES_ON))).param == "messages"
+
+
+def test_a_message_goes_on_wherever_its_words_stand(encoder: Encoder) -> None:
+    for content in ("e", "im_end", "user", " "):
+        messages = msgspec.json.encode([{"role": "assistant", "content": content}])
+        prompt = encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(GOES_ON)), 49152)
+        assert encoder.detokenize(prompt.tobytes()).endswith(f"<|im_start|>assistant\n{content}")
+
+
+def test_the_last_tokens_of_a_prompt() -> None:
+    tokens = array("i", range(10))
+    for keep, length in ((0, 10), (3, 3), (20, 10), (-1, 4)):
+        kept = shortened(tokens, submit(PromptKind.TEXT, options=Options(keep_tokens=keep)), 8)
+        assert list(kept) == list(range(10))[-length:]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from common.columns import pack_i32, pack_u64
+from common.dialects.registry import Dialects
 from common.protocol import (
     Abort,
     Admit,
@@ -23,6 +24,7 @@ from common.protocol import (
     TokenBatch,
     make_seq_id,
 )
+from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.streams import Streams, box_key
@@ -43,7 +45,7 @@ class Pair:
         self.full = False
         self.lanes = Lanes(self.tell, lambda: self.takers, lambda: self.speakers)
         self.streams = Streams(self.lanes)
-        self.streams.vocabulary = WORDS
+        self.streams.speak(Formats(Dialects(None, None), WORDS))
         self.box = self.streams.boxes[box_key(X)] = Outbox(1, 0.0)
         for instance in (0, 1):
             self.lanes.heard(instance, 0.0, 5.0)

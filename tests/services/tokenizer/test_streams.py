@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
+from common.dialects.registry import REASONING, TOOLS, Dialects
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
@@ -13,6 +14,7 @@ from common.protocol import (
     Finished,
     FinishReason,
     ModelFacts,
+    Options,
     PromptKind,
     Refused,
     Sampling,
@@ -20,9 +22,11 @@ from common.protocol import (
     Submit,
     TextBatch,
     TextFinished,
+    TextFormat,
     TokenBatch,
     make_seq_id,
 )
+from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request
@@ -43,7 +47,7 @@ class Bench:
         self.to_api: list[Any] = []
         self.link_is_full = False
         self.streams = Streams(Lanes(self.send_up, lambda: [0], lambda: [0]))
-        self.streams.vocabulary = WORDS
+        self.streams.speak(Formats(Dialects(None, None), WORDS))
         self.box = self.streams.boxes[box_key(FIRST)] = Outbox(1, 0.0)
 
     def send_up(self, scheduler: int, message: Any) -> bool:
@@ -473,3 +477,49 @@ def test_ids_that_overlap_or_are_none_are_not_opened(bench: Bench) -> None:
         assert bench.streams.open(Submit(seq_id, PromptKind.TEXT, Sampling(10), n=n), bench.box) is None
     assert bench.streams.open_requests == 1
     assert bench.streams.counts.unknown_results == 4
+
+
+def ids(bench: Bench) -> dict[int, tuple[int, list[int]]]:
+    """Token ids sent with the last `flush`."""
+    (batch,) = bench.to_api
+    return {seq_id: (first, unpack_i32(tokens).tolist()) for seq_id, (first, tokens) in batch.ids.items()}
+
+
+def test_token_ids_come_with_their_rows(bench: Bench) -> None:
+    bench.admit(options=Options(token_ids=True), stop=("xyz",))
+    bench.speak("ab")
+    bench.flush()
+    assert bench.to_api[0].formats == [TextFormat(FIRST, prompt_tokens=2, prompt=pack_i32(list(b"hi")))]
+    assert ids(bench) == {FIRST: (0, [97, 98])}
+    bench.speak("xyz", start=2)
+    rows, ends = bench.flush()
+    assert rows == [(FIRST, 2, 3, "")] and ids(bench) == {FIRST: (2, [120, 121, 122])} and ends[0].output_tokens == 5
+
+
+def test_a_moved_choice_sends_only_the_ids_that_are_missing(bench: Bench) -> None:
+    moved(bench, 3, 3, options=Options(token_ids=True))
+    bench.take(*[(FIRST, place, token) for place, token in enumerate(b"abcde")])
+    bench.flush()
+    assert ids(bench) == {FIRST: (3, [100, 101])}
+
+
+def test_a_chat_is_told_how_it_is_written_before_its_text(bench: Bench) -> None:
+    bench.streams.speak(Formats(Dialects(TOOLS["hermes"], REASONING["think"]), WORDS))
+    bench.admit(prompt=b"hi<think>\n", parts=3)
+    bench.speak("so</think>a")
+    bench.take(finished=[Finished(FIRST, FinishReason.EOS)])
+    _, ends = bench.flush()
+    assert bench.to_api[0].formats == [TextFormat(FIRST, "hermes", "think", True, 10)]
+    assert ends[0].reasoning_tokens == len("so</think>") and ends[0].output_tokens == 11
+
+
+def test_tools_of_a_model_without_calls_are_refused(bench: Bench) -> None:
+    request = bench.open(parts=3)
+    with pytest.raises(Reject, match="tool"):
+        bench.streams.admit(request, array("i", [1]), MODEL)
+    assert bench.to_scheduler == []
+
+
+def test_a_prompt_keeps_its_last_tokens(bench: Bench) -> None:
+    bench.admit(prompt=b"abcdef", options=Options(keep_tokens=2))
+    assert bench.to_scheduler[0].tokens == pack_i32(list(b"ef"))

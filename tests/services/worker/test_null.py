@@ -51,3 +51,14 @@ def test_the_vocabulary_size_is_read_or_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="vocabulary"):
         vocab_size(ModelFiles("folder", tmp_path, "x"))
+
+
+def test_a_prompt_scripts_its_own_answer() -> None:
+    settings = ["scheduler.max_rows=8", "kv.blocks=10", "model.max_len=64", "worker.null_echo=7"]
+    engine = NullEngine(load(None, settings), lambda stage: None)
+    assert engine.facts.eos_token_ids == (7,)
+    prompt = [7, 1, 7, 40, 41, 7, 5]
+    row = RowStart(2, 1, pack_i32([*prompt, 40]), len(prompt), 0, pack_i32([0]), Sampling(max_tokens=5))
+    assert step(engine, [row], [2], [len(prompt)], b"\x01") == [41]
+    assert step(engine, [], [2], [len(prompt) + 1], b"\x01") == [7]
+    assert step(engine, [start(0, 1)], [0], [1], b"\x01") == [7]  # no script: it ends at once

@@ -5,7 +5,8 @@ import pytest
 
 from common.errors import Reject
 from common.protocol import ModelFacts, PromptKind, Submit
-from services.api.schema.chat import BODY, submits_of
+from services.api.answer import Wanted
+from services.api.schema.chat import BODY, submits_of, wanted_of
 
 FACTS = ModelFacts("tiny", "llama", 1000, 128, (2,), 16, 64)
 USER = {"role": "user", "content": "hi"}
@@ -47,15 +48,85 @@ def test_tool_calls_and_their_answers() -> None:
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
         },
         {"role": "tool", "content": "1", "name": "f", "tool_call_id": "c1"},
     ]
 
 
-def test_reasoning_has_one_name() -> None:
-    made = submit([USER, {"role": "assistant", "content": "x", "reasoning_content": "why"}])
-    assert json.loads(made.messages)[1]["reasoning"] == "why"
+def test_reasoning_has_the_names_that_templates_have_for_it() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        message = json.loads(submit([USER, {"role": "assistant", "content": "x", name: "why"}]).messages)[1]
+        assert message["reasoning"] == message["reasoning_content"] == message["thinking"] == "why"
+    called = {"role": "assistant", "content": "x", "reasoning": "why", "tool_calls": [CALL]}
+    assert "thinking" not in json.loads(submit([USER, called]).messages)[1]  # gpt-oss' template takes one of the two
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
+}
+
+
+def test_tools_go_to_the_template() -> None:
+    made = submit([USER], tools=[TOOL], tool_choice="auto")
+    shown = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    assert json.loads(made.template_kwargs) == {"tools": [{"type": "function", "function": shown}]}
+    assert made.parts == 3 and submit([USER]).parts == 1
+    none = submit([USER], tools=[TOOL], tool_choice="none")
+    assert none.parts == 1 and "tools" not in json.loads(none.template_kwargs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"function": {"name": "no spaces"}}]}, "tools[0].function.name"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+    ],
+)
+def test_tools_that_are_refused(asked: dict[str, Any], param: str) -> None:
+    assert refused([USER], **{"tools": [TOOL], **asked}) == param
+
+
+def test_effort_is_told_in_the_words_of_templates() -> None:
+    assert json.loads(submit([USER], reasoning_effort="high").template_kwargs) == {
+        "enable_thinking": True,
+        "thinking": True,
+        "reasoning_effort": "high",
+    }
+    off = {"enable_thinking": False, "thinking": False}
+    assert json.loads(submit([USER], reasoning_effort="none").template_kwargs) == off
+    own = submit([USER], reasoning_effort="none", chat_template_kwargs={"thinking": True}).template_kwargs
+    assert json.loads(own) == off | {"thinking": True}
+
+
+def test_where_the_prompt_ends() -> None:
+    started = [USER, {"role": "assistant", "content": "The capital"}]
+    assert submit([USER]).options.prompt_end == 0
+    assert submit(started, add_generation_prompt=False).options.prompt_end == 1
+    assert submit(started, continue_final_message=True).options.prompt_end == 2
+    assert submit(started, continue_final_message=True, add_generation_prompt=False).options.prompt_end == 2
+    assert refused(started, continue_final_message=True, add_generation_prompt=True) == "continue_final_message"
+    for talk in ([USER], [USER, {"role": "assistant", "tool_calls": [CALL]}]):
+        assert refused(talk, continue_final_message=True) == "continue_final_message"
+
+
+def test_what_is_wanted() -> None:
+    def wanted(**more: Any) -> Wanted:
+        return wanted_of(BODY.parse(json.dumps({"messages": [USER], **more}).encode()))
+
+    assert wanted() == Wanted()
+    asked = wanted(tools=[TOOL], parallel_tool_calls=False, include_reasoning=False)
+    assert asked.tools is not None and "f" in asked.tools
+    assert not asked.parallel and not asked.reasoning
+    assert wanted(tools=[TOOL], tool_choice="none").tools is None
 
 
 def test_template_arguments() -> None:
@@ -102,18 +173,14 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
     [
         ("logprobs", False, True),
         ("top_logprobs", 0, 5),
-        ("tools", [], [{"type": "function"}]),
         ("tool_choice", "auto", "required"),
         ("functions", [], [{}]),
         ("function_call", "none", {"name": "f"}),
-        ("reasoning_effort", "none", "high"),
         ("modalities", ["text"], ["text", "audio"]),
         ("audio", None, {"voice": "x"}),
-        ("continue_final_message", False, True),
-        ("add_generation_prompt", True, False),
+        ("echo", False, True),
         ("chat_template", None, "{{ x }}"),
         ("documents", [], [{}]),
-        ("parallel_tool_calls", True, None),
         ("response_format", {"type": "text"}, {"type": "json_schema"}),
     ],
 )

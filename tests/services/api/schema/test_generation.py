@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from common.errors import Reject, RejectReason
-from common.protocol import ModelFacts
+from common.protocol import ModelFacts, Options
 from services.api.schema import generation
 from services.api.schema.completion import BODY, CompletionRequest, submits_of
 
@@ -50,6 +50,9 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "cache_salt": (["tenant", None], ["", 5, "x" * 1025]),
     "deadline_ms": ([1, 2**31 - 1, None], [0, -1, 1.5, "9", 2**31]),
     "user": (["me", None], [5]),
+    "request_id": (["a-b.c:1_", None], ["", "a b", "x" * 129, "a\n", 5]),
+    "truncate_prompt_tokens": ([1, -1, None], [-2, 1.5, "1"]),
+    "return_token_ids": ([True, False, None], [1]),
 }
 
 
@@ -153,14 +156,18 @@ def test_stops_and_fields_of_the_submit() -> None:
         "skip_special_tokens": False,
         "priority": 3,
         "cache_salt": "t",
+        "options": Options(),
     }
+    asked = generation.submit_fields(parse(return_token_ids=True, truncate_prompt_tokens=-1))
+    assert asked["options"] == Options(0, -1, True, True)
+    usage = parse(stream=True, stream_options={"continuous_usage_stats": True})
+    assert generation.submit_fields(usage)["options"] == Options(tell_prompt=True)
     assert generation.submit_fields(parse())["skip_special_tokens"] is True
 
 
 @pytest.mark.parametrize(
     ("name", "harmless", "asking"),
     [
-        ("echo", False, True),
         ("best_of", 1, 2),
         ("response_format", {"type": "text"}, {"type": "json_object"}),
         ("prompt_logprobs", None, 0),

@@ -1,0 +1,26 @@
+"""Values that API and tokenizer tell each other about one request, besides its text; part of common/protocol.py."""
+
+import msgspec
+
+REASONING, TOOLS = 1, 2  # bits of Submit.parts
+ANSWER, AS_IT_IS, GOES_ON = 0, 1, 2  # Options.prompt_end
+
+
+class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Of a Submit: what few requests ask for."""
+
+    prompt_end: int = 0  # of a chat: 0 an answer begins, 1 as the messages end, 2 its last message goes on
+    keep_tokens: int = 0  # the last ones of the prompt; -1: as many as the context leaves; 0: all
+    tell_prompt: bool = False  # its length comes before the first text
+    token_ids: bool = False  # of prompt and output come, too
+
+
+class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Of the answers to one Submit, before their first text. Names are those of common/dialects/registry.py."""
+
+    seq_id: int  # of the Submit
+    tools: str = ""  # dialect of its calls; empty: none are told apart
+    reasoning: str = ""
+    opened: bool = False  # the prompt has begun the reasoning
+    prompt_tokens: int = 0  # if they were asked for
+    prompt: bytes = b""  # _i32, likewise

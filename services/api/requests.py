@@ -1,0 +1,167 @@
+"""Open requests: their choices, what has come of each, and who reads it. Plain records that the hub changes."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from common.dialects.events import Event
+from common.errors import Reject
+from common.protocol import FinishReason, Peer, Submit, TextBatch, TextFinished, TextFormat
+from common.recorder import Kind, Record, unrecorded
+from services.api.answer import Answer, Wanted
+from services.api.figures import Figures
+
+WORDS = {
+    FinishReason.EOS: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+}
+NOBODY = Peer("tokenizer", 0, 0, "")  # has the choices that wait for a tokenizer
+
+
+class Consumer(Protocol):
+    """The reader of one request, called after each batch that changed it."""
+
+    def update(self) -> None: ...
+    def keep_alive(self) -> None: ...
+
+
+class Choice:
+    """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
+
+    __slots__ = (
+        *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
+        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
+    )
+
+    def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
+        self.request, self.seq_id, self.tokenizer = request, seq_id, tokenizer
+        self.submit = submit  # its prompt's
+        self.origin = seq_id  # stays when the choice moves to another tokenizer
+        self.first = first  # origin of the first choice of the same prompt
+        self.index = len(request.choices)
+        self.accepted = False  # the scheduler has said that it will not refuse it
+        self.received = 0  # output tokens
+        self.taken_chars = 0  # of their text, by the consumer
+        self.lost_s = 0.0  # since when it waits for a tokenizer
+        self.parts: list[str] = []
+        self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
+        self.last_s = 0.0  # time of the newest row
+        self.finished: TextFinished | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Another tokenizer has taken it over, alone."""
+        return self.seq_id != self.origin
+
+    def again(self, seq_id: int) -> Submit:
+        """All that another tokenizer needs to go on with this choice alone."""
+        sampling = self.submit.sampling
+        seed = (sampling.seed + self.origin - self.first) % 2**64
+        return msgspec.structs.replace(
+            self.submit,
+            seq_id=seq_id,
+            sampling=msgspec.structs.replace(sampling, seed=seed),
+            n=1,
+            origin=self.origin,
+            delivered_tokens=self.received,
+            delivered_chars=self.taken_chars + sum(map(len, self.parts)),
+        )
+
+    def begin(self, figures: Figures, now_s: float) -> None:
+        """Its first token has come."""
+        figures.first_token.add(now_s - self.request.opened_s)
+        self.request.record(Kind.FIRST_TEXT, self.seq_id)
+
+    def wait(self, lost_s: float) -> None:
+        """For a tokenizer."""
+        self.tokenizer, self.lost_s = NOBODY.incarnation, lost_s
+        self.request.record(Kind.WAITING, self.seq_id)
+
+    def move(self, seq_id: int, tokenizer: int) -> None:
+        self.seq_id, self.tokenizer = seq_id, tokenizer
+        self.request.record(Kind.MOVED, seq_id, self.origin)
+
+    def end(self, finished: TextFinished) -> None:
+        """`received` may be less than the terminal counts: then the end came from here."""
+        self.finished = finished
+        self.request.record(Kind.ANSWERED, self.seq_id, self.received, finished.cached_tokens, finished.reason)
+
+    def read_as(self, told: TextFormat) -> None:
+        """The text is written so. Known from the first tokenizer that had it: another one tells the same."""
+        if self.answer is None:
+            self.answer = Answer(told, self.request.wanted)
+
+    @property
+    def echo(self) -> str:
+        """What its client gets before the text."""
+        return self.request.echoes[self.index // self.submit.n] if self.request.echoes else ""
+
+    @property
+    def reads(self) -> bool:
+        """Whether `read` tells its text, else `take`."""
+        return self.answer is not None and self.answer.reads
+
+    @property
+    def word(self) -> str:
+        """Why it has ended, in OpenAI's words."""
+        assert self.finished is not None
+        word = WORDS[self.finished.reason]
+        return "tool_calls" if word == "stop" and self.answer is not None and self.answer.calls else word
+
+    def read(self) -> list[Event]:
+        """What the text since the last call says, where it is read."""
+        assert self.answer is not None
+        events = self.answer.feed(self.take())
+        return events + self.answer.finish() if self.finished is not None else events
+
+    def take(self) -> str:
+        """The text since the last call."""
+        text = "".join(self.parts)
+        self.taken_chars += len(text)
+        self.parts.clear()
+        return text
+
+
+class Request:
+    """One HTTP request: choices in order, those with news in `updated`, and why it failed if it did."""
+
+    __slots__ = (
+        *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
+        *("echoes", "updated", "wanted"),
+    )
+
+    def __init__(self, opened_s: float, limit: int) -> None:
+        self.record: Record = unrecorded
+        self.opened_s = self.heard_s = opened_s
+        self.limit = limit  # rows that may wait for the client before it is paused; 0: all of them may
+        self.paused = False
+        self.choices: list[Choice] = []
+        self.updated: list[Choice] = []
+        self.open = 0  # choices without a terminal
+        self.failure: Reject | None = None
+        self.changed = False
+        self.consumer: Consumer | None = None
+        self.wanted: Wanted | None = None  # of a chat
+        self.echoes: Sequence[str] = ()  # by prompt
+
+    @property
+    def accepted(self) -> bool:
+        """None of its prompts can be refused any more."""
+        return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
+
+
+def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
+    """What a batch has besides text: how answers are written, which comes before their text, and token ids."""
+    for told in batch.formats:
+        if (choice := choices.get(told.seq_id)) is not None:
+            together = [same for same in choice.request.choices if same.first == choice.first and not same.moved]
+            for same in [choice] if choice.moved else together:
+                same.read_as(told)
+    for seq_id, (first, tokens) in batch.ids.items():
+        if (choice := choices.get(seq_id)) is not None and choice.answer is not None and not len(tokens) % 4:
+            choice.answer.add_ids(first, tokens)
