@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.registry import Op
-from services.worker.quant.coded import NO_MARGINS, Coded, CodedFormat, Codes, Making
+from services.worker.quant.coded import NO_MARGINS, ORDER, Coded, CodedFormat, Codes, Making
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor
 
 TILED_BY = "aiter"  # the provider whose products and experts read weights in tiles (kernels/packing/weight_tiles.py)
@@ -46,6 +46,8 @@ class CodedExpertFormat:
         for part in [*down, *(part for pair in gate_up for part in pair)] if not self._convert else ():
             if not isinstance(part, Coded) or part.format is not self._form:
                 return f"{part.name} is stored as {part.storage}"
+            if ORDER in part.pieces:
+                return f"the columns of {part.name} are out of order (act-order)"
             if part.margins != NO_MARGINS or part.columns is not None:
                 return f"a rank's share of {part.name} does not consist of whole blocks"
         return self._form.refuses_experts(hidden, inner, biases)

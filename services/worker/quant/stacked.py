@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from services.worker.kernels.packing.mx import GROUP
 from services.worker.quant.coded import SCALES, VALUES, Coded
 from services.worker.quant.contract import StackedTensor, StoredTensor
-from services.worker.quant.mxfp4 import FORMAT
+from services.worker.quant.mxfp4 import FORMAT as MXFP4_FORMAT
 from services.worker.quant.narrow import narrowed_shape
 from services.worker.quant.scheme import GROUP as PER_GROUP
 from services.worker.quant.scheme import Numbers, Scheme
@@ -92,11 +92,11 @@ def unstack(tensors: dict[str, StoredTensor], stack: str, names: Sequence[str]) 
                     tensors[full] = StackPart(full, shape, tensor, *place)
                     continue
                 rows, columns = shape
-                pieces = FORMAT.pieces(MXFP4)
+                pieces = MXFP4_FORMAT.pieces(MXFP4)
                 values = StackRows(full, (rows, columns // 2), tensor, *place)
                 exponents = StackRows(full, (rows, columns // GROUP), factors, *place)
                 read = {VALUES: (pieces[VALUES], values), SCALES: (pieces[SCALES], exponents)}
-                tensors[full] = Coded(full, (rows, columns), FORMAT, MXFP4, read)
+                tensors[full] = Coded(full, (rows, columns), MXFP4_FORMAT, MXFP4, read)
 
 
 def _shape(stack: StackedTensor, scales: StackedTensor | None, is_bias: bool, parts: int) -> tuple[int, ...]:
