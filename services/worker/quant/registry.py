@@ -186,7 +186,7 @@ def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:
         few, limits = bindings(grouped_linear), ((4, GROUPED4_LIMIT_ROWS), (8, GROUPED8_LIMIT_ROWS))
         by_size = [BySizeFormat(GroupedFormat(bits, few), many, limit) for bits, limit in limits]
     usable = [form for form in by_size if form.unavailable() is None]
-    formats = [*usable, MixedFormat(usable), *wide, dense]
+    formats = [form for form in (*usable, MixedFormat(usable), *wide, dense) if form.unavailable() is None]
     # Rows of an embedding are only copied, so bf16 costs no speed; it is the checkpoint's own precision or near it.
     table = DenseFormat(torch.bfloat16, torch.float32, cpu)
     return WeightPolicy(torch.float32, cpu, tuple(formats), table, (DenseExpertFormat(torch.float32, cpu, bindings),))

@@ -10,8 +10,8 @@ from torch import Tensor
 from services.worker.layers.mlp import GatedMlp
 from services.worker.layers.moe import MoeMlp
 from services.worker.quant.contract import ExpertWeights
+from tests.services.worker.quant.coded_checkpoints import DENSE, KINDS, MOE, write_pair
 from tests.services.worker.quant.loading import load, logits
-from tests.services.worker.quant.written import DENSE, KINDS, MOE, write_pair
 
 MODELS = {"dense": DENSE, "experts": MOE}
 

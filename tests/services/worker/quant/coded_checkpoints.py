@@ -170,9 +170,8 @@ def packed(numbers: Tensor, bits: int, order: tuple[int, ...] = tuple(range(8)))
     """[N, K] as int32 [N, K * bits / 32]: number order[i] of each word's in its i-th bits."""
     lanes = 32 // bits
     words = torch.zeros(len(numbers), numbers.shape[1] // lanes, dtype=torch.int64)
-    for word in range(words.shape[1]):
-        for i in range(lanes):
-            words[:, word] |= numbers[:, word * lanes + order[i]].long() << (bits * i)
+    for i in range(lanes):
+        words |= numbers[:, order[i] :: lanes].long() << (bits * i)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
