@@ -114,7 +114,9 @@ class WeightPolicy:
 
 def _must_agree(parts: Sequence[StoredTensor]) -> None:
     """Raises ConfigError where parts of one product are coded in unlike ways, or only some of them are."""
-    kinds = {id(part.format) if isinstance(part, Coded) else None: part for part in parts}
+    kinds: dict[str, StoredTensor] = {}
+    for part in parts:
+        kinds.setdefault(part.format.name if isinstance(part, Coded) else "", part)
     if len(kinds) > 1:
         first, second = list(kinds.values())[:2]
         raise ConfigError(
