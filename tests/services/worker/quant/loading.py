@@ -60,3 +60,9 @@ def logits(decoder: Decoder, cache: KvCache | None = None) -> Tensor:
         parts.append(decoder.logits(x))
         done += count
     return torch.cat(parts)
+
+
+def as_if_by(provider: str, *ops: str) -> Bindings:
+    """The meanings, which a table says are that provider's: what formats ask is who runs an op."""
+    table = [row._replace(provider=provider) if row.op in ops else row for row in BINDINGS.table]
+    return Bindings(table, {row.op: BINDINGS._chosen[row.op] for row in table})

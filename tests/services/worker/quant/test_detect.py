@@ -73,5 +73,5 @@ def test_what_cannot_be_honoured_stops_with_its_name(settings: dict[str, Any], t
 
 
 def test_a_scheme_that_no_format_takes() -> None:
-    with pytest.raises(ConfigError, match="^here: weights fp8 per row, activations as they are .* is not supported$"):
+    with pytest.raises(ConfigError, match=r"^here: weights fp8 per row, activations as they are .* is not supported$"):
         format_of(Scheme("quark", Numbers("fp8", ROW)), "here")

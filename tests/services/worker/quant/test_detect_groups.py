@@ -43,7 +43,9 @@ def test_compressed_tensors() -> None:
 def test_compressed_tensors_in_blocks() -> None:
     weights = {**FP8_NUMBERS, "strategy": "block", "block_structure": [128, 128], "dynamic": False}
     inputs = {**FP8_NUMBERS, "strategy": "group", "group_size": 128, "dynamic": True}
-    settings = changed(changed(FP8, "config_groups/group_0/weights", weights), "config_groups/group_0/input_activations", inputs)
+    settings = changed(
+        changed(FP8, "config_groups/group_0/weights", weights), "config_groups/group_0/input_activations", inputs
+    )
     scheme = read(settings).default
     assert scheme is not None and (scheme.weight.per, scheme.weight.group) == (BLOCK, 128)
     assert scheme.activation == Numbers("fp8", GROUP, 128)
@@ -65,7 +67,11 @@ def test_quark() -> None:
     table = {"weight": fp8, "input_tensors": fp8, "output_tensors": None, "bias": None}
     own = read({**QUARK, "layer_quant_config": {"*self_attn*": table}})
     scheme = own.scheme_of("model.layers.0.self_attn.q_proj")
-    assert scheme is not None and scheme.weight.per == TENSOR and own.scheme_of("model.layers.0.mlp.up_proj") == rules.default
+    assert (
+        scheme is not None
+        and scheme.weight.per == TENSOR
+        and own.scheme_of("model.layers.0.mlp.up_proj") == rules.default
+    )
 
 
 @pytest.mark.parametrize(
