@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
 from services.worker.quant.detect import read_rules
-from services.worker.quant.registry import activation_dtype, choose_policy, width_unit
+from services.worker.quant.registry import activation_dtype, choose_policy, formats_of, width_unit
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
 from services.worker.shares import local_spec
@@ -143,6 +144,8 @@ def load_model(
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         kv_each = config.kv.dtype == "fp8_per_token_head"
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
+        called = dict.fromkeys((op for form in formats_of(rules, quantize) for op in form.ops), 1)
+        facts = replace(facts, shapes={**facts.shapes, **called})
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():
             bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))

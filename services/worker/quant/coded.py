@@ -75,10 +75,12 @@ class CodedFormat:
     """One way to code matrices, and everything that anybody asks about it. Found by name in this folder (`FORMAT`).
 
     `unit`: rows and columns that a matrix consists of multiples of where it is multiplied; others are padded.
-    `block_storages`: GGUF's types that it keeps as they are. What is not overridden here is not possible, or the rule.
+    `block_storages`: GGUF's types that it keeps as they are. `ops`: those that its weights may call, to be tested at
+    start. What is not overridden here is not possible, or the rule.
     """
 
     name = ""
+    ops: tuple[str, ...] = ()
     unit = (1, 1)
     block_storages: tuple[str, ...] = ()
 

@@ -39,6 +39,14 @@ FP8 = ("F8_E4M3",)
 
 class Fp8(CodedFormat):
     name = "fp8"
+    ops = (
+        "row_scaled_linear",
+        "tensor_scaled_linear",
+        "quantize_rows",
+        "quantize_tensor",
+        "norm_quantize_rows",
+        "moe_row_scaled",
+    )
 
     def takes(self, scheme: Scheme) -> bool:
         weight, activation = scheme.weight, scheme.activation

@@ -25,6 +25,7 @@ from services.worker.quant.scheme import GROUP, Scheme
 
 class Fp8Block(CodedFormat):
     name = "fp8_block"
+    ops = ("block_scaled_linear", "quantize_groups", "norm_quantize_groups", "silu_quantize_groups", "moe_block_scaled")
     unit = (BLOCK, BLOCK)
 
     def takes(self, scheme: Scheme) -> bool:

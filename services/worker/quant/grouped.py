@@ -57,7 +57,8 @@ class GroupedFormat:
         out_features = sum(part.shape[0] for part in parts)
         if self._bits == 8:
             eights = [eight_bits(part) for part in parts]
-            tiles = pack_tiles(*(torch.cat(column) for column in zip(*eights, strict=True)), None)
+            numbers, scales = (torch.cat(column) for column in zip(*eights, strict=True))
+            tiles = pack_tiles(numbers, scales, None)
             return GroupedWeight(tiles, 8, out_features, self._multiply)
         groups = [four_bits(part) for part in parts]
         numbers, scales, offsets = (torch.cat(column) for column in zip(*groups, strict=True))

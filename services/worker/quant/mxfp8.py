@@ -22,6 +22,7 @@ EXPONENTS = ("U8", "F8_E8M0")
 
 class Mxfp8Format(CodedFormat):
     name = "mxfp8"
+    ops = ("mxfp8_linear", "quantize_mxfp8", "moe_mxfp8")
     unit = (1, GROUP)
 
     def takes(self, scheme: Scheme) -> bool:

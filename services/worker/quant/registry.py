@@ -17,7 +17,7 @@ from services.worker.kernels.ops.moe_tiled import moe_tiled
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.catalog import all_formats
-from services.worker.quant.coded import Coded, Making
+from services.worker.quant.coded import Coded, CodedFormat, Making
 from services.worker.quant.coded_experts import CodedExpertFormat
 from services.worker.quant.coded_linears import BlockLinears, CodedLinears, ConvertedLinears, MixedFormat
 from services.worker.quant.composed import BySizeFormat, TiedWeight
@@ -169,11 +169,17 @@ def choose_policy(
     return WeightPolicy(activation, device, (*kept, weight_format), weight_format, experts, converted)
 
 
+def formats_of(rules: Rules | None, quantize: str = "") -> list[CodedFormat]:
+    """Those that a model's weights will be in, of the coded ones."""
+    if quantize:
+        return [all_formats()[quantize]]
+    return [format_of(scheme, "") for scheme in (rules.schemes if rules is not None else ())]
+
+
 def width_unit(rules: Rules | None, quantize: str = "") -> int:
     """How many numbers of an inner width ranks divide together, so that each has whole blocks; 1: as they like."""
-    forms = [all_formats()[quantize]] if quantize else [format_of(s, "") for s in (rules.schemes if rules else ())]
     groups = [] if quantize or rules is None else [s.weight.group for s in rules.schemes if s.weight.group]
-    return math.lcm(*(size for form in forms for size in form.unit), *groups)
+    return math.lcm(*(size for form in formats_of(rules, quantize) for size in form.unit), *groups)
 
 
 def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:

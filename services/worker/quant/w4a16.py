@@ -45,6 +45,7 @@ HALVES = ("F16", "BF16", "F32")
 
 class W4A16(CodedFormat):
     name = "int4"
+    ops = ("int4_linear", "moe_int4")
     unit = (1, FINEST)
     block_storages = tuple(READERS)
 

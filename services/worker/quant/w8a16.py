@@ -35,6 +35,7 @@ Q8_BYTES, Q6_BYTES = 34, 210
 
 class W8A16(CodedFormat):
     name = "int8_weight"
+    ops = ("int8_linear",)
     unit = (1, 16)
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from services.worker.quant.scheme import ROW, TENSOR, Scheme
 
 class W8A8(CodedFormat):
     name = "int8"
+    ops = ("row_scaled_linear", "quantize_rows", "norm_quantize_rows", "moe_row_scaled")
 
     def takes(self, scheme: Scheme) -> bool:
         weight, activation = scheme.weight, scheme.activation
