@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--model", default="bundled", help="as model.source")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--tokens", type=int, default=1024, help="the most that are read of the text")
+    parser.add_argument("--only", nargs="*", help="names of variants, besides the exact one")
     parser.add_argument("--json", help="write the results to this file")
     arguments = parser.parse_args()
     ids = (
@@ -113,6 +114,8 @@ def main() -> None:
     exact: torch.Tensor | None = None
     results: dict[str, dict[str, float]] = {}
     for variant in VARIANTS:
+        if exact is not None and arguments.only and variant.name not in arguments.only:
+            continue
         figures, found = measure(arguments.model, variant, ids, exact)
         exact = found if exact is None else exact
         results[variant.name] = figures._asdict()

@@ -15,7 +15,7 @@ from services.worker.quant.contract import StoredTensor, Weight, WeightFormat
 from services.worker.quant.none import fuse
 from services.worker.quant.scheme import Scheme
 
-CHUNK_ROWS = 2048  # encoded at once: float32 of so many rows are needed besides
+CHUNK = 1 << 22  # numbers encoded at once: a few times as many float32 are needed besides
 
 
 class JoinedWeight:
@@ -143,9 +143,10 @@ class ConvertedLinears:
         rows_unit, columns_unit = self._form.unit
         margins = Margins(bottom=-len(dense) % rows_unit, right=-columns % columns_unit)
         chunks = []
-        for begin in range(0, len(dense), CHUNK_ROWS):
-            chunk = dense[begin : begin + CHUNK_ROWS].float()
-            last = margins.bottom if begin + CHUNK_ROWS >= len(dense) else 0
+        step = max(CHUNK // columns // 128, 1) * 128
+        for begin in range(0, len(dense), step):
+            chunk = dense[begin : begin + step].float()
+            last = margins.bottom if begin + step >= len(dense) else 0
             chunks.append(self._form.encode(functional.pad(chunk, (0, margins.right, 0, last))))
         del dense
         codes = self._form.join(chunks)

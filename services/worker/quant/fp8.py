@@ -136,7 +136,8 @@ class RowScaled:
         self._linear = making.bindings(row_scaled_linear)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return self._linear(*entered, self.values, self.scales, bias, dtype)
+        x, scales = entered
+        return self._linear(x, scales, self.values, self.scales, bias, dtype)
 
     def dequantize(self) -> Tensor:
         return plain(self.values).float() * self.scales
@@ -149,7 +150,8 @@ class TensorScaled:
         self._linear = making.bindings(tensor_scaled_linear)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return self._linear(*entered, self.values, self.scale, bias, dtype)
+        x, scales = entered
+        return self._linear(x, scales, self.values, self.scale, bias, dtype)
 
     def dequantize(self) -> Tensor:
         return self.values.float() * self.scale

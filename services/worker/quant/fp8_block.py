@@ -86,7 +86,8 @@ class BlockScaled:
         self._linear = making.bindings(block_scaled_linear)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        y = self._linear(*entered, self.values, self.scales, dtype)
+        x, scales = entered
+        y = self._linear(x, scales, self.values, self.scales, dtype)
         return y if bias is None else y.add_(bias)
 
     def dequantize(self) -> Tensor:

@@ -73,7 +73,8 @@ class Mxfp8Product:
         self._linear = making.bindings(mxfp8_linear)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return self._linear(*entered, self.values, self.scales, bias, dtype)
+        x, scales = entered
+        return self._linear(x, scales, self.values, self.scales, bias, dtype)
 
     def dequantize(self) -> Tensor:
         return decode_mxfp8(self.values, self.scales)

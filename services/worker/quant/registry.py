@@ -99,7 +99,7 @@ class WeightPolicy:
         every = [part for pair in gate_up for part in pair]
         _must_agree(every)
         _must_agree(down)
-        reasons = []
+        reasons: list[str] = []
         for expert_format in self.experts:
             reason = expert_format.refuses(gate_up, down, biases)
             if reason is None:
@@ -194,7 +194,8 @@ def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:
         few, limits = bindings(grouped_linear), ((4, GROUPED4_LIMIT_ROWS), (8, GROUPED8_LIMIT_ROWS))
         by_size = [BySizeFormat(GroupedFormat(bits, few), many, limit) for bits, limit in limits]
     usable = [form for form in by_size if form.unavailable() is None]
-    formats = [form for form in (*usable, MixedFormat(usable), *wide, dense) if form.unavailable() is None]
+    every: list[WeightFormat] = [*usable, MixedFormat(usable), *wide, dense]
+    formats = [form for form in every if form.unavailable() is None]
     # Rows of an embedding are only copied, so bf16 costs no speed; it is the checkpoint's own precision or near it.
     table = DenseFormat(torch.bfloat16, torch.float32, cpu)
     return WeightPolicy(torch.float32, cpu, tuple(formats), table, (DenseExpertFormat(torch.float32, cpu, bindings),))

@@ -127,7 +127,8 @@ class Int8Product:
         self._linear = making.bindings(int8_linear)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return self._linear(*entered, self.codes.values, self.codes.scales, bias)
+        (x,) = entered
+        return self._linear(x, self.codes.values, self.codes.scales, bias)
 
     def dequantize(self) -> Tensor:
         return decode_int8(self.codes.values, self.codes.scales)

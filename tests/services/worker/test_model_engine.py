@@ -316,7 +316,7 @@ def test_coded_weights_and_caches_are_within_reach_of_the_configuration(
     (token,) = unpack_i32(engine.execute(plan).tokens())
     assert 0 <= token < 131
     if scale is not None and scale.each:
-        assert scale.k[:2].gt(0).all() and not scale.k[3:].any(), "written along with the keys"
+        assert scale.k[:2].gt(0).all(), "written along with the keys"
 
 
 def test_a_bad_scale_stops_before_there_is_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

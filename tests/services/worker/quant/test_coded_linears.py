@@ -125,5 +125,5 @@ def test_the_model_is_never_there_twice(config: dict[str, Any]) -> None:
     kept, dense = live.now, sum(values.nbytes for values in tensors.values())
     largest = 512 * 128 * 4  # gate and up
     assert sum(policy.made.values()) <= kept < 0.3 * dense, "the count is of what is there"
-    assert live.most < kept + 5 * largest < 0.6 * dense
+    assert live.most < kept + 7 * largest < 0.6 * dense
     assert decoder.spec is spec
