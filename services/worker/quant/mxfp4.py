@@ -13,16 +13,7 @@ from services.worker.kernels.ops.moe_mxfp4 import moe_mxfp4
 from services.worker.kernels.ops.moe_mxfp4_weight import moe_mxfp4_weight
 from services.worker.kernels.ops.mxfp4_linear import mxfp4_linear
 from services.worker.kernels.ops.mxfp4_weight_linear import mxfp4_weight_linear
-from services.worker.kernels.packing.mx import (
-    GROUP,
-    LARGEST,
-    decode_mxfp4,
-    decode_scales,
-    encode_mxfp4,
-    grouped,
-    tile_scales,
-    untile_scales,
-)
+from services.worker.kernels.packing.mx import GROUP, decode_mxfp4, encode_mxfp4, tile_scales, untile_scales
 from services.worker.kernels.packing.weight_tiles import fits_tiles, tile_weight, untile_weight
 from services.worker.quant.coded import COLUMNS, ROWS, SCALES, VALUES, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.coded_experts import StackedExperts
@@ -57,18 +48,7 @@ class Mxfp4Format(CodedFormat):
         return Codes(stored[VALUES], stored[SCALES].view(torch.uint8))
 
     def encode(self, values: Tensor) -> Codes:
-        """With each group's least power of two that nothing exceeds, or half of it where that leaves less error."""
-        wide = grouped(values, GROUP)
-        _, scales = encode_mxfp4(values)
-        limit = decode_scales((scales.int() - 1).clamp_(min=0).to(torch.uint8)).mul_(LARGEST)[..., None]
-        cut = wide.clamp(-limit, limit)
-        found = []
-        for numbers, exponents in (encode_mxfp4(values), encode_mxfp4(cut.view_as(values))):
-            error = (grouped(decode_mxfp4(numbers, exponents), GROUP) - wide).square_().sum(-1, keepdim=True)
-            found.append((error, grouped(numbers, GROUP // 2), exponents[..., None]))
-        finer = found[1][0] < found[0][0]
-        values, chosen = (torch.where(finer, found[1][field], found[0][field]) for field in (1, 2))
-        return Codes(values.flatten(-2), chosen.squeeze(-1))
+        return Codes(*encode_mxfp4(values))
 
     def decode(self, codes: Codes) -> Tensor:
         return decode_mxfp4(codes.values, codes.scales)

@@ -39,7 +39,6 @@ IN_ORDER, AWQ_ORDER = (0, 1, 2, 3, 4, 5, 6, 7), (0, 4, 1, 5, 2, 6, 3, 7)  # by n
 FINEST = 32
 GROUPS = (128, 64, 32)  # of conversion at load: the largest that divides
 LARGEST = 15
-RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # parts of a group's range that are tried
 SMALLEST_HALF = 6e-8  # the least number of fp16 above 0
 HALVES = ("F16", "BF16", "F32")
 
@@ -125,25 +124,14 @@ class W4A16(CodedFormat):
         return Codes(pack_int4(numbers), codes.scales.index_select(1, chosen), zeros, order)
 
     def encode(self, values: Tensor) -> Codes:
-        """With the range of each group that leaves the least error: its ends may be worth less than finer steps."""
         group = next(size for size in GROUPS if not values.shape[1] % size)
         groups = values.view(len(values), -1, group)
-        low, high = groups.amin(-1, keepdim=True).clamp_(max=0), groups.amax(-1, keepdim=True).clamp_(min=0)
-        best: tuple[Tensor, ...] = ()
-        for part in RANGES:
-            halves = ((high - low) * (part / LARGEST)).clamp_(min=SMALLEST_HALF).to(torch.float16)
-            scales = halves.float()
-            zeros = (low * -part / scales).round_().clamp_(0, LARGEST)
-            numbers = (groups / scales).round_().add_(zeros).clamp_(0, LARGEST)
-            error = (numbers - zeros).mul_(scales).sub_(groups).square_().sum(-1, keepdim=True)
-            found = error, halves, zeros, numbers
-            best = (
-                found
-                if not best
-                else tuple(torch.where(error < best[0], *pair) for pair in zip(found, best, strict=True))
-            )
-        _, halves, zeros, numbers = best
-        return Codes(pack_int4(numbers.flatten(1)), halves.squeeze(-1), zeros.squeeze(-1).to(torch.uint8))
+        low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1).clamp_(min=0)
+        halves = ((high - low) / LARGEST).clamp_(min=SMALLEST_HALF).to(torch.float16)
+        scales = halves.float()
+        zeros = (-low / scales).round_().clamp_(0, LARGEST)
+        numbers = (groups / scales[..., None]).round_().add_(zeros[..., None]).clamp_(0, LARGEST)
+        return Codes(pack_int4(numbers.flatten(1)), halves, zeros.to(torch.uint8))
 
     def decode(self, codes: Codes) -> Tensor:
         return decode_int4(codes.values, codes.scales, codes.zeros)
