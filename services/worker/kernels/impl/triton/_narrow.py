@@ -1,13 +1,15 @@
 """How products find and widen weights of 8 and 4 bits. FORM says what they are; a row and a column add up to a place.
 
-"rows": 8 bits, scale fp32 per row (ROW_SCALE), or one per expert. "blocks": 8 bits, scale fp32 per 128 rows and 128
-columns. "mxfp4": e2m1, two to a byte, the lower half first; scales e8m0 per 32 columns, tiled (packing.mx). "mxfp8":
-e4m3, scales e8m0 [N, K / 32]. "int4": as mxfp4 packed, 0 to 15; scales and zeros [N, K / GROUP]. TILED: see
-packing.weight_tiles.
+"rows": 8 bits, a scale per row (ROW_SCALE) or per expert. "blocks": 8 bits, a scale per 128 rows and 128 columns.
+"int8", "int4": scales [N, K / GROUP], of int4 zeros too. "mxfp8", "mxfp4": e8m0 scales [N, K / 32]. Four bits lie two
+to a byte, the lower half first. TILED: weights are tiles (packing.weight_tiles), those of mxfp4 with tiled scales
+(packing.mx).
 """
 
 import triton
 import triton.language as tl
+
+from services.worker.kernels.impl.triton._quantize import scale_columns
 
 
 @triton.jit
@@ -21,7 +23,7 @@ def row_start(row, K: tl.constexpr, FORM: tl.constexpr, TILED: tl.constexpr, UNI
 
 
 @triton.jit
-def column(col, UNIT: tl.constexpr, TILED: tl.constexpr):  # type: ignore[no-untyped-def]
+def column(col, TILED: tl.constexpr, UNIT: tl.constexpr = 16):  # type: ignore[no-untyped-def]
     """The place of an element in its row."""
     if TILED:
         return col // UNIT * (16 * UNIT) + col % UNIT
@@ -30,13 +32,15 @@ def column(col, UNIT: tl.constexpr, TILED: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit
-def scale_start(row, expert, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr, ROW_SCALE: tl.constexpr):  # type: ignore[no-untyped-def]
+def scale_start(  # type: ignore[no-untyped-def]
+    row, expert, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr, ROW_SCALE: tl.constexpr, TILED: tl.constexpr
+):
     """The place of a row's first scale."""
     if FORM == "rows":
         return row if ROW_SCALE else row * 0 + expert
     elif FORM == "blocks":
         return row // 128 * (K // 128)
-    elif FORM == "mxfp4":
+    elif FORM == "mxfp4" and TILED:
         columns: tl.constexpr = (K // 32 + 7) // 8 * 8
         return row // 32 * (32 * columns) + row % 16 * 4 + row % 32 // 16
     else:
@@ -44,30 +48,16 @@ def scale_start(row, expert, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.cons
 
 
 @triton.jit
-def code_tile(packed, zero, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of the lower and the upper halves of bytes, less `zero`, exact in any float.
-
-    Behind a set exponent the four bits are a float: 128 + n in bf16, 1024 + n in fp16.
-    """
-    bits = packed.to(tl.int16)
-    low = bits & 15
-    high = (bits >> 4) & 15
-    if dtype == tl.bfloat16:
-        low = (low | 0x4300).to(tl.bfloat16, bitcast=True)
-        high = (high | 0x4300).to(tl.bfloat16, bitcast=True)
-        base = (zero + 128.0).to(tl.bfloat16) if not isinstance(zero, float) else zero + 128.0
-    elif dtype == tl.float16:
-        low = (low | 0x6400).to(tl.float16, bitcast=True)
-        high = (high | 0x6400).to(tl.float16, bitcast=True)
-        base = (zero + 1024.0).to(tl.float16) if not isinstance(zero, float) else zero + 1024.0
+def scale_column(col, FORM: tl.constexpr, GROUP: tl.constexpr, TILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The place of column `col`'s scale among its row's."""
+    if FORM == "mxfp4" and TILED:
+        return scale_columns(col // GROUP)
     else:
-        low = low.to(dtype)
-        high = high.to(dtype)
-        base = zero
-    return low - base, high - base
+        return col // GROUP
 
 
 @triton.jit
-def x_halves(x):  # type: ignore[no-untyped-def]
-    """The even and the odd columns of x, [BLOCK_M, BLOCK_K / 2] each."""
-    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+def power(scale):  # type: ignore[no-untyped-def]
+    """fp32 of e8m0; that of 0 is subnormal."""
+    bits = scale.to(tl.int32) << 23
+    return tl.where(scale == 0, 0x400000, bits).to(tl.float32, bitcast=True)

@@ -11,8 +11,25 @@ import triton.language as tl
 from services.worker.kernels.impl.triton._dense_matrix import _finish
 from services.worker.kernels.impl.triton._launch import release, wait
 from services.worker.kernels.impl.triton._moe_grouped import TABLE_START
-from services.worker.kernels.impl.triton._narrow import code_tile, column, row_start, scale_start, x_halves
-from services.worker.kernels.impl.triton._quantize import scale_columns
+from services.worker.kernels.impl.triton._narrow import column, row_start, scale_column, scale_start
+
+
+@triton.jit
+def _halves(packed, base, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of the lower and the upper halves of bytes, less `base`; exact.
+
+    Behind a set exponent four bits are a float: 128 + n in bf16, 1024 + n in fp16 (`base` has that, too).
+    """
+    bits = packed.to(tl.int16)
+    low = bits & 15
+    high = bits >> 4
+    if dtype == tl.bfloat16:
+        low = (low | 0x4300).to(dtype, bitcast=True)
+        high = (high | 0x4300).to(dtype, bitcast=True)
+    elif dtype == tl.float16:
+        low = (low | 0x6400).to(dtype, bitcast=True)
+        high = (high | 0x6400).to(dtype, bitcast=True)
+    return low.to(dtype) - base, high.to(dtype) - base
 
 
 @triton.jit
@@ -26,41 +43,39 @@ def _step(  # type: ignore[no-untyped-def]
     """
     PACKED: tl.constexpr = 2 if FORM == "mxfp4" or FORM == "int4" else 1
     cols = k // PACKED + tl.arange(0, BLOCK_K // PACKED)
-    tile_ptrs = starts[:, None] + column(cols, 16, TILED)[None, :]
+    tile_ptrs = starts[:, None] + column(cols, TILED)[None, :]
     if K % BLOCK_K == 0:
         tile = tl.load(tile_ptrs)
     else:
-        tile = tl.load(tile_ptrs, mask=(cols < K // PACKED)[None, :], other=0)
+        tile = tl.load(tile_ptrs, mask=(cols < K // PACKED)[None, :], other=0.0)
     if FORM == "mxfp4" or FORM == "mxfp8":
-        groups = k // 32 + tl.arange(0, BLOCK_K // 32)
-        places = scale_columns(groups) if FORM == "mxfp4" else groups
-        scales = tl.load(scale_starts[:, None] + places[None, :], mask=(groups < K // 32)[None, :], other=0)
+        first = k + tl.arange(0, BLOCK_K // 32) * 32
+        scale_ptrs = scale_starts[:, None] + scale_column(first, FORM, GROUP, TILED)[None, :]
+        scales = tl.load(scale_ptrs, mask=(first < K)[None, :], other=0.0)
         weight_form: tl.constexpr = "e2m1" if FORM == "mxfp4" else "e4m3"
-        if x_scales is None:
-            x_form: tl.constexpr = "bf16" if x.dtype == tl.bfloat16 else "fp16"
-            return tl.dot_scaled(tile, scales, weight_form, tl.trans(x), None, x_form, sums)
-        else:
-            return tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, weight_form, sums)
-    elif FORM == "int4":
-        # one group per step, so that its scale and zero are a number per row
-        scale = tl.load(scale_starts + k // GROUP).to(tl.float32)
-        zero = 8.0
+        wide_form: tl.constexpr = "fp16" if x.dtype == tl.float16 else "bf16"
+        x_form: tl.constexpr = wide_form if x_scales is None else weight_form
+        return tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, x_form, sums)
+    elif FORM == "rows":
+        wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
+        return tl.dot(wide, tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype)
+    # a step has one group: its scale is a number per row
+    scale = tl.load(scale_starts + k // GROUP).to(tl.float32)[:, None]
+    if FORM == "int4":
+        base: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else (1024.0 if x.dtype == tl.float16 else 0.0)
+        zero = tl.full([tile.shape[0], 1], 8.0 + base, tl.float32)
         if zero_starts is not None:
-            zero = tl.load(zero_starts + k // GROUP).to(tl.float32)[:, None]
-        low, high = code_tile(tile, zero, x.dtype)
-        x_low, x_high = x_halves(x)
+            zero = tl.load(zero_starts + k // GROUP).to(tl.float32)[:, None] + base
+        low, high = _halves(tile, zero.to(x.dtype), x.dtype)
+        x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
         part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
         part = tl.dot(high, tl.trans(x_high), part, input_precision="ieee")
-        return sums + part * scale[:, None]
     else:
         wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
-        if FORM == "blocks":
-            scale = tl.load(scale_starts + k // 128)[:, None]
-            if x_scales is not None:
-                scale = scale * x_scales[None, :]
-            return sums + tl.dot(wide, tl.trans(x), input_precision="ieee") * scale
-        else:
-            return tl.dot(wide, tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype)
+        part = tl.dot(wide, tl.trans(x), input_precision="ieee")
+        if x_scales is not None:
+            scale = scale * x_scales[None, :]
+    return sums + part * scale
 
 
 @triton.jit(do_not_specialize=["M", "N", "ids_start"])
@@ -133,15 +148,15 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         row = tl.minimum(n, N - 1).to(tl.int64) + expert * N * (2 if is_gated else 1)
         row_up = row + N
         starts = weight_ptr + row_start(row, K, FORM, TILED)
-        scale_starts = scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE)
+        scale_starts = scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)
         zero_starts = zeros_ptr
         if zeros_ptr is not None:
-            zero_starts = zeros_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE)
+            zero_starts = zeros_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)
         starts_up = weight_ptr + row_start(row_up, K, FORM, TILED)
-        scale_starts_up = scales_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE)
+        scale_starts_up = scales_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE, TILED)
         zero_starts_up = zeros_ptr
         if zeros_ptr is not None:
-            zero_starts_up = zeros_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE)
+            zero_starts_up = zeros_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE, TILED)
         bias = 0.0
         bias_up = 0.0
         if bias_ptr is not None:
@@ -168,17 +183,17 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
             k = start + step
             cols = k // PACKED_X + tl.arange(0, BLOCK_K // PACKED_X)
             x_mask = real[:, None] if K % (BLOCK_K * PARTS) == 0 else real[:, None] & (cols < K // PACKED_X)[None, :]
-            x = tl.load(x_starts[:, None] + cols[None, :], mask=x_mask, other=0)
+            x = tl.load(x_starts[:, None] + cols[None, :], mask=x_mask, other=0.0)
             x_scales = None
             if x_scales_ptr is not None:
                 if FORM == "blocks":
                     x_scales = tl.load(x_scales_ptr + token * x_scale_row + k // 128 * x_scale_block)
-                elif FORM == "mxfp4":
-                    groups = k // 32 + tl.arange(0, BLOCK_K // 32)
-                    x_scale_starts = x_scales_ptr + scale_start(token, 0, K, FORM, GROUP, ROW_SCALE)
+                elif FORM != "rows":
+                    groups = k + tl.arange(0, BLOCK_K // 32) * 32
+                    x_scale_starts = x_scales_ptr + scale_start(token, 0, K, FORM, GROUP, ROW_SCALE, TILED)
                     x_scales = tl.load(
-                        x_scale_starts[:, None] + scale_columns(groups)[None, :],
-                        mask=real[:, None] & (groups < K // 32)[None, :], other=0,
+                        x_scale_starts[:, None] + scale_column(groups, FORM, GROUP, TILED)[None, :],
+                        mask=real[:, None] & (groups < K)[None, :], other=0.0,
                     )  # fmt: skip
             if norm_ptr is not None:
                 wide = x.to(tl.float32)

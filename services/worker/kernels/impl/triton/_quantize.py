@@ -16,7 +16,7 @@ from torch import Tensor
 from services.worker.kernels.impl.triton._gate import activated
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
 from services.worker.kernels.ops.quantize_rows import SMALLEST, limit_of
-from services.worker.kernels.packing.mx import GROUP, PADDED_COLUMNS, PADDED_ROWS
+from services.worker.kernels.packing.mx import GROUP, LARGEST, PADDED_COLUMNS, PADDED_ROWS
 
 TILE = 2048  # numbers of a program that needs no whole row
 MOST_PARTS = 1024  # programs that look for a step's largest number
@@ -132,10 +132,14 @@ def _e2m1(scaled):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["T"])
-def mxfp4_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, out_ptr, scales_ptr, T, stride, N: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr
-):
-    """out uint8 [T, N / 2]; scales: tiles of packing.mx.tile_scales. Grid: blocks of GROUPS groups of 32, by row."""
+def mx_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, scales_ptr, T, stride,
+    N: tl.constexpr, LARGEST: tl.constexpr, FOUR_BITS: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Groups of 32 under the least power of two that leaves nothing above LARGEST. Grid: blocks of GROUPS, by row.
+
+    out: fp8 [T, N] and scales uint8 [T, N / 32]; FOUR_BITS: uint8 [T, N / 2] and tiles of packing.mx.tile_scales.
+    """
     release(PDL)
     flat = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     row = flat // (N // 32)
@@ -145,20 +149,25 @@ def mxfp4_kernel(  # type: ignore[no-untyped-def]
     wait(PDL)
     wide = tl.load(x_ptr + row[:, None] * stride + cols, mask=inside[:, None], other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(wide), 1)
-    # the least power of two that is at least largest / 6: its exponent, one more if it has a mantissa
-    bits = tl.div_rn(largest, tl.full([GROUPS], 6.0, tl.float32)).to(tl.int32, bitcast=True)
+    # the exponent of largest / LARGEST, one more if it has a mantissa
+    bits = tl.div_rn(largest, tl.full([GROUPS], LARGEST, tl.float32)).to(tl.int32, bitcast=True)
     exponent = bits >> 23
     above = tl.where(exponent == 0, (bits > 0x400000).to(tl.int32), ((bits & 0x7FFFFF) != 0).to(tl.int32))
     scale = tl.where(largest == 0.0, 126, tl.minimum(exponent + above, 254))
     # 2 ** (127 - scale); that of 254 is subnormal
     inverse = tl.where(scale == 254, 0x400000, (254 - scale) << 23).to(tl.float32, bitcast=True)
-    code = _e2m1(wide * inverse[:, None])
-    low, high = tl.split(tl.reshape(code, [GROUPS, 16, 2]))
-    places = flat[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(out_ptr + places, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
-    columns: tl.constexpr = (N // 32 + 7) // 8 * 8
-    tile = row // 32 * (32 * columns) + row % 16 * 4 + row % 32 // 16
-    tl.store(scales_ptr + tile + scale_columns(group), scale.to(tl.uint8), mask=inside)
+    scaled = wide * inverse[:, None]
+    if FOUR_BITS:
+        low, high = tl.split(tl.reshape(_e2m1(scaled), [GROUPS, 16, 2]))
+        places = flat[:, None] * 16 + tl.arange(0, 16)[None, :]
+        tl.store(out_ptr + places, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
+        columns: tl.constexpr = (N // 32 + 7) // 8 * 8
+        tile = row // 32 * (32 * columns) + row % 16 * 4 + row % 32 // 16
+        tl.store(scales_ptr + tile + scale_columns(group), scale.to(tl.uint8), mask=inside)
+    else:
+        numbers = _stored(scaled, LARGEST, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + flat[:, None] * 32 + tl.arange(0, 32)[None, :], numbers, mask=inside[:, None])
+        tl.store(scales_ptr + flat, scale.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -222,17 +231,24 @@ def launch_tensor(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return out, scale
 
 
-def launch_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
+def launch_mx(x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """MXFP8 of `dtype`; None: MXFP4, with its scales in tiles."""
     rows, width = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
-    out = torch.empty((rows, width // 2), dtype=torch.uint8, device=x.device)
-    tiles = triton.cdiv(rows, PADDED_ROWS) * (PADDED_ROWS // 32), triton.cdiv(width // GROUP, PADDED_COLUMNS)
-    scales = torch.empty((*tiles, 4, 16, 2, 2), dtype=torch.uint8, device=x.device)
+    groups = width // GROUP
+    if dtype is None:
+        out = torch.empty((rows, width // 2), dtype=torch.uint8, device=x.device)
+        tiles = triton.cdiv(rows, PADDED_ROWS) * (PADDED_ROWS // 32), triton.cdiv(groups, PADDED_COLUMNS)
+        scales = torch.empty((*tiles, 4, 16, 2, 2), dtype=torch.uint8, device=x.device)
+    else:
+        out = torch.empty((rows, width), dtype=dtype, device=x.device)
+        scales = torch.empty((rows, groups), dtype=torch.uint8, device=x.device)
     if rows:
-        groups = TILE // GROUP if x.device.type == "cuda" else TILE  # interpreted, few large programs
-        mxfp4_kernel[(triton.cdiv(rows * width // GROUP, groups),)](
-            x, out, scales, rows, x.stride(0), width, groups, num_warps=4, num_stages=1, **options(x.device)
-        )
+        block = TILE // GROUP if x.device.type == "cuda" else TILE  # interpreted, few large programs
+        mx_kernel[(triton.cdiv(rows * groups, block),)](
+            x, out, scales, rows, x.stride(0), width, LARGEST if dtype is None else limit_of(dtype), dtype is None,
+            block, num_warps=4, num_stages=1, **options(x.device),
+        )  # fmt: skip
     return out, scales
 
 
