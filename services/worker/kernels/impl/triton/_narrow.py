@@ -9,6 +9,7 @@ to a byte, the lower half first. TILED: weights are tiles (packing.weight_tiles)
 import triton
 import triton.language as tl
 
+from services.worker.kernels.impl.triton._gate import activated, expert_gate
 from services.worker.kernels.impl.triton._quantize import scale_columns
 
 
@@ -61,3 +62,12 @@ def power(scale):  # type: ignore[no-untyped-def]
     """fp32 of e8m0; that of 0 is subnormal."""
     bits = scale.to(tl.int32) << 23
     return tl.where(scale == 0, 0x400000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def gated(gate, up, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gate of an MLP, fp32: "silu", "gelu_tanh", or "clamped" as in the op moe_clamped."""
+    if ACTIVATION == "clamped":
+        return expert_gate(gate, up, True)
+    else:
+        return activated(gate, ACTIVATION) * up

@@ -8,10 +8,9 @@ Rows of a mixture come by the plan of `_moe_grouped`; else with PARTS > 1 progra
 import triton
 import triton.language as tl
 
-from services.worker.kernels.impl.triton._dense_matrix import _finish
 from services.worker.kernels.impl.triton._launch import release, wait
 from services.worker.kernels.impl.triton._moe_grouped import TABLE_START
-from services.worker.kernels.impl.triton._narrow import column, row_start, scale_column, scale_start
+from services.worker.kernels.impl.triton._narrow import column, gated, row_start, scale_column, scale_start
 
 
 @triton.jit
@@ -78,6 +77,24 @@ def _step(  # type: ignore[no-untyped-def]
     return sums + part * scale
 
 
+@triton.jit
+def _finish(  # type: ignore[no-untyped-def]
+    out, up, squares, bias, bias_up, target, mask, eps,
+    K: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """The epilogue. out, up, target, mask: [BLOCK_N, BLOCK_M]; squares: [BLOCK_M]; biases: [BLOCK_N, 1] or 0."""
+    if NORM:
+        factor = tl.rsqrt(squares / K + eps)[None, :]
+        out *= factor
+        up *= factor
+    out += bias
+    if ACTIVATION != "":
+        out = gated(out, up + bias_up, ACTIVATION)
+    if ADD:
+        out += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target, out.to(target.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["M", "N", "ids_start"])
 def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -133,9 +150,9 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     if program < blocks * columns:
         within = program % (GROUP_M * columns)
         first = program // (GROUP_M * columns) * GROUP_M
-        size = tl.minimum(blocks - first, GROUP_M)
-        block = first + within % size
-        block_n = within // size
+        together = tl.minimum(blocks - first, GROUP_M)
+        block = first + within % together
+        block_n = within // together
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
         if plan_ptr is not None:
             expert = tl.load(plan_ptr + TABLE_START + block).to(tl.int64)
@@ -160,9 +177,9 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         bias = 0.0
         bias_up = 0.0
         if bias_ptr is not None:
-            bias = tl.load(bias_ptr + row).to(tl.float32)
+            bias = tl.load(bias_ptr + row).to(tl.float32)[:, None]
             if is_gated:
-                bias_up = tl.load(bias_ptr + row_up).to(tl.float32)
+                bias_up = tl.load(bias_ptr + row_up).to(tl.float32)[:, None]
         weight_scale = 1.0
         weight_scale_up = 1.0
         if FORM == "rows":
@@ -214,14 +231,8 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         target = out_ptr + m[None, :] * N + n[:, None]
         mask = real[None, :] & (n < N)[:, None]
         NORM: tl.constexpr = norm_ptr is not None
-        BIAS: tl.constexpr = bias_ptr is not None
         if PARTS == 1:
-            residual = 0.0
-            if ADD:
-                residual = tl.load(target, mask=mask, other=0.0)
-            _finish(
-                out, up, squares, bias, bias_up, residual, target, mask, eps, K, NORM, BIAS, ADD, ACTIVATION
-            )  # fmt: skip
+            _finish(out, up, squares, bias, bias_up, target, mask, eps, K, NORM, ADD, ACTIVATION)
         else:
             size: tl.constexpr = BLOCK_N * BLOCK_M
             stride: tl.constexpr = size * (2 if is_gated else 1) + BLOCK_M
@@ -248,10 +259,5 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
                         squares += tl.load(
                             block_ptr + part * stride + tl.arange(0, BLOCK_M), cache_modifier=".cg"
                         )  # fmt: skip
-                residual = 0.0
-                if ADD:
-                    residual = tl.load(target, mask=mask, other=0.0)
-                _finish(
-                    out, up, squares, bias, bias_up, residual, target, mask, eps, K, NORM, BIAS, ADD, ACTIVATION
-                )  # fmt: skip
+                _finish(out, up, squares, bias, bias_up, target, mask, eps, K, NORM, ADD, ACTIVATION)
                 tl.store(arrived_ptr + program, 0)

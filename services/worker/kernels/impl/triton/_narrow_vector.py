@@ -8,9 +8,8 @@ their sum is scaled. Four bits become a float behind a set exponent: 1 + n / 16 
 import triton
 import triton.language as tl
 
-from services.worker.kernels.impl.triton._gate import activated, expert_gate
 from services.worker.kernels.impl.triton._launch import release, wait
-from services.worker.kernels.impl.triton._narrow import column, power, row_start, scale_column, scale_start
+from services.worker.kernels.impl.triton._narrow import column, gated, power, row_start, scale_column, scale_start
 
 LIFT = tl.constexpr(2.0**64)  # of x, so that its products with e2m1 * 2**-126 are no subnormals
 DROP = tl.constexpr(2.0**62)
@@ -104,9 +103,9 @@ def _weight(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _row(pointer, k, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Numbers k .. k + BLOCK_K of a vector, fp32."""
+    """Numbers k .. k + BLOCK_K of a vector, as stored: what is on its way takes fewer registers so."""
     cols = k + tl.arange(0, BLOCK_K)
-    return tl.load(pointer + cols, mask=cols < K, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    return tl.load(pointer + cols, mask=cols < K, other=0.0, eviction_policy="evict_last")
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -181,18 +180,19 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
                 weight_ptr, scales_ptr, zeros_ptr, row, expert, k + BLOCK_K, K, FORM, GROUP, TILED, VECTOR, BLOCK_K
             )  # fmt: skip
             next_x = _row(x_start, k + BLOCK_K, K, BLOCK_K)
+        wide = x.to(tl.float32)
         if x_scales_ptr is not None and FORM == "blocks":
             cols = k + tl.arange(0, BLOCK_K)
-            x *= tl.load(x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block, mask=cols < K, other=0.0)
+            wide *= tl.load(x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block, mask=cols < K, other=0.0)
         if norm_ptr is not None:
-            squares += x * x
-            x *= norm
+            squares += wide * wide
+            wide *= norm.to(tl.float32)
             if K > BLOCK_K:
                 norm = _row(norm_ptr, k + BLOCK_K, K, BLOCK_K)
-        x *= lift
-        sums += _part(tile, scales, zeros, x, FORM, VECTOR)
+        wide *= lift
+        sums += _part(tile, scales, zeros, wide, FORM, VECTOR)
         if is_gated:
-            sums_up += _part(tile_up, scales_up, zeros_up, x, FORM, VECTOR)
+            sums_up += _part(tile_up, scales_up, zeros_up, wide, FORM, VECTOR)
             if K > BLOCK_K:
                 tile_up, scales_up, zeros_up = _weight(
                     weight_ptr, scales_ptr, zeros_ptr, row_up, expert, k + BLOCK_K,
@@ -215,10 +215,8 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
         out += tl.load(bias_ptr + row).to(tl.float32)
         if is_gated:
             up += tl.load(bias_ptr + row_up).to(tl.float32)
-    if ACTIVATION == "clamped":
-        out = expert_gate(out, up, True)
-    elif is_gated:
-        out = activated(out, ACTIVATION) * up
+    if is_gated:
+        out = gated(out, up, ACTIVATION)
     target = out_ptr + pair.to(tl.int64) * N + n
     if ADD:
         out += tl.load(target, mask=n < N, other=0.0).to(tl.float32)
