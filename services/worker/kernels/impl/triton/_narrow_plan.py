@@ -81,7 +81,8 @@ def choose(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int,
     if rows == 1 and x_bytes:
         per_warp = device.lanes * (32 if form in FOUR_BITS else 16)
         block_k = min(4 * per_warp, max(64, triton.next_power_of_2(inner)))
-        block_n = max(1, min(device.rows, 4 * device.rows // 8) // tiles)
+        # a load of four bits brings twice the numbers of x into registers
+        block_n = device.rows // (2 if form in FOUR_BITS else 1) // tiles
         while block_n > 1 and out < block_n * device.processors * 2:
             block_n //= 2
         return Plan(1, block_n, block_k, max(1, block_k // per_warp))

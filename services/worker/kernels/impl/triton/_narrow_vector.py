@@ -37,7 +37,7 @@ def _scales(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _word_sums(words, x, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The eight numbers of each word times those of x [8 * words], added up, in the form's own units."""
+    """The eight numbers of each word times theirs of x [8 * words], in the form's own units; and x's sum by word."""
     first, second = tl.split(tl.reshape(x, [words.shape[1], 2, 2, 2]))
     a, c = tl.split(first)
     b, d = tl.split(second)
@@ -45,40 +45,44 @@ def _word_sums(words, x, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
     x2, x6 = tl.split(c)
     x1, x5 = tl.split(b)
     x3, x7 = tl.split(d)
-    xs = (x0, x1, x2, x3, x4, x5, x6, x7)
+    parts = (x0, x1, x2, x3, x4, x5, x6, x7)
     sums = tl.zeros(words.shape, tl.float32)
+    every = tl.zeros([words.shape[1]], tl.float32)
     for i in tl.static_range(8):
+        part = parts[i].to(tl.float32)
         if FORM == "int4":
             if 4 * i <= 19:
                 bits = words << (19 - 4 * i)
             else:
                 bits = words >> (4 * i - 19)
             bits = (bits & 0x780000) | 0x3F800000
+            every += part
         else:
             # sign to bit 31, the rest to 24 .. 22: between them copies of the sign, which go
             bits = ((words << (28 - 4 * i)) >> 6) & -2118123520
-        sums += bits.to(tl.float32, bitcast=True) * xs[i][None, :]
-    return sums
+            part *= LIFT
+        sums += bits.to(tl.float32, bitcast=True) * part[None, :]
+    return sums, every
 
 
 @triton.jit
 def _part(tile, scales, zeros, x, FORM: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums over VECTOR columns each, [BLOCK_N, BLOCK_K / VECTOR]. x: fp32 [BLOCK_K]. Nothing leaves a thread."""
+    """Sums over VECTOR columns each, [BLOCK_N, BLOCK_K / VECTOR]: nothing but x changes threads. x: [BLOCK_K]."""
     rows: tl.constexpr = tile.shape[0]
     chunks: tl.constexpr = x.shape[0] // VECTOR
     if FORM == "mxfp4" or FORM == "int4":
-        part = tl.sum(tl.reshape(_word_sums(tile, x, FORM), [rows, chunks, 4]), 2)
+        sums, every = _word_sums(tile, x, FORM)
+        part = tl.sum(tl.reshape(sums, [rows, chunks, 4]), 2)
+        if FORM == "int4":
+            part = part * 16.0 - tl.sum(tl.reshape(every, [chunks, 4]), 1)[None, :] * (zeros + 16.0)
+        else:
+            part *= DROP
     else:
-        part = tl.sum(tl.reshape(tile.to(tl.float32) * x[None, :], [rows, chunks, VECTOR]), 2)
-    if FORM == "int4":
-        every = tl.sum(tl.reshape(x, [1, chunks, VECTOR]), 2)
-        part = (part * 16.0 - every * (zeros + 16.0)) * scales.to(tl.float32)
-    elif FORM == "mxfp4":
-        part = part * DROP * power(scales)
-    elif FORM == "mxfp8":
-        part = part * power(scales)
+        part = tl.sum(tl.reshape(tile.to(tl.float32) * x.to(tl.float32)[None, :], [rows, chunks, VECTOR]), 2)
+    if FORM == "mxfp4" or FORM == "mxfp8":
+        part *= power(scales)
     elif FORM != "rows":
-        part = part * scales.to(tl.float32)
+        part *= scales.to(tl.float32)
     return part
 
 
@@ -168,7 +172,6 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
         squares = tl.zeros([BLOCK_K], tl.float32)
     sums = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], tl.float32)
     sums_up = sums
-    lift: tl.constexpr = LIFT if FORM == "mxfp4" else 1.0
     if experts_ptr is None:
         wait(PDL)
     token = (pair // TOP_K).to(tl.int64)
@@ -180,19 +183,22 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
                 weight_ptr, scales_ptr, zeros_ptr, row, expert, k + BLOCK_K, K, FORM, GROUP, TILED, VECTOR, BLOCK_K
             )  # fmt: skip
             next_x = _row(x_start, k + BLOCK_K, K, BLOCK_K)
-        wide = x.to(tl.float32)
+        numbers = x
         if x_scales_ptr is not None and FORM == "blocks":
             cols = k + tl.arange(0, BLOCK_K)
-            wide *= tl.load(x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block, mask=cols < K, other=0.0)
+            x_scales_ptrs = x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block
+            numbers = x.to(tl.float32) * tl.load(x_scales_ptrs, mask=cols < K, other=0.0)
         if norm_ptr is not None:
+            wide = x.to(tl.float32)
             squares += wide * wide
-            wide *= norm.to(tl.float32)
+            numbers = wide * norm.to(tl.float32)
+            if FORM == "mxfp4" or FORM == "int4":
+                numbers = numbers.to(x.dtype)  # half as much to move between threads
             if K > BLOCK_K:
                 norm = _row(norm_ptr, k + BLOCK_K, K, BLOCK_K)
-        wide *= lift
-        sums += _part(tile, scales, zeros, wide, FORM, VECTOR)
+        sums += _part(tile, scales, zeros, numbers, FORM, VECTOR)
         if is_gated:
-            sums_up += _part(tile_up, scales_up, zeros_up, wide, FORM, VECTOR)
+            sums_up += _part(tile_up, scales_up, zeros_up, numbers, FORM, VECTOR)
             if K > BLOCK_K:
                 tile_up, scales_up, zeros_up = _weight(
                     weight_ptr, scales_ptr, zeros_ptr, row_up, expert, k + BLOCK_K,
