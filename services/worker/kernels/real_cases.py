@@ -170,19 +170,19 @@ def _ropes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 def _rope_writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         heads = s["num_heads"], s["num_kv_heads"], s["head_dim"], s["rotary_dim"]
-        yield make_rope_kv_case(tokens, *heads, bool(s.get("qk_norm")), bool(s.get("kv_fp8")), s["block_tokens"])
+        yield make_rope_kv_case(tokens, *heads, bool(s.get("qk_norm")), s.get("kv_fp8", 0), s["block_tokens"])
 
 
 def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         blocks = -(-tokens // s["block_tokens"]) + 3
         heads = s["num_kv_heads"], s["head_dim"]
-        yield make_kv_case(tokens, blocks, s["block_tokens"], *heads, bool(s.get("kv_fp8")))
+        yield make_kv_case(tokens, blocks, s["block_tokens"], *heads, s.get("kv_fp8", 0))
 
 
 def _attentions(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     heads = s["num_heads"], s["num_kv_heads"], s["head_dim"]
-    extras = Extras(s["block_tokens"], s.get("window", 0), sinks=bool(s.get("sinks")), fp8=bool(s.get("kv_fp8")))
+    extras = Extras(s["block_tokens"], s.get("window", 0), sinks=bool(s.get("sinks")), fp8=s.get("kv_fp8", 0))
 
     def case(name: str, counts: Sequence[int], context: Sequence[int]) -> Case:
         return make_attention_case(name, counts, context, heads, extras=extras)

@@ -105,7 +105,8 @@ def _by_token(facts: Facts) -> str:
 class Impl(Generic[F]):
     """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None.
 
-    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py).
+    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py). `scales_each`: whether it takes
+    8-bit pages whose tokens and heads have a scale each (KvScale.each); an op not in_cache is not asked.
     """
 
     op: Op[F]
@@ -113,6 +114,7 @@ class Impl(Generic[F]):
     run: F
     refuses: Callable[[Facts], str | None] = _accept
     layout: Callable[[Facts], str] = _by_token
+    scales_each: bool = False
 
     def __post_init__(self) -> None:
         wanted, given = inspect.signature(self.op.meaning), inspect.signature(self.run)
@@ -231,6 +233,8 @@ def bind(
         own = found[item.name].layout(facts)
         if item.in_cache and layout not in (None, own):
             return f"takes KV pages {own}, and not all ops can"
+        if item.in_cache and facts.shapes.get("kv_fp8") == 2 and not found[item.name].scales_each:
+            return "takes one scale for all keys and values, not one for each token and head"
         return found[item.name].refuses(facts)
 
     def candidates(item: Op[Any]) -> list[str]:
