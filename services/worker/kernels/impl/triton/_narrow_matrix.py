@@ -183,9 +183,9 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         weight_scale = 1.0
         weight_scale_up = 1.0
         if FORM == "rows":
-            weight_scale = tl.load(scale_starts)[:, None]
+            weight_scale = tl.load(scale_starts).to(tl.float32)[:, None]
             if is_gated:
-                weight_scale_up = tl.load(scale_starts_up)[:, None]
+                weight_scale_up = tl.load(scale_starts_up).to(tl.float32)[:, None]
         kind: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
         sums = tl.zeros([BLOCK_N, BLOCK_M], kind)
         sums_up = tl.zeros([BLOCK_N, BLOCK_M], kind)

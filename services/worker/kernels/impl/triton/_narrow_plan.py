@@ -208,6 +208,7 @@ def aot_cases(
     tiled: bool = False,
     activation: str = "",
     experts: int = 0,
+    norm: bool = False,
 ) -> tuple[AotCase, ...]:
     """For (out, inner) of `shapes` and numbers of rows, as the rule chooses for NVIDIA and for AMD.
 
@@ -221,6 +222,8 @@ def aot_cases(
             for targets, device in ((nvidia, Device()), (amd, Device(304, 64, 56 * 1024))):
                 chosen = choose(form, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
                 case = aot_case(form, chosen, inner, x_type, group, zeros, tiled, activation, experts)
+                if norm:
+                    case = case._replace(signature={**case.signature, "norm_ptr": "*bf16:16"})
                 name = f"{form}{'_t' if tiled else ''}{x_type and '_' + x_type}_{limit}x{inner}x{out}g{group}"
                 cases.append(case._replace(name=name + activation, targets=targets, hot=limit <= 64))
     return tuple(cases)

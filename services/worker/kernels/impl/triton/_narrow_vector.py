@@ -214,9 +214,9 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     out = tl.sum(sums, 1) * factor
     up = tl.sum(sums_up, 1) * factor
     if FORM == "rows":
-        out *= tl.load(scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED))
+        out *= tl.load(scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
         if is_gated:
-            up *= tl.load(scales_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE, TILED))
+            up *= tl.load(scales_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
     if bias_ptr is not None:
         out += tl.load(bias_ptr + row).to(tl.float32)
         if is_gated:
