@@ -44,9 +44,9 @@ def needs_halves(facts: Facts) -> str | None:
     return needs_gpu(facts) or ("needs activations of 16 bits" if facts.dtype == torch.float32 else None)
 
 
-def needs_ocp(facts: Facts) -> str | None:
-    """The refusal of products of microscaled fp8 numbers, which are OCP's."""
-    return needs_gpu(facts) or ("MXFP8 is of numbers that this GPU has not" if facts.arch in FNUZ_ARCHS else None)
+def needs_scaled_dot(facts: Facts) -> str | None:
+    """The refusal of products of two microscaled operands."""
+    return needs_gpu(facts) or ("no product of two microscaled operands" if facts.arch in FNUZ_ARCHS else None)
 
 
 @cache

@@ -50,31 +50,35 @@ def _step(  # type: ignore[no-untyped-def]
     if FORM == "mxfp4" or FORM == "mxfp8":
         first = k + tl.arange(0, BLOCK_K // 32) * 32
         scale_ptrs = scale_starts[:, None] + scale_column(first, FORM, GROUP, TILED)[None, :]
-        scales = tl.load(scale_ptrs, mask=(first < K)[None, :], other=0.0)
+        scales = tl.load(scale_ptrs, mask=(first < K)[None, :], other=0)
         weight_form: tl.constexpr = "e2m1" if FORM == "mxfp4" else "e4m3"
-        wide_form: tl.constexpr = "fp16" if x.dtype == tl.float16 else "bf16"
-        x_form: tl.constexpr = wide_form if x_scales is None else weight_form
-        return tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, x_form, sums)
+        if x_scales is None:
+            x_form: tl.constexpr = "fp16" if x.dtype == tl.float16 else "bf16"
+            sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), None, x_form, sums)
+        else:
+            sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, weight_form, sums)
     elif FORM == "rows":
         wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
-        return tl.dot(wide, tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype)
-    # a step has one group: its scale is a number per row
-    scale = tl.load(scale_starts + k // GROUP).to(tl.float32)[:, None]
-    if FORM == "int4":
-        base: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else (1024.0 if x.dtype == tl.float16 else 0.0)
-        zero = tl.full([tile.shape[0], 1], 8.0 + base, tl.float32)
-        if zero_starts is not None:
-            zero = tl.load(zero_starts + k // GROUP).to(tl.float32)[:, None] + base
-        low, high = _halves(tile, zero.to(x.dtype), x.dtype)
-        x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-        part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
-        part = tl.dot(high, tl.trans(x_high), part, input_precision="ieee")
+        sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype)
     else:
-        wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
-        part = tl.dot(wide, tl.trans(x), input_precision="ieee")
-        if x_scales is not None:
-            scale = scale * x_scales[None, :]
-    return sums + part * scale
+        # a step has one group: its scale is a number per row
+        scale = tl.load(scale_starts + k // GROUP).to(tl.float32)[:, None]
+        if FORM == "int4":
+            base: tl.constexpr = 128.0 if x.dtype == tl.bfloat16 else (1024.0 if x.dtype == tl.float16 else 0.0)
+            zero = tl.full([tile.shape[0], 1], 8.0 + base, tl.float32)
+            if zero_starts is not None:
+                zero = tl.load(zero_starts + k // GROUP).to(tl.float32)[:, None] + base
+            low, high = _halves(tile, zero.to(x.dtype), x.dtype)
+            x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+            part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
+            part = tl.dot(high, tl.trans(x_high), part, input_precision="ieee")
+        else:
+            wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
+            part = tl.dot(wide, tl.trans(x), input_precision="ieee")
+            if x_scales is not None:
+                scale = scale * x_scales[None, :]
+        sums += part * scale
+    return sums
 
 
 @triton.jit

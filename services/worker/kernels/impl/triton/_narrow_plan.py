@@ -215,7 +215,8 @@ def aot_cases(
     x_type: of x, "" for bf16. `experts`: rows are those of one of so many experts.
     """
     x_bytes = {"": 2, "u8": 0}.get(x_type, 1)
-    nvidia, amd = ("sm_90",), ("gfx942", "gfx950")
+    two_scaled = bool(x_type) and form.startswith("mxfp")
+    nvidia, amd = ("sm_90",), ("gfx950",) if two_scaled else ("gfx942", "gfx950")
     cases = []
     for out, inner in shapes:
         for limit in rows:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe, _quantize
-from services.worker.kernels.impl.triton._launch import needs_ocp
+from services.worker.kernels.impl.triton._launch import needs_scaled_dot
 from services.worker.kernels.impl.triton._moe_plan import Experts
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
@@ -28,5 +28,5 @@ def run(
     )
 
 
-IMPL = Impl(moe_mxfp8, "triton", run, needs_ocp)
+IMPL = Impl(moe_mxfp8, "triton", run, needs_scaled_dot)
 AOT = ()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_plan
-from services.worker.kernels.impl.triton._launch import needs_ocp
+from services.worker.kernels.impl.triton._launch import needs_scaled_dot
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
 from services.worker.kernels.ops.mxfp8_linear import mxfp8_linear
 from services.worker.kernels.registry import Impl
@@ -17,5 +17,5 @@ def run(
     return _narrow_plan.linear(Inputs(x, scales, bias=bias), narrow, dtype)
 
 
-IMPL = Impl(mxfp8_linear, "triton", run, needs_ocp)
+IMPL = Impl(mxfp8_linear, "triton", run, needs_scaled_dot)
 AOT = _narrow_plan.aot_cases("mxfp8", ((6144, 4096),), (16, 2048), x_type="fp8e4nv")
