@@ -458,9 +458,9 @@ def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool
     return Shape(32, 2, 4, 2.0) if width <= 256 else Shape(32, 4, 3, 2.0)
 
 
-def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16) -> AotCase:
-    """`extras`: everything optional at once, with 8-bit keys and values."""
-    kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
+def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16, each: bool = False) -> AotCase:
+    """`extras`: everything optional at once, with 8-bit keys and values; `each`: these with scales of their own."""
+    kv, scale = ("*fp8e4nv:16", "*fp32") if extras or each else ("*bf16:16", None)
     sizes = _sizes(*heads, shape.block_kv, num_rows)
     signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
     signature |= dict.fromkeys(POINTERS, "*i32")
@@ -468,7 +468,7 @@ def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = Fa
     signature |= {"q_ptr": "*bf16:16", "out_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv}
     signature |= {"sinks_ptr": "*fp32" if extras else None, "k_scale_ptr": scale, "v_scale_ptr": scale}
     signature |= {"sums_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
-    signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused, "EACH": False}
+    signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused, "EACH": each}
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
     if name.startswith("join"):
@@ -490,4 +490,5 @@ AOT = (
     _aot("16x8x192_amd", (16, 8, 192), default_shape(2, 2, 192, True)),
     _aot("16x8x256_amd", (16, 8, 256), default_shape(2, 2, 256, True)),
     _aot("32x8x128_extras_amd", (32, 8, 128), default_shape(2, 1, 128, True), extras=True),
+    _aot("32x8x128_each_amd", (32, 8, 128), default_shape(2, 1, 128, True), each=True),
 )

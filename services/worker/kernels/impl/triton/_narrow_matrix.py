@@ -143,7 +143,6 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     """
     columns = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
-    expert = 0
     is_gated: tl.constexpr = ACTIVATION != ""
     release(PDL)
     if plan_ptr is None:
@@ -158,6 +157,7 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         block = first + within % together
         block_n = within // together
         m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        expert = 0
         if plan_ptr is not None:
             expert = tl.load(plan_ptr + TABLE_START + block).to(tl.int64)
             m = tl.load(plan_ptr + ids_start + m)

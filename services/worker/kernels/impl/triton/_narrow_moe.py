@@ -4,7 +4,7 @@ For a few tokens each pair multiplies for itself, with x as wide as it is: finer
 two launches less. For more, pairs are sorted by expert (`_moe_grouped`), and x is rounded where its format says so.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -106,11 +106,15 @@ def inputs(x: Tensor, bias: Tensor | None, rounded: Rounded | None) -> Inputs:
     return Inputs(numbers, scales, bias=bias)
 
 
-def aot_cases(form: str, shape: Experts, x_type: str = "", group: int = 32, zeros: bool = False) -> Iterator[AotCase]:
-    """Both products, for a few tokens, for those of a decode step and for prompts."""
-    activation = "silu"
-    for rows, kind in ((1, ""), (16, x_type), (128, x_type)):
-        for sizes, gate in (((shape.inner, shape.hidden), activation), ((shape.hidden, shape.inner), "")):
-            yield from _narrow_plan.aot_cases(
-                form, (sizes,), (rows,), kind, group, zeros, activation=gate, experts=shape.num_experts
-            )
+def aot_cases(
+    form: str, shape: Experts, rows: Sequence[int], x_type: str = "", group: int = 32, zeros: bool = False
+) -> tuple[AotCase, ...]:
+    """Gate and up, of `rows` pairs of an expert; 1: the path without sorting, with x as it is."""
+    return tuple(
+        case
+        for count in rows
+        for case in _narrow_plan.aot_cases(
+            form, ((shape.inner, shape.hidden),), (count,), x_type if count > 1 else "", group, zeros,
+            activation="silu", experts=shape.num_experts,
+        )
+    )  # fmt: skip

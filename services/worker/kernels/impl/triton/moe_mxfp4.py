@@ -4,7 +4,6 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe
 from services.worker.kernels.impl.triton._launch import needs_halves
-from services.worker.kernels.impl.triton._moe_plan import Experts
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
 from services.worker.kernels.ops.moe_mxfp4 import moe_mxfp4
@@ -26,4 +25,3 @@ def run(
 
 
 IMPL = Impl(moe_mxfp4, "triton", run, needs_halves)
-AOT = ()

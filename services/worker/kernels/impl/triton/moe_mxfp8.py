@@ -4,7 +4,6 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe, _quantize
 from services.worker.kernels.impl.triton._launch import needs_scaled_dot
-from services.worker.kernels.impl.triton._moe_plan import Experts
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
 from services.worker.kernels.ops.moe_mxfp8 import moe_mxfp8
@@ -29,4 +28,3 @@ def run(
 
 
 IMPL = Impl(moe_mxfp8, "triton", run, needs_scaled_dot)
-AOT = ()

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe, _quantize
 from services.worker.kernels.impl.triton._launch import needs_gpu
-from services.worker.kernels.impl.triton._moe_plan import Experts
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
 from services.worker.kernels.ops.moe_tensor_scaled import moe_tensor_scaled
@@ -29,4 +28,3 @@ def run(
 
 
 IMPL = Impl(moe_tensor_scaled, "triton", run, needs_gpu)
-AOT = ()

@@ -15,4 +15,4 @@ def run(x: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype:
 
 
 IMPL = Impl(mxfp4_linear, "triton", run, needs_scaled_dot)
-AOT = _narrow_plan.aot_cases("mxfp4", ((6144, 4096),), (16, 2048), x_type="u8", tiled=True)
+AOT = _narrow_plan.aot_cases("mxfp4", ((6144, 4096),), (16,), x_type="u8", tiled=True)

@@ -13,4 +13,3 @@ def run(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 IMPL = Impl(quantize_mxfp4, "triton", run, needs_gpu)
-AOT = ()

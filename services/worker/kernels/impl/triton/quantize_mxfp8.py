@@ -14,4 +14,3 @@ def run(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 IMPL = Impl(quantize_mxfp8, "triton", run, needs_gpu)
-AOT = ()
