@@ -199,7 +199,10 @@ def results_of(lines: Sequence[Line], arguments: argparse.Namespace) -> list[Res
     )
     return [
         Result(
-            f"step_{arguments.model}_{arguments.format and arguments.format + '_'}{line.name.replace(',', '').replace(' ', '_')}", line.value, line.unit, conditions
+            f"step_{arguments.model}_{arguments.format and arguments.format + '_'}{line.name.replace(',', '').replace(' ', '_')}",
+            line.value,
+            line.unit,
+            conditions,
         )
         for line in lines
     ]

@@ -97,6 +97,4 @@ def norm_narrow_linear(
     x: [T, in]; norm: [in]; weight, scales, zeros: see form_of; bias: [out]; norm and bias of x's dtype.
     """
     wide = widened(weight, scales, zeros)
-    return norm_linear.meaning(
-        x.float(), norm.float(), eps, wide, None if bias is None else bias.float()
-    ).to(x.dtype)
+    return norm_linear.meaning(x.float(), norm.float(), eps, wide, None if bias is None else bias.float()).to(x.dtype)

@@ -340,7 +340,15 @@ def launch(
     )  # fmt: skip
     if plan.join:
         join_kernel[plan.grid](
-            out, rows.context_lens, spec.sinks, None if each else v_scale, sums, num_rows, plan.spare, plan.least, **plan.join
+            out,
+            rows.context_lens,
+            spec.sinks,
+            None if each else v_scale,
+            sums,
+            num_rows,
+            plan.spare,
+            plan.least,
+            **plan.join,
         )
 
 
@@ -458,7 +466,9 @@ def default_shape(itemsize: int, kv_itemsize: int, head_dim: int, is_small: bool
     return Shape(32, 2, 4, 2.0) if width <= 256 else Shape(32, 4, 3, 2.0)
 
 
-def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16, each: bool = False) -> AotCase:
+def _aot(
+    name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = False, num_rows: int = 16, each: bool = False
+) -> AotCase:
     """`extras`: everything optional at once, with 8-bit keys and values; `each`: these with scales of their own."""
     kv, scale = ("*fp8e4nv:16", "*fp32") if extras or each else ("*bf16:16", None)
     sizes = _sizes(*heads, shape.block_kv, num_rows)
@@ -468,7 +478,13 @@ def _aot(name: str, heads: tuple[int, int, int], shape: Shape, extras: bool = Fa
     signature |= {"q_ptr": "*bf16:16", "out_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv}
     signature |= {"sinks_ptr": "*fp32" if extras else None, "k_scale_ptr": scale, "v_scale_ptr": scale}
     signature |= {"sums_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
-    signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused, "EACH": each}
+    signature |= {
+        "table_rows_ptr": "*i32" if extras else None,
+        "PAGE": 16,
+        "PDL": False,
+        "FUSED": shape.fused,
+        "EACH": each,
+    }
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
     if name.startswith("join"):

@@ -61,9 +61,7 @@ def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, bia
     combine(out, weights, residual)
 
 
-def few_plan(
-    weight: Narrow, out: int, inner: int, is_gated: bool, device: _narrow_plan.Device
-) -> _narrow_plan.Plan:
+def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: _narrow_plan.Device) -> _narrow_plan.Plan:
     return _narrow_plan.choose(weight.form, 1, out, inner, weight.group, 2, is_gated, device)
 
 

@@ -17,7 +17,7 @@ DROP = tl.constexpr(2.0**62)
 
 @triton.jit
 def _tile(starts, k, K: tl.constexpr, FORM: tl.constexpr, TILED: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Columns k .. k + BLOCK_K as stored, [BLOCK_N, BLOCK_K]; of four bits in words of eight, [BLOCK_N, BLOCK_K / 8]."""
+    """Columns k .. k + BLOCK_K as stored, [BLOCK_N, BLOCK_K]; of four bits words of eight, [BLOCK_N, BLOCK_K / 8]."""
     PACKED: tl.constexpr = 8 if FORM == "mxfp4" or FORM == "int4" else 1
     cols = k // PACKED + tl.arange(0, BLOCK_K // PACKED)
     ptrs = starts[:, None] + column(cols, TILED, 4 if PACKED == 8 else 16)[None, :]

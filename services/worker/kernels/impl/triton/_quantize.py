@@ -252,7 +252,9 @@ def launch_mx(x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
     return out, scales
 
 
-def aot_case(name: str, width: int, group: int = 0, norm: bool = False, add: bool = False, gate: bool = False) -> AotCase:
+def aot_case(
+    name: str, width: int, group: int = 0, norm: bool = False, add: bool = False, gate: bool = False
+) -> AotCase:
     width_of, groups, warps = geometry(width, group, norm)
     signature: dict[str, Constant] = {
         "x_ptr": "*bf16:16",

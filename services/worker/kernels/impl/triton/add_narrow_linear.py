@@ -8,9 +8,7 @@ from services.worker.kernels.ops.add_narrow_linear import add_narrow_linear
 from services.worker.kernels.registry import Impl
 
 
-def run(
-    residual: Tensor, x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None
-) -> None:
+def run(residual: Tensor, x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> None:
     narrow = _narrow_fused.narrow_of(weight, scales, zeros)
     if _narrow_fused.suits(narrow, x):
         _narrow_fused.add_to(residual, x, narrow, bias)

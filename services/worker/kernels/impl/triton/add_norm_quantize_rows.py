@@ -9,9 +9,7 @@ from services.worker.kernels.ops.add_norm_quantize_rows import add_norm_quantize
 from services.worker.kernels.registry import Impl
 
 
-def run(
-    x: Tensor, residual: Tensor, norm: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+def run(x: Tensor, residual: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return _quantize.launch(x, dtype, norm=(norm, eps), residual=residual)
 
 

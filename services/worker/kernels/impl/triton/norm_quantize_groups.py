@@ -9,9 +9,7 @@ from services.worker.kernels.ops.norm_quantize_groups import norm_quantize_group
 from services.worker.kernels.registry import Impl
 
 
-def run(
-    x: Tensor, norm: Tensor, eps: float, dtype: torch.dtype, group: int, by_column: bool
-) -> tuple[Tensor, Tensor]:
+def run(x: Tensor, norm: Tensor, eps: float, dtype: torch.dtype, group: int, by_column: bool) -> tuple[Tensor, Tensor]:
     return _quantize.launch(x, dtype, group, by_column, norm=(norm, eps))[:2]
 
 

@@ -1,4 +1,4 @@
-"""Mixtures in narrow weights, on both paths, against the sum with widened weights; experts without tokens among them."""
+"""Mixtures in narrow weights, on both paths, against the sum with widened weights; some experts have no tokens."""
 
 import pytest
 import torch

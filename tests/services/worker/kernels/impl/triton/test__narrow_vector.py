@@ -21,9 +21,7 @@ from tests.services.worker.kernels.impl.triton.narrow import activations, close,
         ("mxfp4", 160, 10, Plan(1, 4, 64, 1)),
     ],
 )
-def test_every_geometry_gives_the_product(
-    device: torch.device, form: str, inner: int, out: int, chosen: Plan
-) -> None:
+def test_every_geometry_gives_the_product(device: torch.device, form: str, inner: int, out: int, chosen: Plan) -> None:
     holds(device, form, 1, inner, out, chosen)
 
 
