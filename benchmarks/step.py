@@ -197,13 +197,9 @@ def results_of(lines: Sequence[Line], arguments: argparse.Namespace) -> list[Res
         + (f", {arguments.format} weights" if arguments.format else "")
         + (f", {' '.join(arguments.set)}" if arguments.set else "")
     )
+    model = "_".join(filter(None, (arguments.model, arguments.format)))
     return [
-        Result(
-            f"step_{arguments.model}_{arguments.format and arguments.format + '_'}{line.name.replace(',', '').replace(' ', '_')}",
-            line.value,
-            line.unit,
-            conditions,
-        )
+        Result(f"step_{model}_{line.name.replace(',', '').replace(' ', '_')}", line.value, line.unit, conditions)
         for line in lines
     ]
 

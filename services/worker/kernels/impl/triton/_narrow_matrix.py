@@ -2,7 +2,7 @@
 
 The weight is the left operand: its many rows fill the matrix unit however few rows x has. x is 8 bits wide with its own
 scales (then both go into the unit as they are) or as wide as the activations (then the weight is widened in registers).
-Rows of a mixture come by the plan of `_moe_grouped`; else with PARTS > 1 programs own parts of K, as in `_dense_matrix`.
+Rows of a mixture come by the plan of `_moe_grouped`; else with PARTS > 1 programs own parts of K (`_dense_matrix`).
 """
 
 import triton
