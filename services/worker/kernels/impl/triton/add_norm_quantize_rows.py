@@ -14,4 +14,3 @@ def run(x: Tensor, residual: Tensor, norm: Tensor, eps: float, dtype: torch.dtyp
 
 
 IMPL = Impl(add_norm_quantize_rows, "triton", run, needs_gpu)
-AOT = (_quantize.aot_case("add_norm_quantize_rows", 4096, norm=True, add=True),)

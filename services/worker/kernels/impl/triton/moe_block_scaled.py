@@ -4,7 +4,6 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe, _quantize
 from services.worker.kernels.impl.triton._launch import needs_gpu
-from services.worker.kernels.impl.triton._moe_plan import Experts
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
 from services.worker.kernels.ops.moe_block_scaled import moe_block_scaled
@@ -29,4 +28,3 @@ def run(
 
 
 IMPL = Impl(moe_block_scaled, "triton", run, needs_gpu)
-AOT = _narrow_moe.aot_cases("blocks", Experts(128, 8, 2048, 768), (16,), "fp8e4nv", 128)

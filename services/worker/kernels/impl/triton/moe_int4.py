@@ -35,4 +35,4 @@ def run(
 
 
 IMPL = Impl(moe_int4, "triton", run, needs_gpu)
-AOT = _narrow_moe.aot_cases("int4", Experts(128, 8, 2048, 768), (1, 16), group=128, zeros=True)
+AOT = _narrow_moe.aot_cases("int4", Experts(128, 8, 2048, 768), (1,), group=128, zeros=True)

@@ -31,4 +31,4 @@ def run(
 
 
 IMPL = Impl(moe_mxfp4_weight, "triton", run, needs_halves)
-AOT = _narrow_moe.aot_cases("mxfp4", Experts(128, 8, 2048, 768), (1, 16))
+AOT = _narrow_moe.aot_cases("mxfp4", Experts(128, 8, 2048, 768), (16,))

@@ -28,4 +28,4 @@ def run(
 
 
 IMPL = Impl(moe_row_scaled, "triton", run, needs_gpu)
-AOT = _narrow_moe.aot_cases("rows", Experts(128, 8, 2048, 768), (1, 16, 128), "fp8e4nv")
+AOT = _narrow_moe.aot_cases("rows", Experts(128, 8, 2048, 768), (16, 128), "fp8e4nv")

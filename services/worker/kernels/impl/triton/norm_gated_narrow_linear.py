@@ -25,7 +25,4 @@ def run(
 
 
 IMPL = Impl(norm_gated_narrow_linear, "triton", run, needs_gpu)
-AOT = (
-    *_narrow_plan.aot_cases("rows", ((14336, 4096),), (1,), activation="silu", norm=True),
-    *_narrow_plan.aot_cases("int4", ((14336, 4096),), (1, 16), group=128, zeros=True, activation="silu", norm=True),
-)
+AOT = _narrow_plan.aot_cases("int4", ((14336, 4096),), (1, 16), group=128, zeros=True, activation="silu", norm=True)

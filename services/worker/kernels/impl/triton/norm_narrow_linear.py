@@ -18,7 +18,4 @@ def run(
 
 
 IMPL = Impl(norm_narrow_linear, "triton", run, needs_gpu)
-AOT = (
-    *_narrow_plan.aot_cases("rows", ((6144, 4096),), (1,), norm=True),
-    *_narrow_plan.aot_cases("int4", ((6144, 4096),), (1,), group=128, zeros=True, norm=True),
-)
+AOT = _narrow_plan.aot_cases("int4", ((6144, 4096),), (1,), group=128, zeros=True, norm=True)

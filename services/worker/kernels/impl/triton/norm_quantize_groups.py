@@ -14,4 +14,3 @@ def run(x: Tensor, norm: Tensor, eps: float, dtype: torch.dtype, group: int, by_
 
 
 IMPL = Impl(norm_quantize_groups, "triton", run, needs_gpu)
-AOT = (_quantize.aot_case("norm_quantize_groups", 4096, 128, norm=True),)

@@ -14,4 +14,3 @@ def run(x: Tensor, dtype: torch.dtype, group: int, by_column: bool) -> tuple[Ten
 
 
 IMPL = Impl(quantize_groups, "triton", run, needs_gpu)
-AOT = (_quantize.aot_case("quantize_groups", 4096, 128),)
