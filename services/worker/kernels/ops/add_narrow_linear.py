@@ -24,7 +24,7 @@ def make_add_narrow_case(num_tokens: int, in_features: int, out_features: int, f
         make_add_narrow_case(1, 512, 96, "int4z", True),
         make_add_narrow_case(3, 160, 70, "int4"),
         make_add_narrow_case(1, 576, 60, "rows"),
-        make_add_narrow_case(70, 128, 48, "rows8", True),
+        make_add_narrow_case(5, 128, 48, "rows8", True),
         make_add_narrow_case(2, 256, 128, "blocks"),
         make_add_narrow_case(1, 384, 40, "mxfp4"),
         make_add_narrow_case(0, 64, 32, "rows"),

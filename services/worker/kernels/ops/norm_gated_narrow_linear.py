@@ -22,7 +22,7 @@ def make_gated_narrow_case(num_tokens: int, in_features: int, width: int, form: 
         make_gated_narrow_case(1, 512, 96, "int4z"),
         make_gated_narrow_case(3, 160, 35, "int4", "gelu_tanh"),
         make_gated_narrow_case(1, 576, 60, "rows"),
-        make_gated_narrow_case(70, 128, 24, "rows8"),
+        make_gated_narrow_case(5, 128, 24, "rows8"),
         make_gated_narrow_case(2, 256, 128, "blocks"),
         make_gated_narrow_case(1, 384, 40, "mxfp4"),
         make_gated_narrow_case(0, 64, 32, "rows"),

@@ -81,7 +81,7 @@ def make_norm_narrow_case(
         make_norm_narrow_case(1, 512, 96, "int4z", True),
         make_norm_narrow_case(3, 160, 70, "int4"),
         make_norm_narrow_case(1, 576, 60, "rows"),
-        make_norm_narrow_case(70, 128, 48, "rows8", True),
+        make_norm_narrow_case(5, 128, 48, "rows8", True),
         make_norm_narrow_case(2, 256, 128, "blocks"),
         make_norm_narrow_case(1, 96, 72, "int8"),
         make_norm_narrow_case(1, 384, 40, "mxfp4"),

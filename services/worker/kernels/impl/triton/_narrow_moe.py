@@ -12,10 +12,16 @@ import triton
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_plan
-from services.worker.kernels.impl.triton._dense import describe
+from services.worker.kernels.impl.triton._dense import Device, describe
 from services.worker.kernels.impl.triton._launch import AotCase
 from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts
-from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, launch_matrix, launch_vector
+from services.worker.kernels.impl.triton._narrow_plan import (
+    Inputs,
+    Narrow,
+    Plan,
+    launch_matrix,
+    launch_vector,
+)
 from services.worker.kernels.impl.triton.moe_gated import Biases, Sorted, combine
 
 Rounded = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -61,7 +67,7 @@ def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, bia
     combine(out, weights, residual)
 
 
-def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: _narrow_plan.Device) -> _narrow_plan.Plan:
+def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: Device) -> Plan:
     return _narrow_plan.choose(weight.form, 1, out, inner, weight.group, 2, is_gated, device)
 
 
@@ -93,8 +99,8 @@ def run_grouped(
 
 
 def grouped_plan(
-    weight: Narrow, block_m: int, out: int, inner: int, x_bytes: int, is_gated: bool, device: _narrow_plan.Device
-) -> _narrow_plan.Plan:
+    weight: Narrow, block_m: int, out: int, inner: int, x_bytes: int, is_gated: bool, device: Device
+) -> Plan:
     chosen = _narrow_plan.choose(weight.form, block_m, out, inner, weight.group, x_bytes, is_gated, device)
     return chosen._replace(parts=1)
 

@@ -35,12 +35,12 @@ def test_every_geometry_gives_the_product(
 @pytest.mark.parametrize("stored", [torch.int8, None])
 def test_both_operands_of_8_bits(device: torch.device, stored: torch.dtype | None, tiled: bool) -> None:
     made = make_rows_case(21, 96, 48, tiled and stored is None, True, stored).make(torch.float32)
-    x, scales, weight, weight_scales, bias = (part.to(device) for part in made[:5] if part is not None)  # type: ignore[union-attr]
+    x, scales, weight, weight_scales, bias = (part.to(device) for part in made[:5] if part is not None)
     for chosen in (Plan(16, 32, 64, parts=2), Plan(32, 16, 32, group_m=4)):
         chosen = chosen if chosen.block_m >= 21 else chosen._replace(parts=1)
         result = torch.full((21, 48), torch.nan, device=device)
         product(Inputs(x, scales, bias=bias), Narrow("rows", weight, weight_scales), result, chosen=chosen)
-        close(result, row_scaled_linear.meaning(*made))  # type: ignore[arg-type]
+        close(result, row_scaled_linear.meaning(*made))
 
 
 def test_scales_of_x_by_column(device: torch.device) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe, _quantize
+from services.worker.kernels.impl.triton._moe_plan import FEW_TOKENS
 from services.worker.kernels.impl.triton._narrow_fused import narrow_of
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
@@ -19,13 +20,9 @@ EXPERTS, HIDDEN, INNER = 5, 128, 96
 
 def stacked(dense: Tensor, form: str, device: torch.device) -> tuple[Narrow, Tensor]:
     each = [narrowed(matrix, form) for matrix in dense.float()]
-    numbers, scales, zeros = (
-        None if parts[0] is None else torch.stack(parts).to(device)  # type: ignore[arg-type]
-        for parts in zip(*each, strict=True)
-    )
-    assert numbers is not None and scales is not None
+    numbers, scales = (torch.stack(parts).to(device) for parts in zip(*(stored[:2] for stored in each), strict=True))
     one = narrow_of(*each[0])
-    return one._replace(weight=numbers, scales=scales, zeros=zeros), torch.stack([widened(*part) for part in each])
+    return one._replace(weight=numbers, scales=scales), torch.stack([widened(*part) for part in each])
 
 
 @pytest.mark.parametrize("tokens", [3, 20])
@@ -37,7 +34,7 @@ def test_the_sum_of_what_the_experts_give(device: torch.device, form: str, token
     up, wide_up = stacked(gate_up, form, device)
     out, wide_out = stacked(down, form, device)
     got, wanted = residual.to(device).clone(), residual.float().clone()
-    rounds = form == "rows" and tokens > _narrow_moe.FEW_TOKENS
+    rounds = form == "rows" and tokens > FEW_TOKENS
 
     def rounded(values: Tensor) -> tuple[Tensor, Tensor]:
         return _quantize.launch(values, native_fp8())[:2]

@@ -30,7 +30,7 @@ def test_pairs_are_multiplied_by_their_experts(device: torch.device, form: str) 
     dense = torch.randn(3, 32, 96, generator=torch.Generator().manual_seed(0)) / 10
     each = [narrowed(matrix, form) for matrix in dense]
     wide = torch.stack([widened(*stored) for stored in each])
-    numbers, scales = (torch.stack([stored[place] for stored in each]).to(device) for place in (0, 1))  # type: ignore[arg-type]
+    numbers, scales = (torch.stack(parts).to(device) for parts in zip(*(stored[:2] for stored in each), strict=True))
     x = torch.randn(2, 96, generator=torch.Generator().manual_seed(1)).to(activations(device))
     experts = torch.tensor([[2, 0], [1, 2]], dtype=torch.int32)
     wanted = torch.einsum("tkni,ti->tkn", wide[experts.long()], x.float()).flatten(0, 1)

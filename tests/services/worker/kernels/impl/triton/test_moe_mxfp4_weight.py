@@ -2,7 +2,8 @@
 
 from services.worker.kernels.impl.triton.moe_mxfp4_weight import IMPL
 from tests.services.worker.kernels.impl.triton.hold import Holder
+from tests.services.worker.kernels.impl.triton.narrow import in_16_bits
 
 
 def test_is_the_meaning(hold: Holder) -> None:
-    hold(IMPL)
+    hold(in_16_bits(IMPL))

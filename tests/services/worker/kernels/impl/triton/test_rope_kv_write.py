@@ -17,4 +17,7 @@ def test_is_the_meaning_for_any_share_of_heads(hold: Holder, heads: tuple[int, i
 
 
 def test_scales_of_each_token_and_head(hold: Holder) -> None:
-    hold(IMPL, cases=[make_rope_kv_case(5, 6, 3, 40, rotary, normed, fp8=2) for rotary, normed in ((24, 1), (40, 0))])
+    hold(
+        IMPL,
+        cases=[make_rope_kv_case(5, 6, 3, 40, rotary, normed, fp8=2) for rotary, normed in ((24, True), (40, False))],
+    )
