@@ -16,7 +16,7 @@ from services.worker.kernels.registry import Impl
 
 
 def in_16_bits(impl: Impl[Any]) -> Impl[Any]:
-    """The implementation for bf16 only: other dtypes take as long, and differ in nothing that is not tried elsewhere."""
+    """The implementation for bf16 only: other dtypes take as long, and show nothing that is not tried elsewhere."""
     return replace(impl, refuses=lambda facts: None if facts.dtype == torch.bfloat16 else "not tried here")
 
 
