@@ -12,7 +12,6 @@ import triton
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_plan
-from services.worker.kernels.impl.triton._dense import Device, describe
 from services.worker.kernels.impl.triton._launch import AotCase
 from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts
 from services.worker.kernels.impl.triton._narrow_plan import (
@@ -55,7 +54,7 @@ def run(
 def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, biases: Biases | None = None) -> None:
     x, weights, experts = routed
     top_k, (double, hidden) = experts.shape[1], gate_up.shape
-    device, inner = describe(x.device), double // 2
+    device, inner = x.device, double // 2
     gated = torch.empty(experts.numel(), inner, dtype=x.dtype, device=x.device)
     out = torch.empty(experts.numel(), hidden, dtype=x.dtype, device=x.device)
     up_bias, down_bias = biases or (None, None)
@@ -67,7 +66,7 @@ def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, bia
     combine(out, weights, residual)
 
 
-def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: Device) -> Plan:
+def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: torch.device) -> Plan:
     return _narrow_plan.choose(weight.form, 1, out, inner, weight.group, 2, is_gated, device)
 
 
@@ -81,7 +80,7 @@ def run_grouped(
 ) -> None:
     x, weights, experts = routed
     top_k, (double, hidden), num_experts = experts.shape[1], gate_up.shape, len(down.weight)
-    inner, device, pairs = double // 2, describe(x.device), experts.numel()
+    inner, device, pairs = double // 2, x.device, experts.numel()
     block_m = min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, num_experts))))
     x_bytes = x.element_size() if rounded is None else 1
     up_bias, down_bias = biases or (None, None)
@@ -99,7 +98,7 @@ def run_grouped(
 
 
 def grouped_plan(
-    weight: Narrow, block_m: int, out: int, inner: int, x_bytes: int, is_gated: bool, device: Device
+    weight: Narrow, block_m: int, out: int, inner: int, x_bytes: int, is_gated: bool, device: torch.device
 ) -> Plan:
     chosen = _narrow_plan.choose(weight.form, block_m, out, inner, weight.group, x_bytes, is_gated, device)
     return chosen._replace(parts=1)

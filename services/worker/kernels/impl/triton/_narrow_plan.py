@@ -1,7 +1,8 @@
 """Weights of 8 and 4 bits as kernels take them, which kernel in which geometry multiplies with one, and its launch.
 
-The choice depends on shapes only, by rule: no GPU has been measured yet. One row takes the kernel of `_narrow_vector`,
-which multiplies with x as wide as it comes; more rows that of `_narrow_matrix`.
+The choice depends on shapes only: a table of measurements per GPU where there is one (kernels/tuned), else a rule. One
+row takes the kernel of `_narrow_vector`, which multiplies with x as wide as it comes; more rows that of
+`_narrow_matrix`.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from services.worker.kernels.impl.triton._launch import AotCase, Constant, optio
 from services.worker.kernels.impl.triton._narrow_matrix import narrow_matrix_kernel
 from services.worker.kernels.impl.triton._narrow_vector import narrow_vector_kernel
 from services.worker.kernels.packing.weight_tiles import matrix_shape
+from services.worker.kernels.tuned import table
 
 FOUR_BITS = ("mxfp4", "int4")
+ASKED = ("form", "rows", "out", "in", "group", "x_bytes", "gated")  # what a row of the table is for
 
 
 class Narrow(NamedTuple):
@@ -75,8 +78,22 @@ def step_of(form: str, group: int, x_bytes: int) -> int:
 
 
 @cache
-def choose(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
-    """`rows`: a power of two; `out`: outputs; x_bytes: of a number of x, 0 if four bits."""
+def choose(
+    form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: torch.device
+) -> Plan:
+    """Of the table for exactly this, else by rule. `rows`: a power of two up to 128, which stands for all beyond.
+
+    `out`: outputs; x_bytes: of a number of x, 0 if four bits.
+    """
+    asked = dict(zip(ASKED, (form, rows, out, inner, group, x_bytes, gated), strict=True))
+    for row in table("narrow", device):
+        if all(row[name] == value for name, value in asked.items()):
+            return Plan(**{name: row[name] for name in Plan._fields})
+    return rule(form, rows, out, inner, group, x_bytes, gated, describe(device))
+
+
+def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
+    """Enough programs for all processors, and tiles that fit."""
     tiles = 2 if gated else 1
     if rows == 1 and x_bytes:
         per_warp = device.lanes * (32 if form in FOUR_BITS else 16)
@@ -103,9 +120,15 @@ def choose(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int,
         blocks = triton.cdiv(out, block_n)
         while parts < 8 and blocks * parts < device.processors and inner >= 4 * parts * block_k:
             parts *= 2
-        if blocks > BLOCKS_LIMIT or blocks * parts * part_size(block_n, block_m, gated) > PARTS_LIMIT:
-            parts = 1
-    return Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8)
+    plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8)
+    return plan if fits_workspace(plan, out, gated) else plan._replace(parts=1)
+
+
+def fits_workspace(plan: Plan, out: int, gated: bool) -> bool:
+    """Whether programs that share outputs have room for their parts."""
+    blocks = triton.cdiv(out, plan.block_n)
+    numbers = blocks * plan.parts * part_size(plan.block_n, plan.block_m, gated)
+    return plan.parts == 1 or (blocks <= BLOCKS_LIMIT and numbers <= PARTS_LIMIT)
 
 
 def strides(scales: Tensor | None, rows: int, by_column: bool) -> tuple[int, int]:
@@ -131,7 +154,7 @@ def product(
     is_single = rows == 1 and not (inputs.scales is not None and weight.form.startswith("mxfp"))
     limit = triton.next_power_of_2(rows) if is_single else max(2, triton.next_power_of_2(rows))
     chosen = chosen or choose(
-        weight.form, min(limit, 128), outputs, inner, weight.group, bits, activation != "", describe(x.device)
+        weight.form, min(limit, 128), outputs, inner, weight.group, bits, activation != "", x.device
     )
     if chosen.block_m == 1:
         launch_vector(inputs, weight, out, chosen, add, activation)
@@ -221,7 +244,7 @@ def aot_cases(
     for out, inner in shapes:
         for limit in rows:
             for targets, device in ((nvidia, Device()), (amd, Device(304, 64, 56 * 1024))):
-                chosen = choose(form, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
+                chosen = rule(form, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
                 case = aot_case(form, chosen, inner, x_type, group, zeros, tiled, activation, experts)
                 if norm:
                     case = case._replace(signature={**case.signature, "norm_ptr": "*bf16:16"})
