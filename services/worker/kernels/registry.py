@@ -39,6 +39,7 @@ class Tolerance(NamedTuple):
     relative: float
     absolute: float
     why: str
+    of_largest: float = 0.0  # besides, of results of 8 bits, whose scale may make anything of a small difference
 
 
 class Case(NamedTuple):

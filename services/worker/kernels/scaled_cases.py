@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from services.worker.kernels.known_bad import suspect_tokens
+from services.worker.kernels.ops.add_narrow_linear import make_add_narrow_case
 from services.worker.kernels.ops.add_norm_quantize_groups import make_add_norm_groups_case
 from services.worker.kernels.ops.add_norm_quantize_rows import make_add_norm_quantize_case
 from services.worker.kernels.ops.block_scaled_linear import make_block_case
@@ -25,6 +26,8 @@ from services.worker.kernels.ops.moe_tensor_scaled import make_tensor_moe_case
 from services.worker.kernels.ops.mxfp4_linear import make_mxfp4_linear_case
 from services.worker.kernels.ops.mxfp4_weight_linear import make_mxfp4_weight_case
 from services.worker.kernels.ops.mxfp8_linear import make_mxfp8_case
+from services.worker.kernels.ops.norm_gated_narrow_linear import make_gated_narrow_case
+from services.worker.kernels.ops.norm_narrow_linear import make_norm_narrow_case
 from services.worker.kernels.ops.norm_quantize_groups import make_norm_groups_case
 from services.worker.kernels.ops.norm_quantize_rows import make_norm_quantize_case
 from services.worker.kernels.ops.quantize_groups import make_groups_case
@@ -69,6 +72,16 @@ def _in_tiles(make: Callable[..., Case], multiple: int, s: Shapes, tokens: Token
     """Plain, and in tiles."""
     for tiled in (False, True):
         yield from _linears(partial(make, tiled=tiled), multiple, s, tokens)
+
+
+def _narrow(make: Callable[[int, int, int, str], Case], place: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """The product at `place` of a layer's, in each form that has such sizes; what is gated gives half as many."""
+    found = products(s, 1)
+    for columns, rows in found[place : place + 1]:
+        for form, multiple in (("rows", 16), ("rows8", 16), ("blocks", GROUP), ("int4z", GROUP), ("mxfp4", 32)):
+            if not columns % multiple and not rows % multiple:
+                for count in tokens:
+                    yield make(count, columns, rows // 2 if place == 2 else rows, form)
 
 
 def _widths(make: Callable[[int, int], Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
@@ -127,6 +140,9 @@ TABLE: Mapping[str, Maker] = {
     "int8_linear": partial(_linears, make_int8_case, 32),
     "mxfp4_weight_linear": partial(_linears, make_mxfp4_weight_case, 32),
     "mxfp8_linear": partial(_linears, make_mxfp8_case, 32),
+    "norm_narrow_linear": partial(_narrow, make_norm_narrow_case, 0),
+    "add_narrow_linear": partial(_narrow, make_add_narrow_case, 1),
+    "norm_gated_narrow_linear": partial(_narrow, make_gated_narrow_case, 2),
     "quantize_mxfp8": partial(_widths, make_quantize_case, 32),
     "quantize_rows": partial(_widths, make_quantize_case, 8),
     "quantize_tensor": partial(_widths, make_quantize_case, 8),

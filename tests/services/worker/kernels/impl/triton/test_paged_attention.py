@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from services.worker.kernels.impl.triton.paged_attention import IMPL
-from services.worker.kernels.ops.paged_attention import AttentionSpec, make_attention_rows, paged_attention
+from services.worker.kernels.ops.paged_attention import (
+    AttentionSpec,
+    Extras,
+    make_attention_case,
+    make_attention_rows,
+    paged_attention,
+)
 from tests.services.worker.kernels.impl.triton.hold import Holder
 
 CASES = {case.name: case for case in paged_attention.cases}
@@ -13,6 +19,11 @@ CASES = {case.name: case for case in paged_attention.cases}
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_meaning(hold: Holder, name: str) -> None:
     hold(IMPL, cases=[CASES[name]])
+
+
+@pytest.mark.parametrize("extras", [Extras(fp8=2), Extras(16, 40, 2.0, sinks=True, fp8=2)])
+def test_scales_of_each_token_and_head(hold: Holder, extras: Extras) -> None:
+    hold(IMPL, cases=[make_attention_case("each", [1, 1, 20], [70, 5, 50], (6, 2, 48), extras=extras)])
 
 
 def test_decode_rows_may_also_be_served_as_chunks(device: torch.device) -> None:

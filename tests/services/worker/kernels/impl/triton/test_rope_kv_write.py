@@ -14,3 +14,10 @@ def test_is_the_meaning(hold: Holder) -> None:
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (32, 4)])
 def test_is_the_meaning_for_any_share_of_heads(hold: Holder, heads: tuple[int, int]) -> None:
     hold(IMPL, cases=[make_rope_kv_case(2, *heads, 32, 24, normed) for normed in (False, True)])
+
+
+def test_scales_of_each_token_and_head(hold: Holder) -> None:
+    hold(
+        IMPL,
+        cases=[make_rope_kv_case(5, 6, 3, 40, rotary, normed, fp8=2) for rotary, normed in ((24, True), (40, False))],
+    )
