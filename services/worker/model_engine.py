@@ -25,7 +25,7 @@ from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import fallback, memory
-from services.worker.binding import Bench, bind_tested
+from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.graphs import RING
@@ -38,8 +38,8 @@ from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
-from services.worker.quant.detect import read_rules
-from services.worker.quant.registry import activation_dtype, choose_policy, formats_of, width_unit
+from services.worker.quant.coding import Coding, read_coding
+from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
 from services.worker.shares import local_spec
@@ -127,29 +127,32 @@ def load_model(
 ) -> Loaded:
     """`watched`: where kernels are built. With a `group` this rank's share of the model. Raises ConfigError."""
     stages("kernels")
+    is_random = config.model.weights == "random"
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        where = f"{source.files.path}/config.json" if source.files.kind != "gguf" else str(source.files.path)
-        rules = read_rules(source.config, where) if config.model.weights == "checkpoint" else None
-        if model is fallback.MODEL and (rules is not None or config.worker.quantize):
+        coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
+        if model is fallback.MODEL and coding != Coding():
             raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
-        quantize = config.worker.quantize
-        rank = group.rank._replace(unit=width_unit(rules, quantize)) if group is not None else None
+        rank = group.rank._replace(unit=coding.unit) if group is not None else None
         spec = whole if rank is None else local_spec(whole, rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         kv_each = config.kv.dtype == "fp8_per_token_head"
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
-        called = dict.fromkeys((op for form in formats_of(rules, quantize) for op in form.ops), 1)
-        facts = replace(facts, shapes={**facts.shapes, **called})
+        facts = replace(facts, shapes={**facts.shapes, **coding.ops})
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():
-            bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
-        policy = choose_policy(config.model.dtype, device, bindings, quantize)
+            bindings, verdicts = bind_tested(
+                config, facts, spec, level, bench, lambda what, done: stages("self-test", done)
+            )
+        if group is not None:
+            group.must_equal("kernels", bindings.digest)
+            bindings = with_right_sums(config, facts, level, bindings, verdicts, group)
+        policy = choose_policy(config.model.dtype, device, bindings, coding.quantize)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
         raise ConfigError(f"{source.files.path}: {error}{own}") from error
@@ -157,17 +160,14 @@ def load_model(
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
-    if group is not None:
-        group.must_equal("kernels", bindings.digest)
     division = Division(whole, model.names, rank, bindings) if rank is not None else None
-    is_random = config.model.weights == "random"
     if model is fallback.MODEL:
         stages("weights")
         decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
         return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, KvScales(kv_each))
     tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
     report = partial(stages, "weights")
-    parameters = load_parameters(tensors, model, whole, policy, report, division, rules)
+    parameters = load_parameters(tensors, model, whole, policy, report, division, coding.rules)
     decoder = build_decoder(spec, model, parameters, bindings)
     log.info("weights: %s", ", ".join(f"{name} {size / memory.GIB:.2f} GiB" for name, size in policy.made.items()))
     kv_scales = KvScales(kv_each, parameters.kv_scales)

@@ -83,6 +83,7 @@ class Runner:
         # a graph may have rows for chunks beside as many that decode
         self._results = Results(max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows, device)
         self._graphs: Graphs | None = None
+        self._capturing = bindings.capturing
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
@@ -181,5 +182,6 @@ class Runner:
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
-        captured.capture(padding, self._forward, report)
+        with self._capturing():
+            captured.capture(padding, self._forward, report)
         self._graphs = captured
