@@ -205,7 +205,7 @@ class CodedWeight:
 
     @property
     def takes_gate(self) -> bool:
-        return self.form.gates and self.fused is self
+        return self.form.gates and not isinstance(self.fused, NarrowProducts)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._product(self.form(x), bias, x.dtype)
