@@ -42,7 +42,8 @@ class Kv(Branch, frozen=True):
     blocks: NonNegative = 0  # 0: from the memory budget
     memory_gib: Annotated[float, Meta(ge=0)] = 0.0  # budget; 0: what the GPU has left, or a share of a CPU's memory
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.92  # of the GPU's memory, for everything together
-    dtype: Literal["auto", "fp8"] = "auto"  # auto: as activations; fp8: 8-bit floats (e4m3)
+    # auto: as activations; fp8: 8-bit floats (e4m3), a scale per layer or one for each token and head
+    dtype: Literal["auto", "fp8", "fp8_per_token_head"] = "auto"
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
 
@@ -77,6 +78,7 @@ class Worker(Branch, frozen=True):
     self_test_s: Seconds = 120.0  # a kernel that gives no sign of life for so long has failed its test
     near_cpus: bool = True  # runs on the CPUs of the GPU's own NUMA node only
     tensor_parallel: Annotated[int, Meta(ge=1, le=8)] = 1  # ranks of each worker: a model divided among so many GPUs
+    quantize: Literal["", "fp8", "fp8_block", "mxfp4", "int8", "int4"] = ""  # what weights are converted to at load
 
 
 class Api(Branch, frozen=True):

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,10 +34,12 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
+from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
-from services.worker.quant.registry import activation_dtype, choose_policy
+from services.worker.quant.detect import read_rules
+from services.worker.quant.registry import activation_dtype, choose_policy, formats_of, width_unit
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens
 from services.worker.shares import local_spec
@@ -49,7 +52,12 @@ log = logging.getLogger("worker")
 
 
 def facts_of(
-    device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec, block_tokens: int, kv_dtype: torch.dtype
+    device: torch.device,
+    dtype: torch.dtype,
+    spec: models.DecoderSpec,
+    block_tokens: int,
+    kv_dtype: torch.dtype,
+    kv_scales_each: bool = False,
 ) -> Facts:
     """What kernels may be chosen by."""
     shapes = {
@@ -58,7 +66,7 @@ def facts_of(
         "head_dim": spec.head_dim,
         "hidden_size": spec.hidden_size,
         "block_tokens": block_tokens,
-        "kv_fp8": int(kv_dtype.itemsize == 1),
+        "kv_fp8": int(kv_dtype.itemsize == 1) * (2 if kv_scales_each else 1),
         "window": max(spec.windows, default=0),
         "sinks": int(spec.sinks),
     }
@@ -105,6 +113,7 @@ class Loaded(NamedTuple):
     bindings: Bindings
     kv_dtype: torch.dtype
     attention_parity: int  # of the whole model
+    kv_scales: KvScales
 
 
 def load_model(
@@ -123,15 +132,24 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        spec = whole if group is None else local_spec(whole, group.rank)
+        where = f"{source.files.path}/config.json" if source.files.kind != "gguf" else str(source.files.path)
+        rules = read_rules(source.config, where) if config.model.weights == "checkpoint" else None
+        if model is fallback.MODEL and (rules is not None or config.worker.quantize):
+            raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
+        quantize = config.worker.quantize
+        rank = group.rank._replace(unit=width_unit(rules, quantize)) if group is not None else None
+        spec = whole if rank is None else local_spec(whole, rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
-        facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
+        kv_each = config.kv.dtype == "fp8_per_token_head"
+        facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
+        called = dict.fromkeys((op for form in formats_of(rules, quantize) for op in form.ops), 1)
+        facts = replace(facts, shapes={**facts.shapes, **called})
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():
             bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
-        policy = choose_policy(config.model.dtype, device, bindings)
+        policy = choose_policy(config.model.dtype, device, bindings, quantize)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
         raise ConfigError(f"{source.files.path}: {error}{own}") from error
@@ -141,17 +159,19 @@ def load_model(
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
     if group is not None:
         group.must_equal("kernels", bindings.digest)
-    division = Division(whole, model.names, group.rank, bindings) if group is not None else None
+    division = Division(whole, model.names, rank, bindings) if rank is not None else None
     is_random = config.model.weights == "random"
     if model is fallback.MODEL:
         stages("weights")
         decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
-        return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
+        return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, KvScales(kv_each))
     tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
     report = partial(stages, "weights")
-    parameters = load_parameters(tensors, model, whole, policy, report, division)
+    parameters = load_parameters(tensors, model, whole, policy, report, division, rules)
     decoder = build_decoder(spec, model, parameters, bindings)
-    return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
+    log.info("weights: %s", ", ".join(f"{name} {size / memory.GIB:.2f} GiB" for name, size in policy.made.items()))
+    kv_scales = KvScales(kv_each, parameters.kv_scales)
+    return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, kv_scales)
 
 
 class ModelEngine:
@@ -188,7 +208,8 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
-            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group)
+            kv = loaded.kv_dtype, group, loaded.kv_scales
+            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, *kv)
             self._runner, num_blocks = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows

@@ -29,6 +29,7 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.runner import Runner
 from services.worker.shortage import is_out_of_memory
@@ -48,6 +49,7 @@ class Parts(NamedTuple):
     device: torch.device
     kv_dtype: torch.dtype
     group: Group | None = None  # of several ranks, of which this process is one
+    kv_scales: KvScales = KvScales()  # of 8-bit keys and values
 
     def agreed(self, num_blocks: int) -> int:
         """What all ranks have room for: they share one block table."""
@@ -55,12 +57,15 @@ class Parts(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        return math.prod(KvCache.shape(self.model.spec, 1, self.shape.block_tokens)) * self.kv_dtype.itemsize
+        shape = KvCache.shape(self.model.spec, 1, self.shape.block_tokens)
+        return math.prod(shape) * self.kv_dtype.itemsize + self.kv_scales.block_bytes(shape)
 
     def runner(self, num_blocks: int) -> Runner:
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
-        cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device), layout=self.bindings.layout)
+        storage = memory.zeros(cache_shape, self.kv_dtype, self.device)
+        scales = self.kv_scales.make(cache_shape, self.kv_dtype, self.device, memory.zeros)
+        cache = KvCache(storage, scales, layout=self.bindings.layout)
         return Runner(self.model, rows, cache, self.rope, self.bindings)
 
 

@@ -36,7 +36,7 @@ SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
-    "uncalled",  # 1: cases also of ops that this model does not call
+    "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
@@ -86,7 +86,7 @@ def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Cas
     make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
     called = make is not None and (op.name not in MIXTURE or bool(shapes.get("num_experts")))
     cases = {case.name: case for case in make(shapes, sizes)} if make is not None and called else {}
-    if cases or not shapes.get("uncalled"):
+    if cases or not (shapes.get("uncalled") or shapes.get(op.name)):
         return tuple(cases.values())
     return scaled_cases(op.name, shapes, sizes.all) or op.cases
 

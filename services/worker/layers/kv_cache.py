@@ -15,7 +15,7 @@ FP8_SINCE = 89  # NVIDIA's compute capability
 
 
 def storage_dtype(wanted: str, activation: torch.dtype, arch: str) -> torch.dtype:
-    """What a cache holds under `kv.dtype` ("auto": activations, or "fp8"). `arch` as in Facts. Raises ConfigError."""
+    """What a cache holds under `kv.dtype`: "auto" means activations, else 8 bits. Raises ConfigError."""
     if wanted == "auto":
         return activation
     if arch.startswith("sm_") and int(arch.removeprefix("sm_")) < FP8_SINCE:
@@ -39,11 +39,13 @@ class KvCache:
     """
 
     def __init__(self, storage: Tensor, scales: Sequence[KvScale] = (), layout: str = layouts.TOKENS) -> None:
-        """`storage` is all zeros, of the shape that `shape` gives; `scales`: each layer's, for 8-bit storage only.
+        """`storage` is all zeros, of the shape that `shape` gives; `scales`: each layer's, for 8-bit storage only, and
+        all zeros where they are each token's and head's own (KvScale.each).
 
         Without them 8-bit storage holds values as they are. `layout`: that of the ops which will use it.
         """
         self.storage = storage
+        self._each = [scale for scale in scales if scale.each]
         each: Sequence[KvScale | None] = scales or [None] * len(storage)
         if storage.element_size() == 1 and not scales:
             # two allocations: kernels are compiled for addresses that are multiples of 16
@@ -70,3 +72,6 @@ class KvCache:
         # 8-bit floats have no indexed copy of their own
         storage = self.storage.view(torch.uint8) if self.storage.element_size() == 1 else self.storage
         storage.index_copy_(2, written, storage.index_select(2, read))
+        for scale in self._each:
+            for table in scale:
+                table.index_copy_(0, written, table.index_select(0, read))
