@@ -68,7 +68,7 @@ def candidates(job: Job, narrow: Narrow, chosen: Plan, lanes: int) -> list[Plan]
         others = [Plan(m, n, k, warps, stages, 1, 8) for m, n, k, warps, stages in MANY]
     if narrow.form == "int4":
         others = [plan for plan in others if plan.block_m == 1 or narrow.group % plan.block_k == 0]
-    fitting = (plan for plan in others if plan != chosen and _narrow_plan.fits_workspace(plan, job.out, False))
+    fitting = (plan for plan in others if plan != chosen and _narrow_plan.shares_fit(plan, job.out, job.inner, False))
     return [chosen, *fitting]
 
 

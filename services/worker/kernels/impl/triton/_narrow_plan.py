@@ -118,17 +118,18 @@ def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, g
     parts = 1
     if few:
         blocks = triton.cdiv(out, block_n)
-        while parts < 8 and blocks * parts < device.processors and inner >= 4 * parts * block_k:
+        while parts < 8 and blocks * parts < device.processors and not inner % (2 * parts * block_k):
             parts *= 2
     plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8)
-    return plan if fits_workspace(plan, out, gated) else plan._replace(parts=1)
+    return plan if shares_fit(plan, out, inner, gated) else plan._replace(parts=1)
 
 
-def fits_workspace(plan: Plan, out: int, gated: bool) -> bool:
-    """Whether programs that share outputs have room for their parts."""
+def shares_fit(plan: Plan, out: int, inner: int, gated: bool) -> bool:
+    """Whether programs that share outputs have room for their parts, which must be whole steps: none reads past K."""
     blocks = triton.cdiv(out, plan.block_n)
     numbers = blocks * plan.parts * part_size(plan.block_n, plan.block_m, gated)
-    return plan.parts == 1 or (blocks <= BLOCKS_LIMIT and numbers <= PARTS_LIMIT)
+    whole = inner % (plan.block_k * plan.parts) == 0
+    return plan.parts == 1 or (whole and blocks <= BLOCKS_LIMIT and numbers <= PARTS_LIMIT)
 
 
 def strides(scales: Tensor | None, rows: int, by_column: bool) -> tuple[int, int]:
@@ -207,6 +208,7 @@ def launch_matrix(
     """`ordered`: pairs sorted by expert (`_moe_grouped`), in blocks of chosen.block_m."""
     rows, outputs = out.shape
     norm, eps = inputs.norm or (None, 0.0)
+    assert shares_fit(chosen, outputs, weight.shape[1], activation != ""), (chosen, weight.shape)
     parts, arrived = workspace(out.device) if chosen.parts > 1 else (None, None)
     blocks = triton.cdiv(rows, chosen.block_m) if ordered is None else ordered.max_blocks
     narrow_matrix_kernel[blocks * triton.cdiv(outputs, chosen.block_n), chosen.parts](

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe
-from services.worker.kernels.impl.triton._launch import needs_halves
+from services.worker.kernels.impl.triton._launch import needs_fp4_unit
 from services.worker.kernels.impl.triton._narrow_moe import Routed
 from services.worker.kernels.impl.triton._narrow_plan import Narrow
 from services.worker.kernels.ops.moe_mxfp4 import moe_mxfp4
@@ -24,4 +24,4 @@ def run(
     _narrow_moe.run(Routed(x, weights, experts), up, Narrow("mxfp4", down, down_scales, group=32), residual)
 
 
-IMPL = Impl(moe_mxfp4, "triton", run, needs_halves)
+IMPL = Impl(moe_mxfp4, "triton", run, needs_fp4_unit)

@@ -15,12 +15,13 @@ from tests.services.worker.kernels.impl.triton.narrow import close, holds
     [
         ("rows", 3, 96, 30, Plan(16, 16, 32, stages=2)),
         ("rows8", 40, 80, 70, Plan(16, 32, 64, group_m=2)),  # blocks of rows, tails of everything
-        ("rows", 5, 160, 34, Plan(16, 16, 32, parts=3)),  # the last part is short
-        ("int4", 9, 96, 40, Plan(16, 32, 32, parts=2)),
+        ("rows", 5, 192, 34, Plan(16, 16, 32, parts=3)),
+        ("int4", 9, 128, 40, Plan(16, 32, 32, parts=2)),
         ("int4z", 3, 256, 34, Plan(16, 16, 64)),  # two steps in a group
         ("int8", 17, 64, 20, Plan(32, 16, 32)),
         ("blocks", 6, 256, 128, Plan(16, 64, 64, parts=2)),
-        ("mxfp4", 7, 160, 36, Plan(16, 16, 64, parts=2)),
+        ("mxfp4", 7, 160, 36, Plan(16, 16, 64)),  # a last step that is half empty
+        ("mxfp4", 7, 256, 36, Plan(16, 16, 64, parts=2)),
     ],
 )
 def test_every_geometry_gives_the_product(
@@ -36,8 +37,7 @@ def test_every_geometry_gives_the_product(
 def test_both_operands_of_8_bits(device: torch.device, stored: torch.dtype | None, tiled: bool) -> None:
     made = make_rows_case(21, 96, 48, tiled and stored is None, True, stored).make(torch.float32)
     x, scales, weight, weight_scales, bias = (part.to(device) for part in made[:5] if part is not None)
-    for chosen in (Plan(16, 32, 64, parts=2), Plan(32, 16, 32, group_m=4)):
-        chosen = chosen if chosen.block_m >= 21 else chosen._replace(parts=1)
+    for chosen in (Plan(16, 32, 64), Plan(32, 16, 32, parts=3, group_m=4)):
         result = torch.full((21, 48), torch.nan, device=device)
         product(Inputs(x, scales, bias=bias), Narrow("rows", weight, weight_scales), result, chosen=chosen)
         close(result, row_scaled_linear.meaning(*made))

@@ -5,7 +5,7 @@ import torch
 
 from services.worker.kernels.impl.triton import _narrow_plan
 from services.worker.kernels.impl.triton._dense import Device
-from services.worker.kernels.impl.triton._narrow_plan import Narrow, Plan, choose, rule, step_of, strides
+from services.worker.kernels.impl.triton._narrow_plan import Narrow, Plan, choose, rule, shares_fit, step_of, strides
 
 H200, SMALL = Device(), Device(304, 64, 56 * 1024)
 FORMS = (("rows", 0, 1), ("rows", 0, 2), ("blocks", 128, 1), ("int4", 128, 2), ("int4", 32, 2), ("mxfp4", 32, 0))
@@ -23,13 +23,23 @@ def test_tiles_fit_the_device(form: str, group: int, x_bytes: int, device: Devic
                 assert tile * plan.stages <= max(device.shared, tile * 2)
                 assert plan.block_m >= min(rows, 128) and plan.stages >= 2
                 assert form != "int4" or group % plan.block_k == 0, "a step has one group"
-                assert inner >= plan.parts * plan.block_k
+                assert plan.parts == 1 or inner % (plan.parts * plan.block_k) == 0
 
 
 def test_few_rows_occupy_all_processors() -> None:
     assert rule("rows", 16, 4096, 14336, 0, 1, False, H200) == Plan(16, 64, 128, 4, 5, 4)
     assert rule("rows", 16, 28672, 4096, 0, 1, False, H200).parts == 1
     assert rule("rows", 128, 4096, 4096, 0, 1, False, H200) == Plan(128, 128, 128, 8, 4, 1, 8)
+
+
+def test_parts_are_whole_steps() -> None:
+    assert choose_parts(14336) == 4 and choose_parts(2880) == 1 == choose_parts(4096 + 128)
+    assert not shares_fit(Plan(16, 64, 128, parts=2), 4096, 4096 + 128, False), "the second would read past the end"
+    assert not shares_fit(Plan(64, 64, 128, parts=8), 28672, 4096, False), "no room"
+
+
+def choose_parts(inner: int) -> int:
+    return rule("rows", 16, 4096, inner, 0, 1, False, H200).parts
 
 
 def test_one_row_takes_the_vector_kernel_unless_x_is_packed() -> None:
