@@ -30,12 +30,21 @@ class Format(NamedTuple):
     mlp_type: str = "bf16"
 
 
+INT4_BYTES = 0.5 + 3 / 128  # a scale of 16 bits and a zero point of 8 for every 128 elements
 MXFP4_BYTES = 4.25 / 8  # four bits, and eight of scale for every 32 elements
 
 BF16 = Format("bf16")
 FP8 = Format("fp8", 1.0, 1.0, 1.0, "fp8", "fp8")
 MXFP4 = Format("MXFP4, fp8 KV", MXFP4_BYTES, MXFP4_BYTES, 1.0, "fp4", "fp4")
 MXFP4_EXPERTS = Format("MXFP4 experts, fp8 KV", 2.0, MXFP4_BYTES, 1.0, "bf16", "fp4")
+
+QUANTIZED = {  # by the name that `model.quantize` takes; KV stays in bf16
+    "fp8": Format("fp8 weights", 1.0, 1.0, 2.0, "fp8", "fp8"),
+    "fp8_block": Format("fp8 weights in blocks", 1.0, 1.0, 2.0, "fp8", "fp8"),
+    "int8": Format("int8 weights", 1.0, 1.0, 2.0, "int8", "int8"),
+    "int4": Format("int4 weights", INT4_BYTES, INT4_BYTES),
+    "mxfp4": Format("MXFP4 weights", MXFP4_BYTES, MXFP4_BYTES),
+}
 
 H200 = Machine(peers.MACHINE, "sm_90", 141, peers.BANDWIDTH, {"bf16": peers.FLOPS})
 MI300X = Machine("MI300X", "gfx942", 192, 5.3e12, {"bf16": 1307e12, "fp8": 2615e12})

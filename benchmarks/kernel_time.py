@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.gate import check, facts, tensors
-from benchmarks.kernel_work import DTYPE, Run, Work, works
+from benchmarks.kernel_work import DTYPE, Run, Work
+from benchmarks.narrow_work import works
 from benchmarks.shapes import ModelShape
 from services.worker.kernels.registry import Impl, all_ops, find_impls
 

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks import aot
 from benchmarks.kernel_time import Ceilings, Row, ceilings, gate_and_warm, impls, measure
-from benchmarks.kernel_work import works
+from benchmarks.narrow_work import works
 from benchmarks.shapes import DECODE_BATCHES, MODELS, PREFILL_TOKENS, ModelShape
 
 WIDTH = 120  # of tables in a file or a pipe

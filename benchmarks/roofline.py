@@ -74,7 +74,8 @@ def prefill_floor_s(shape: ModelShape, length: int, count: int) -> float:
     return count * per_prompt / FLOPS
 
 
-def offline_floor_s(shape: ModelShape, count: int, prompt: int, output_tokens: int) -> float:
+def offline_floor_s(shape: ModelShape, count: int, prompt: int, output_tokens: int, form: Format = BF16) -> float:
     """Prefill, then decode at the mean context."""
     output = output_tokens / count
-    return prefill_floor_s(shape, prompt, count) + output * decode_floor_ms(shape, count, prompt + output / 2) / 1000
+    step_ms = decode_floor_ms(shape, count, prompt + output / 2, form)
+    return prefill_floor_s(shape, prompt, count) + output * step_ms / 1000

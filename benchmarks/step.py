@@ -5,6 +5,7 @@ are known for the model and the machine. `--profile 1,256,prefill` traces such a
 time. No figure without the gate: exact lengths, and a greedy prompt alone gives the same tokens twice.
 
     python -m benchmarks.step --model 0.6b --profile 1,256 --json OUT
+    python -m benchmarks.step --model 8b --format int4 --batches 1,64,256 --json OUT
     python -m benchmarks.step --model tiny --batches 1,4 --prompt 32 --output 16 --set worker.device=cpu
 """
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import models, plots, trace
+from benchmarks.gpus import BF16, QUANTIZED
 from benchmarks.offline import Offline, Run
 from benchmarks.peers import MACHINE, PEERS, VLLM, Figures
 from benchmarks.report import GateRed, Result, save
@@ -50,6 +52,7 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
+        self.form = QUANTIZED[arguments.format] if arguments.format else BF16
         self.batches = [int(count) for count in arguments.batches.split(",")]
         self.shape: ModelShape | None = models.SHAPES.get(arguments.model)
         settings = [
@@ -60,6 +63,7 @@ class Bench:
             f"scheduler.max_rows={max(self.batches)}",
             "scheduler.step_tokens=8192",
             "scheduler.chunk_beside=0",  # nobody waits for a single token
+            *([f"model.quantize={arguments.format}"] if arguments.format else []),
             *arguments.set,
         ]
         self.offline = Offline(configuration.load(None, settings))
@@ -91,6 +95,9 @@ class Bench:
         run = min(runs, key=Run.decode_ms)
         peer = self.peer
         values = (peer.token_ms, peer.goal_ms, peer.floor_ms) if peer else ()
+        if peer and self.shape and self.arguments.format:
+            middle = self.mix.prompt_tokens + self.mix.output_tokens / 2
+            values = (peer.token_ms, float("nan"), decode_floor_ms(self.shape, 1, middle, self.form))
         self.lines.append(Line("batch 1", run.decode_ms(), "ms/token", -1, *values))
         self.lines.append(Line("batch 1, first token", 1000 * run.step_s[0], "ms", -1))
         self._note_host("batch 1", run)
@@ -102,8 +109,9 @@ class Bench:
         goal = theirs * self.peer.goals.get(count, 1.0) if self.peer else float("nan")
         floor = floor_ms = float("nan")
         if self.peer and self.shape:
-            floor = run.output_tokens / offline_floor_s(self.shape, count, self.mix.prompt_tokens, run.output_tokens)
-            floor_ms = decode_floor_ms(self.shape, count, self.mix.prompt_tokens + self.mix.output_tokens / 2)
+            prompt, middle = self.mix.prompt_tokens, self.mix.prompt_tokens + self.mix.output_tokens / 2
+            floor = run.output_tokens / offline_floor_s(self.shape, count, prompt, run.output_tokens, self.form)
+            floor_ms = decode_floor_ms(self.shape, count, middle, self.form)
         name = f"{count} sequences"
         self.lines.append(Line(name, run.output_tokens / run.wall_s, "output tok/s", 1, theirs, goal, floor))
         self.lines.append(Line(f"{name}, decode step", run.full_step_ms(), "ms", -1, floor=floor_ms))
@@ -186,12 +194,12 @@ def results_of(lines: Sequence[Line], arguments: argparse.Namespace) -> list[Res
     conditions = (
         f"{arguments.model}, random weights, prompts of {arguments.prompt}, outputs of {arguments.output}, greedy, "
         f"prefix cache off, {device}, torch {torch.__version__}"
+        + (f", {arguments.format} weights" if arguments.format else "")
         + (f", {' '.join(arguments.set)}" if arguments.set else "")
     )
+    model = "_".join(filter(None, (arguments.model, arguments.format)))
     return [
-        Result(
-            f"step_{arguments.model}_{line.name.replace(',', '').replace(' ', '_')}", line.value, line.unit, conditions
-        )
+        Result(f"step_{model}_{line.name.replace(',', '').replace(' ', '_')}", line.value, line.unit, conditions)
         for line in lines
     ]
 
@@ -214,6 +222,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *models.PUBLISHED])}, or a model source"
     )
+    parser.add_argument("--format", default="", choices=("", *QUANTIZED), help="of the weights, converted at load")
     parser.add_argument("--batches", default="1,16,64,256,512", help="numbers of sequences")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=256, help="tokens")
@@ -242,7 +251,7 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> None:
 
 def show(bench: Bench, arguments: argparse.Namespace) -> None:
     save([*results_of(bench.lines, arguments), *bench.kernels], arguments.json)
-    title = f"{arguments.model}: {bench.mix.prompt_tokens} in, {bench.mix.output_tokens} out"
+    title = f"{arguments.model} {arguments.format}: {bench.mix.prompt_tokens} in, {bench.mix.output_tokens} out"
     console.print(table_of(bench.lines, title))
     for note in bench.notes:
         console.print(note, style="dim", markup=False, soft_wrap=True)

@@ -46,7 +46,8 @@ class Kv(Branch, frozen=True):
     blocks: NonNegative = 0  # 0: from the memory budget
     memory_gib: Annotated[float, Meta(ge=0)] = 0.0  # budget; 0: what the GPU has left, or a share of a CPU's memory
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.92  # of the GPU's memory, for everything together
-    dtype: Literal["auto", "fp8"] = "auto"  # auto: as activations; fp8: 8-bit floats (e4m3)
+    # auto: as activations; fp8: 8-bit floats (e4m3), a scale per layer or one for each token and head
+    dtype: Literal["auto", "fp8", "fp8_per_token_head"] = "auto"
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
     checkpoint_tokens: NonNegative = 0  # from one to the next of a recurrent state's; 0: by their bytes
@@ -85,6 +86,7 @@ class Worker(Branch, frozen=True):
     null_echo: Annotated[
         int, Meta(ge=-1)
     ] = -1  # null worker: answers what is between the prompt's last two of this token
+    quantize: Literal["", "fp8", "fp8_block", "mxfp4", "int8", "int4"] = ""  # what weights are converted to at load
 
 
 class Speculative(Branch, frozen=True):

@@ -36,6 +36,9 @@ Port = Annotated[int | None, typer.Option("--port", help="Port of the server, if
 ServePort = Annotated[int | None, typer.Option("--port", help="Port of the API; 0: any free one.")]
 Model = Annotated[str, typer.Option("--model", help="Folder, .gguf file, hub id, or bundled.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (also for ROCm).")]
+Quantize = Annotated[
+    str, typer.Option("--quantize", help="Weights are converted at load: fp8, fp8_block, mxfp4, int8 or int4.")
+]
 ApiKey = Annotated[str, typer.Option("--api-key", help="Key for the server; empty: VALENCE_API_KEY.")]
 
 
@@ -47,10 +50,16 @@ def _load(config: str, model: str, port: int | None, device: str, settings: list
 
 @app.command()
 def serve(
-    model: Model = "", port: ServePort = None, device: Device = "", config: ConfigFile = "", settings: Settings = None
+    model: Model = "",
+    port: ServePort = None,
+    device: Device = "",
+    quantize: Quantize = "",
+    config: ConfigFile = "",
+    settings: Settings = None,
 ) -> None:
     """Run all services in the foreground; Ctrl-C ends them."""
-    tree = _load(config, model, port, device, settings)
+    own = [f"worker.quantize={json.dumps(quantize)}"] if quantize else []
+    tree = _load(config, model, port, device, own + (settings or []))
     from valence.serve import serve as run
 
     sys.exit(run(tree))

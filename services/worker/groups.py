@@ -16,6 +16,7 @@ from common.protocol import KvGroup
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.models.caches import LayerCache, PagedKv, RecurrentState
 
+SCALE_BYTES = 4  # of a key's or value's own scale
 MOST_GROUPS = 8  # of pages: each costs the host a table, in every step
 TYPICAL_TOKENS = 8192  # of a sequence, to weigh empty places of one kind against those of another
 LEAST_EVERY, MOST_EVERY = 256, 8192  # tokens from checkpoint to checkpoint
@@ -33,6 +34,7 @@ class Storage(NamedTuple):
 
     pages: torch.dtype
     activations: torch.dtype
+    scales_each: bool = False  # pages have a scale for each token and head besides (KvScale.each)
 
 
 class Layout(NamedTuple):
@@ -58,7 +60,8 @@ class Layout(NamedTuple):
 def bytes_of(kept: LayerCache, block_tokens: int, storage: Storage) -> int:
     """One layer's part of a block."""
     if isinstance(kept, PagedKv):
-        return block_tokens * kept.heads * (kept.key_dim + kept.value_dim) * storage.pages.itemsize
+        numbers = (kept.key_dim + kept.value_dim) * storage.pages.itemsize
+        return block_tokens * kept.heads * (numbers + (2 * SCALE_BYTES if storage.scales_each else 0))
     return sum(math.prod(each.shape) * (each.dtype or storage.activations).itemsize for each in kept.tensors)
 
 

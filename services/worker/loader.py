@@ -13,9 +13,11 @@ from common.errors import ConfigError
 from services.worker.division import Division
 from services.worker.models.delta_spec import delta_shapes
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
+from services.worker.quant.assemble import assemble, take_kv_scales
 from services.worker.quant.by_head import by_head
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
+from services.worker.quant.rules import Rules
 from services.worker.quant.stacked import unstack
 
 MAX_NAMED = 5  # tensors listed in one error
@@ -29,22 +31,26 @@ def load_parameters(
     policy: WeightPolicy,
     report: Report = lambda done, total: None,
     division: Division | None = None,
+    rules: Rules | None = None,
 ) -> "CheckpointParameters":
-    """The parameters of `model` as `spec` describes it, or one rank's share of them.
+    """The parameters of `model` as `spec` describes it, or one rank's share of them. `rules`: which are coded how.
 
     Raises ConfigError naming tensors at fault and their files.
     """
-    tensors = served_tensors(tensors, model, spec)
+    served = served_tensors(tensors, model, spec)
     expected = expected_shapes(spec, model.names)
+    kv_scales = take_kv_scales(served)
+    tensors = assemble(served, expected, rules)
     # A tied head that the checkpoint repeats is the embedding once more.
     ignored = (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored
     if spec.with_mtp and model.names.mtp is not None:
         ignored = (*ignored, *(name.format(i=spec.trunk_layers) for name in model.names.mtp.repeated))
     check_tensors(tensors, expected, ignored)
-    use: Use = "tied" if spec.tie_embeddings else "embedding"
-    return CheckpointParameters(
-        {name: tensors[name] for name in expected}, policy, {model.names.embedding: use}, report, division
-    )
+    uses: dict[str, Use] = {model.names.embedding: "tied" if spec.tie_embeddings else "embedding"}
+    if not spec.tie_embeddings:
+        uses[model.names.head] = "head"
+    own = {name: tensors[name] for name in expected}
+    return CheckpointParameters(own, policy, uses, report, division, kv_scales)
 
 
 class CheckpointParameters:
@@ -57,7 +63,10 @@ class CheckpointParameters:
         uses: Mapping[str, Use],
         report: Report,
         division: Division | None = None,
+        kv_scales: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
+        """`kv_scales`: what the checkpoint says of its keys and values, by layer."""
+        self.kv_scales = dict(kv_scales or {})
         self._tensors = tensors
         self._division = division
         self._policy = policy
@@ -165,9 +174,7 @@ def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tupl
     return shapes
 
 
-def served_tensors(
-    tensors: Mapping[str, StoredTensor], model: ModelDef, spec: DecoderSpec
-) -> Mapping[str, StoredTensor]:
+def served_tensors(tensors: Mapping[str, StoredTensor], model: ModelDef, spec: DecoderSpec) -> dict[str, StoredTensor]:
     """The checkpoint's tensors under the names that the model declares: parts not served left out, stacks unstacked."""
     prefixes = {prefix.format(n=spec.num_layers): ours for prefix, ours in model.prefixes.items()}
     served: dict[str, StoredTensor] = {}

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,10 +34,12 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
+from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
+from services.worker.quant.coding import Coding, read_coding
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.runner import StepTokens, copies_of
@@ -50,7 +53,12 @@ log = logging.getLogger("worker")
 
 
 def facts_of(
-    device: torch.device, dtype: torch.dtype, spec: models.DecoderSpec, block_tokens: int, kv_dtype: torch.dtype
+    device: torch.device,
+    dtype: torch.dtype,
+    spec: models.DecoderSpec,
+    block_tokens: int,
+    kv_dtype: torch.dtype,
+    kv_scales_each: bool = False,
 ) -> Facts:
     """What kernels may be chosen by."""
     shapes = {
@@ -59,7 +67,7 @@ def facts_of(
         "head_dim": spec.head_dim,
         "hidden_size": spec.hidden_size,
         "block_tokens": block_tokens,
-        "kv_fp8": int(kv_dtype.itemsize == 1),
+        "kv_fp8": int(kv_dtype.itemsize == 1) * (2 if kv_scales_each else 1),
         "window": max(spec.windows, default=0),
         "sinks": int(spec.sinks),
         "own_values": int(spec.has_own_values),
@@ -107,6 +115,7 @@ class Loaded(NamedTuple):
     bindings: Bindings
     kv_dtype: torch.dtype
     attention_parity: int  # of the whole model
+    kv_scales: KvScales
 
 
 def load_model(
@@ -120,6 +129,7 @@ def load_model(
 ) -> Loaded:
     """`watched`: where kernels are built. With a `group` this rank's share of the model. Raises ConfigError."""
     stages("kernels")
+    is_random = config.model.weights == "random"
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
@@ -127,11 +137,17 @@ def load_model(
         whole = model.read(models.Config(source.config))
         if config.speculative.method == "mtp":
             whole = with_mtp(whole)
-        spec = whole if group is None else local_spec(whole, group.rank)
+        coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
+        if model is fallback.MODEL and coding != Coding():
+            raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
+        rank = group.rank._replace(unit=coding.unit) if group is not None else None
+        spec = whole if rank is None else local_spec(whole, rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
-        facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
+        kv_each = config.kv.dtype == "fp8_per_token_head"
+        facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
+        facts = replace(facts, shapes={**facts.shapes, **coding.ops})
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():
             bindings, verdicts = bind_tested(
@@ -140,7 +156,7 @@ def load_model(
         if group is not None:
             group.must_equal("kernels", bindings.digest)
             bindings = with_right_sums(config, facts, level, bindings, verdicts, group)
-        policy = choose_policy(config.model.dtype, device, bindings)
+        policy = choose_policy(config.model.dtype, device, bindings, coding.quantize)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
         raise ConfigError(f"{source.files.path}: {error}{own}") from error
@@ -148,17 +164,18 @@ def load_model(
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
-    division = Division(whole, model.names, group.rank, bindings) if group is not None else None
-    is_random = config.model.weights == "random"
+    division = Division(whole, model.names, rank, bindings) if rank is not None else None
     if model is fallback.MODEL:
         stages("weights")
         decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
-        return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
+        return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, KvScales(kv_each))
     tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
     report = partial(stages, "weights")
-    parameters = load_parameters(tensors, model, whole, policy, report, division)
+    parameters = load_parameters(tensors, model, whole, policy, report, division, coding.rules)
     decoder = build_decoder(spec, model, parameters, bindings)
-    return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity)
+    log.info("weights: %s", ", ".join(f"{name} {size / memory.GIB:.2f} GiB" for name, size in policy.made.items()))
+    kv_scales = KvScales(kv_each, parameters.kv_scales)
+    return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, kv_scales)
 
 
 def load_smaller(config: Config, device: torch.device, stages: Stages, level: int, name: str) -> Smaller:
@@ -206,8 +223,9 @@ class ModelEngine:
             drafting = choose_drafting(
                 config.speculative, model, shape, partial(load_smaller, config, device, stages, level)
             )
-            given = rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group, config.kv.checkpoint_tokens
-            parts = Parts(model, loaded.bindings, *given, drafting)
+            given = rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group
+            more = config.kv.checkpoint_tokens, loaded.kv_scales, drafting
+            parts = Parts(model, loaded.bindings, *given, *more)
             if drafting is not None and not parts.layout.is_plain:
                 raise ConfigError(
                     f"speculative.method is {config.speculative.method}, but layers of this model keep a window or a "

@@ -46,6 +46,10 @@ class SafetensorsTensor:
         stored: torch.Tensor = self.handle.get_tensor(self.name)
         return stored[self.window].to(dtype=dtype, copy=True)
 
+    def raw(self) -> torch.Tensor:
+        stored: torch.Tensor = self.handle.get_tensor(self.name)
+        return stored[self.window].clone()
+
     def narrow(self, dim: int, begin: int, end: int) -> StoredTensor:
         """Only the pages of the mapped file that hold this part are read."""
         window = list(self.window or (slice(0, size) for size in self.shape))

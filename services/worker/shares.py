@@ -28,10 +28,11 @@ class Span(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """Which rank of how many."""
+    """Which rank of how many. `unit`: what of an inner width stays together if there is enough for all ranks."""
 
     rank: int
     ranks: int
+    unit: int = 1
 
     def of(self, count: int, unit: int = 1) -> Span:
         """Of `count` things in units that stay together; shares differ by at most one unit."""
@@ -40,6 +41,8 @@ class Rank(NamedTuple):
 
     def of_width(self, width: int) -> Span:
         """Of an inner width, in units as large as leave the shares about equal."""
+        if self.unit > 1 and width % self.unit == 0 and width // self.unit >= self.ranks:
+            return self.of(width, self.unit)
         for unit in UNITS:
             if width % unit == 0 and -(-width // unit // self.ranks) * unit * self.ranks <= MOST_IMBALANCE * width:
                 return self.of(width, unit)

@@ -31,6 +31,7 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import GroupedCache
+from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.runner import Runner
 from services.worker.shortage import is_out_of_memory
@@ -51,6 +52,7 @@ class Parts(NamedTuple):
     kv_dtype: torch.dtype
     group: Group | None = None  # of several ranks, of which this process is one
     checkpoint_tokens: int = 0  # kv.checkpoint_tokens
+    kv_scales: KvScales = KvScales()  # of 8-bit keys and values
     drafting: Drafting | None = None
 
     @property
@@ -59,7 +61,7 @@ class Parts(NamedTuple):
 
     @property
     def storage(self) -> Storage:
-        return Storage(self.kv_dtype, self.model.final_norm.weight.dtype)
+        return Storage(self.kv_dtype, self.model.final_norm.weight.dtype, self.kv_scales.each)
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:
@@ -90,8 +92,8 @@ class Parts(NamedTuple):
         drafting = self.drafting
         state = DraftState(self.shape.max_rows, drafting.tokens, self.device) if drafting is not None else None
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device, self.groups, state)
-        pages = self.bindings.layout
-        cache = GroupedCache(self.layout, pools, self.shape.block_tokens, self.storage, self.device, pages)
+        given = self.shape.block_tokens, self.storage, self.device, self.bindings.layout, self.kv_scales
+        cache = GroupedCache(self.layout, pools, *given)
         drafts = None
         if drafting is not None:
             drafts = drafting.make(Site(self.model, cache, self.rope, self.bindings))

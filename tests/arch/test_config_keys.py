@@ -12,7 +12,7 @@ scheduler.plans_in_flight scheduler.max_worker_deaths scheduler.step_deadline_s 
 scheduler.priority_ageing_s scheduler.chunk_context scheduler.chunk_beside
 worker.kind worker.device worker.threads worker.kernels worker.compile_level worker.max_graph_rows worker.cache_dir
 worker.step_us worker.self_test worker.self_test_s worker.near_cpus worker.tensor_parallel
-worker.null_echo
+worker.null_echo worker.quantize
 api.host api.port api.keys_file api.deadline_s api.max_deadline_s
 api.max_open_requests api.max_header_bytes api.max_header_s api.max_body_bytes api.max_body_s api.cors_origins
 api.max_choices api.max_buffered_events api.retry_after_s api.max_retry_after_s api.max_held_bytes api.slow_client_s

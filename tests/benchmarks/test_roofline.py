@@ -1,8 +1,9 @@
 import pytest
 
+from benchmarks.gpus import QUANTIZED
 from benchmarks.peers import PEERS
 from benchmarks.roofline import decode_floor_ms, layer_elements, offline_floor_s, prefill_floor_s
-from benchmarks.shapes import MODELS, QWEN3_30B_A3B, QWEN3_600M
+from benchmarks.shapes import LLAMA_8B, MODELS, QWEN3_30B_A3B, QWEN3_600M
 
 
 @pytest.mark.parametrize("shape", MODELS, ids=lambda shape: str(shape.name))
@@ -19,3 +20,11 @@ def test_more_tokens_read_more_experts_up_to_all() -> None:
     few, many = layer_elements(QWEN3_30B_A3B, 1), layer_elements(QWEN3_30B_A3B, 10_000)
     assert few < layer_elements(QWEN3_30B_A3B, 16) < many == pytest.approx(QWEN3_30B_A3B.layer_weights)
     assert layer_elements(QWEN3_600M, 1) == QWEN3_600M.layer_weights
+
+
+def test_narrow_weights_lower_the_floor_by_what_they_save() -> None:
+    bf16 = decode_floor_ms(LLAMA_8B, 1, 640)
+    shares = {name: decode_floor_ms(LLAMA_8B, 1, 640, form) / bf16 for name, form in QUANTIZED.items()}
+    assert shares["fp8"] == shares["int8"] == pytest.approx(0.54, abs=0.02), "the head stays in bf16"
+    assert shares["mxfp4"] == pytest.approx(shares["int4"], abs=0.01) == pytest.approx(0.32, abs=0.02)
+    assert offline_floor_s(LLAMA_8B, 1, 512, 256, QUANTIZED["int4"]) < offline_floor_s(LLAMA_8B, 1, 512, 256)

@@ -10,7 +10,7 @@ from common.config import Scheduler
 from common.kv_needs import needs
 from tests.services.worker.served import Serving
 
-LONGEST, NEW = 700, 60
+NEW = 60
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma3", "mistral_window"])
@@ -32,7 +32,7 @@ def test_a_pool_too_small_for_all_pages_gives_the_same_tokens(
         limits = Scheduler(max_rows=16, step_tokens=256)
         serving = Serving(driver.engine.facts, lambda plan: driver.engine.execute(plan).tokens(), limits)
         outputs = [serving.generate(prompts, NEW) for _ in range(2)]
-        assert outputs[0] == outputs[1], "behind prefix hits"
+        assert outputs[0] == outputs[1]
         return outputs[0], serving.core.metrics()
 
     driver = make_small(name).engine(*settings, "kv.blocks=2000", "scheduler.max_rows=16")
@@ -41,4 +41,4 @@ def test_a_pool_too_small_for_all_pages_gives_the_same_tokens(
     wanted = driver.generate(prompts, NEW)
     least = needs(facts.groups, 1, 1024, facts.block_tokens)[0]
     found, metrics = serve(least + 8)
-    assert found == wanted and metrics["preemptions"] > 0 and metrics["cached_tokens"] > 0
+    assert found == wanted and metrics["preemptions"] > 0

@@ -38,7 +38,7 @@ SHAPES = (
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
     *("value_dim", "attention_gate", "shared_size"),
     *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps"),
-    "uncalled",  # 1: cases also of ops that this model does not call
+    "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
@@ -92,7 +92,7 @@ def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Cas
     make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
     called = make is not None and (op.name not in MIXTURE or bool(shapes.get("num_experts")))
     cases = {case.name: case for case in make(shapes, sizes)} if make is not None and called else {}
-    if cases or not shapes.get("uncalled"):
+    if cases or not (shapes.get("uncalled") or shapes.get(op.name)):
         return tuple(cases.values())
     return scaled_cases(op.name, shapes, sizes.all) or op.cases
 
@@ -177,7 +177,7 @@ def _ropes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 def _rope_writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         heads = s["num_heads"], s["num_kv_heads"], s["head_dim"], s["rotary_dim"]
-        flags = bool(s.get("qk_norm")), bool(s.get("kv_fp8"))
+        flags = bool(s.get("qk_norm")), s.get("kv_fp8", 0)
         yield make_rope_kv_case(tokens, *heads, *flags, s["block_tokens"], s.get("value_dim", 0))
 
 
@@ -185,13 +185,13 @@ def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
         blocks = -(-tokens // s["block_tokens"]) + 3
         heads = s["num_kv_heads"], s["head_dim"]
-        yield make_kv_case(tokens, blocks, s["block_tokens"], *heads, bool(s.get("kv_fp8")))
+        yield make_kv_case(tokens, blocks, s["block_tokens"], *heads, s.get("kv_fp8", 0))
 
 
 def _attentions(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     heads = s["num_heads"], s["num_kv_heads"], s["head_dim"]
-    flags = {"sinks": bool(s.get("sinks")), "fp8": bool(s.get("kv_fp8")), "value_dim": s.get("value_dim", 0)}
-    extras = Extras(s["block_tokens"], s.get("window", 0), **flags)
+    more = s.get("kv_fp8", 0), False, s.get("value_dim", 0)
+    extras = Extras(s["block_tokens"], s.get("window", 0), 0.0, bool(s.get("sinks")), *more)
 
     def case(name: str, counts: Sequence[int], context: Sequence[int]) -> Case:
         return make_attention_case(name, counts, context, heads, extras=extras)

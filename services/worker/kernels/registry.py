@@ -40,6 +40,7 @@ class Tolerance(NamedTuple):
     relative: float
     absolute: float
     why: str
+    of_largest: float = 0.0  # besides, of results of 8 bits, whose scale may make anything of a small difference
 
 
 class Case(NamedTuple):
@@ -107,7 +108,8 @@ class Impl(Generic[F]):
     """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None.
 
     `layout`: that of the KV pages that it takes under these facts (kernels/layout.py). `around_capture`: gives what
-    graphs that call it must be captured in.
+    graphs that call it must be captured in. `scales_each`: whether it takes 8-bit pages whose tokens and heads have a
+    scale each (KvScale.each); an op not in_cache is not asked.
     """
 
     op: Op[F]
@@ -116,6 +118,7 @@ class Impl(Generic[F]):
     refuses: Callable[[Facts], str | None] = _accept
     layout: Callable[[Facts], str] = _by_token
     around_capture: Callable[[], AbstractContextManager[Any]] | None = None
+    scales_each: bool = False
 
     def __post_init__(self) -> None:
         wanted, given = inspect.signature(self.op.meaning), inspect.signature(self.run)
@@ -247,6 +250,8 @@ def bind(
         own = found[item.name].layout(facts)
         if item.in_cache and layout not in (None, own):
             return f"takes KV pages {own}, and not all ops can"
+        if item.in_cache and facts.shapes.get("kv_fp8") == 2 and not found[item.name].scales_each:
+            return "takes one scale for all keys and values, not one for each token and head"
         return found[item.name].refuses(facts)
 
     def candidates(item: Op[Any]) -> list[str]:

@@ -9,15 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from services.worker.kernels.known_bad import suspect_tokens
+from services.worker.kernels.ops.add_narrow_linear import make_add_narrow_case
 from services.worker.kernels.ops.add_norm_quantize_groups import make_add_norm_groups_case
 from services.worker.kernels.ops.add_norm_quantize_rows import make_add_norm_quantize_case
 from services.worker.kernels.ops.block_scaled_linear import make_block_case
+from services.worker.kernels.ops.int4_linear import make_int4_case
+from services.worker.kernels.ops.int8_linear import make_int8_case
 from services.worker.kernels.ops.mla_decode import make_mla_case
 from services.worker.kernels.ops.moe_block_scaled import make_block_moe_case
+from services.worker.kernels.ops.moe_int4 import make_int4_moe_case
 from services.worker.kernels.ops.moe_mxfp4 import make_mxfp4_moe_case
+from services.worker.kernels.ops.moe_mxfp4_weight import make_mxfp4_weight_moe_case
+from services.worker.kernels.ops.moe_mxfp8 import make_mxfp8_moe_case
 from services.worker.kernels.ops.moe_row_scaled import make_rows_moe_case
 from services.worker.kernels.ops.moe_tensor_scaled import make_tensor_moe_case
 from services.worker.kernels.ops.mxfp4_linear import make_mxfp4_linear_case
+from services.worker.kernels.ops.mxfp4_weight_linear import make_mxfp4_weight_case
+from services.worker.kernels.ops.mxfp8_linear import make_mxfp8_case
+from services.worker.kernels.ops.norm_gated_narrow_linear import make_gated_narrow_case
+from services.worker.kernels.ops.norm_narrow_linear import make_norm_narrow_case
 from services.worker.kernels.ops.norm_quantize_groups import make_norm_groups_case
 from services.worker.kernels.ops.norm_quantize_rows import make_norm_quantize_case
 from services.worker.kernels.ops.quantize_groups import make_groups_case
@@ -62,6 +72,16 @@ def _in_tiles(make: Callable[..., Case], multiple: int, s: Shapes, tokens: Token
     """Plain, and in tiles."""
     for tiled in (False, True):
         yield from _linears(partial(make, tiled=tiled), multiple, s, tokens)
+
+
+def _narrow(make: Callable[[int, int, int, str], Case], place: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
+    """The product at `place` of a layer's, in each form that has such sizes; what is gated gives half as many."""
+    found = products(s, 1)
+    for columns, rows in found[place : place + 1]:
+        for form, multiple in (("rows", 16), ("rows8", 16), ("blocks", GROUP), ("int4z", GROUP), ("mxfp4", 32)):
+            if not columns % multiple and not rows % multiple:
+                for count in tokens:
+                    yield make(count, columns, rows // 2 if place == 2 else rows, form)
 
 
 def _widths(make: Callable[[int, int], Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
@@ -116,6 +136,14 @@ TABLE: Mapping[str, Maker] = {
     "row_scaled_linear": partial(_in_tiles, make_rows_case, 64),
     "block_scaled_linear": partial(_in_tiles, make_block_case, GROUP),
     "mxfp4_linear": partial(_linears, make_mxfp4_linear_case, 256),
+    "int4_linear": partial(_linears, make_int4_case, GROUP),
+    "int8_linear": partial(_linears, make_int8_case, 32),
+    "mxfp4_weight_linear": partial(_linears, make_mxfp4_weight_case, 32),
+    "mxfp8_linear": partial(_linears, make_mxfp8_case, 32),
+    "norm_narrow_linear": partial(_narrow, make_norm_narrow_case, 0),
+    "add_narrow_linear": partial(_narrow, make_add_narrow_case, 1),
+    "norm_gated_narrow_linear": partial(_narrow, make_gated_narrow_case, 2),
+    "quantize_mxfp8": partial(_widths, make_quantize_case, 32),
     "quantize_rows": partial(_widths, make_quantize_case, 8),
     "quantize_tensor": partial(_widths, make_quantize_case, 8),
     "quantize_groups": partial(_widths, partial(make_groups_case, group=GROUP, by_column=True), GROUP),
@@ -129,6 +157,9 @@ TABLE: Mapping[str, Maker] = {
     "moe_tensor_scaled": partial(_experts, "moe_tensor_scaled", make_tensor_moe_case, 64),
     "moe_block_scaled": partial(_experts, "moe_block_scaled", make_block_moe_case, GROUP),
     "moe_mxfp4": partial(_experts, "moe_mxfp4", make_mxfp4_moe_case, 256),
+    "moe_int4": partial(_experts, "moe_int4", make_int4_moe_case, GROUP),
+    "moe_mxfp8": partial(_experts, "moe_mxfp8", make_mxfp8_moe_case, 32),
+    "moe_mxfp4_weight": partial(_experts, "moe_mxfp4_weight", make_mxfp4_weight_moe_case, 32),
     "mla_decode": partial(_latent, False),
     "mla_prefill": partial(_latent, True),
 }

@@ -180,7 +180,9 @@ def _difference(left: Tensor, right: Tensor, tolerance: Tolerance, few: float) -
 
 def _distance(left: Tensor, right: Tensor, tolerance: Tolerance, unit: float) -> str | None:
     """`unit`: of the last place of 8-bit floats, which a small difference before the rounding moves by one."""
-    allowed = tolerance.absolute + unit * 2.0**-6 + (tolerance.relative + unit) * right.abs()
+    most = float(right.abs().nan_to_num(0.0).max()) if unit else 0.0
+    absolute = tolerance.absolute + unit * 2.0**-6 + tolerance.of_largest * most
+    allowed = absolute + (tolerance.relative + unit) * right.abs()
     apart = (left - right).abs().masked_fill((left == right) | right.isnan(), 0.0)  # infinities of both are equal
     share = (apart / allowed.clamp(min=1e-30)).nan_to_num(torch.inf, torch.inf)  # an infinity that is not the meaning's
     count = int((share > 1.0).sum())

@@ -11,6 +11,7 @@ from services.worker import memory
 from services.worker.groups import Layout, Storage
 from services.worker.kernels import layout as layouts
 from services.worker.kernels.ops.kv_write import KvScale
+from services.worker.layers.kv_scales import UNSCALED, KvScales
 from services.worker.models.caches import LayerCache, PagedKv, RecurrentState
 from services.worker.models.spec import DecoderSpec
 
@@ -18,7 +19,7 @@ FP8_SINCE = 89  # NVIDIA's compute capability
 
 
 def storage_dtype(wanted: str, activation: torch.dtype, arch: str) -> torch.dtype:
-    """What a cache holds under `kv.dtype` ("auto": activations, or "fp8"). `arch` as in Facts. Raises ConfigError."""
+    """What a cache holds under `kv.dtype`: "auto" means activations, else 8 bits. Raises ConfigError."""
     if wanted == "auto":
         return activation
     if arch.startswith("sm_") and int(arch.removeprefix("sm_")) < FP8_SINCE:
@@ -47,18 +48,19 @@ class KvCache:
     """
 
     def __init__(self, storage: Tensor, scales: Sequence[KvScale] = (), layout: str = layouts.TOKENS) -> None:
-        """`storage` is all zeros, of the shape that `shape` gives; `scales`: each layer's, for 8-bit storage only.
+        """`storage` is all zeros, of the shape that `shape` gives; `scales`: each layer's, for 8-bit storage only, and
+        all zeros where they are each token's and head's own (KvScale.each).
 
         Without them 8-bit storage holds values as they are. `layout`: that of the ops which will use it.
         """
         self.groups: tuple[int, ...] = (0,) * len(storage)  # each layer's
         each: Sequence[KvScale | None] = scales or [unscaled(storage)] * len(storage)
-        self.layers: Sequence[Any] = [  # LayerKv or LayerState
+        self.layers: list[Any] = [  # LayerKv or LayerState
             LayerKv(*layouts.pages(layout, layer[0], layer[1]), scale)
             for layer, scale in zip(storage, each, strict=True)
         ]
         # of each pool: its tensors, and which of their dimensions is that of blocks
-        self.pools: list[Parts] = [[(storage, 2)]]
+        self.pools: list[Parts] = [[(storage, 2), *((table, 0) for scale in scales if scale.each for table in scale)]]
 
     @staticmethod
     def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
@@ -103,7 +105,9 @@ class GroupedCache(KvCache):
         storage: Storage,
         device: torch.device,
         pages: str = layouts.TOKENS,
+        scales: KvScales = UNSCALED,
     ) -> None:
+        """`scales`: of 8-bit pages, where storage has none for each token and head."""
         self.groups = tuple(group for group, _ in layout.layers)
         self.pools = []
         made = []
@@ -112,6 +116,10 @@ class GroupedCache(KvCache):
             made.append(kept)
             self.pools.append(parts)
         self.layers = [made[layout.groups[group].pool][place] for group, place in layout.layers]
+        if storage.pages.itemsize == 1 and not storage.scales_each:
+            for number, layer in enumerate(self.layers):
+                if isinstance(layer, LayerKv):
+                    self.layers[number] = layer._replace(scale=scales.of(number, storage.pages, device))
 
 
 def unscaled(storage: Tensor) -> KvScale | None:
@@ -130,8 +138,12 @@ def _allocate(
     if isinstance(first, PagedKv) and first.key_dim == first.value_dim and set(places) == {first}:
         shape = len(places), 2, blocks, block_tokens, first.heads, first.key_dim
         together = memory.zeros(shape, storage.pages, device)
-        scale = unscaled(together)
-        return [LayerKv(*layouts.pages(pages, layer[0], layer[1]), scale) for layer in together], [(together, 2)]
+        tables = memory.zeros(shape[:-1], torch.float32, device) if storage.scales_each else None
+        scales = (
+            [unscaled(together)] * len(places) if tables is None else [KvScale(both[0], both[1]) for both in tables]
+        )
+        layers = [LayerKv(*layouts.pages(pages, *both), scale) for both, scale in zip(together, scales, strict=True)]
+        return list(layers), [(together, 2)] if tables is None else [(together, 2), (tables, 2)]
     made: list[LayerKv | LayerState] = []
     parts: Parts = []
     for kept in places:
@@ -146,6 +158,11 @@ def _allocate(
             memory.zeros((blocks, block_tokens, kept.heads, dim), storage.pages, device)
             for dim in (kept.key_dim, kept.value_dim)
         )
-        made.append(LayerKv(*layouts.pages(pages, keys, values), unscaled(keys)))
+        scale = unscaled(keys)
+        if storage.scales_each:
+            own = (memory.zeros((blocks, block_tokens, kept.heads), torch.float32, device) for _ in range(2))
+            scale = KvScale(*own)
+            parts += [(table, 0) for table in scale]
+        made.append(LayerKv(*layouts.pages(pages, keys, values), scale))
         parts += [(keys, 0), (values, 0)]
     return made, parts

@@ -6,13 +6,14 @@ from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.registry import Bindings
-from services.worker.quant.contract import Norm, Weight
+from services.worker.quant.contract import Norm, TakesGate, Weight
 
 
 class Linear:
     def __init__(self, weight: Weight, bias: Tensor | None, bindings: Bindings) -> None:
         self.weight = weight
         self.bias = bias
+        self.takes_gate = isinstance(weight, TakesGate) and weight.takes_gate
         self._rms_norm = bindings(rms_norm)
         self._gates = {"silu": bindings(silu_and_mul), "gelu_tanh": bindings(gelu_and_mul)}
 
@@ -43,3 +44,8 @@ class Linear:
             fused.add_to(residual, x, self.bias)
         else:
             residual.add_(self(x))
+
+    def add_after_gate(self, residual: Tensor, halves: Tensor) -> None:
+        """residual += self(silu(gate) * up), in place, if `takes_gate`. halves: [T, 2 * in], gate first."""
+        assert isinstance(self.weight, TakesGate)
+        residual.add_(self.weight.after_gate(halves, self.bias))

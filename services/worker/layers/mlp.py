@@ -14,10 +14,16 @@ class GatedMlp:
 
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
-        self.down.add_to(x, self.gate_up.gated(x, norm, self.activation))
+        if self.down.takes_gate and self.activation == "silu":
+            self.down.add_after_gate(x, self.gate_up.after_norm(x, norm))
+        else:
+            self.down.add_to(x, self.gate_up.gated(x, norm, self.activation))
 
     def add_to(self, residual: Tensor, normed: Tensor) -> None:
         """residual += the MLP of rows that are normed already. Both [T, N]."""
+        if self.down.takes_gate and self.activation == "silu":
+            self.down.add_after_gate(residual, self.gate_up(normed))
+            return
         self.down.add_to(residual, self.gate_up.gated(normed, None, self.activation))
 
 

@@ -47,7 +47,7 @@ MODEL = ModelDef(
         "mixture of experts with biases, clamped SwiGLU",
         "attention sinks",
         "sliding window in some layers",
-        "MXFP4 experts, dequantized when loaded",
+        "MXFP4 experts",
         "rope: yarn",
     ),
     read=read,

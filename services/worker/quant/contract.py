@@ -76,6 +76,18 @@ class Weight(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesGate(Protocol):
+    """A weight whose input may be the two halves of a SwiGLU, if `takes_gate`: gated and quantized in one kernel."""
+
+    @property
+    def takes_gate(self) -> bool: ...
+
+    def after_gate(self, halves: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """linear(silu_and_mul(halves)). halves: [T, 2 * in_features], gate first."""
+        ...
+
+
 class StoredTensor(Protocol):
     """One tensor of a checkpoint, still in its file; reading it gives a new tensor, so that nothing is kept twice."""
 

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from services.worker.kernels.ops.grouped_linear import TILE, pack_tiles, unpack_tiles
 from services.worker.quant.contract import StoredTensor, Weight
-from services.worker.quant.int4 import MIDDLE, READERS
-from services.worker.quant.int8 import BLOCK_BYTES
+from services.worker.quant.int4 import MIDDLE, four_bits, is_four_bits
+from services.worker.quant.int8 import EXACT_8, RECODED_8, eight_bits
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 
@@ -43,30 +43,24 @@ class GroupedFormat:
     def __init__(self, bits: int, multiply: Multiply) -> None:
         self.name = f"grouped{bits}"
         self._bits, self._multiply = bits, multiply
-        self._storages = tuple(READERS) if bits == 4 else ("Q8_0",)
 
     def unavailable(self) -> str | None:
         return None
 
     def refuses(self, parts: Sequence[StoredTensor]) -> str | None:
         for part in parts:
-            if part.storage not in self._storages:
-                return f"{part.name} is stored as {part.storage}, not as {', '.join(self._storages)}"
+            if not (is_four_bits(part) if self._bits == 4 else part.storage in (EXACT_8, *RECODED_8)):
+                return f"{part.name} is stored as {part.storage}, not in {self._bits} bits"
         return None
 
     def make(self, parts: Sequence[StoredTensor]) -> Weight:
         out_features = sum(part.shape[0] for part in parts)
         if self._bits == 8:
-            tiles = pack_tiles(*_read_q8_0(torch.cat([part.blocks() for part in parts])), None)
+            eights = [eight_bits(part) for part in parts]
+            numbers, scales = (torch.cat(column) for column in zip(*eights, strict=True))
+            tiles = pack_tiles(numbers, scales, None)
             return GroupedWeight(tiles, 8, out_features, self._multiply)
-        groups = [READERS[part.storage](part.blocks()) for part in parts]
+        groups = [four_bits(part) for part in parts]
         numbers, scales, offsets = (torch.cat(column) for column in zip(*groups, strict=True))
         tiles = pack_tiles(numbers, scales, offsets - MIDDLE * scales)
         return GroupedWeight(tiles, 4, out_features, self._multiply)
-
-
-def _read_q8_0(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks of 34 bytes: fp16 d, 32 signed numbers; weight = number * d. Gives int8 [rows, in] and d."""
-    blocks = rows.view(rows.shape[0], -1, BLOCK_BYTES)
-    scales = blocks[..., :2].contiguous().view(torch.float16).float().squeeze(-1)
-    return blocks[..., 2:].flatten(1).view(torch.int8), scales

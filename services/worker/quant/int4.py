@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from services.worker.quant.coded import NO_MARGINS, Coded
 from services.worker.quant.contract import StoredTensor, Weight
 
 GROUP = 32
@@ -56,7 +57,7 @@ class Int4Format:
 
     def refuses(self, parts: Sequence[StoredTensor]) -> str | None:
         for part in parts:
-            if part.storage not in READERS:
+            if not is_four_bits(part):
                 return f"{part.name} is stored as {part.storage}, not in four bits"
             if part.shape[1] % GROUP:
                 return f"{part.name} has rows of {part.shape[1]}"
@@ -64,7 +65,7 @@ class Int4Format:
         return f"{rows} rows, not a multiple of {ROW_MULTIPLE}" if rows % ROW_MULTIPLE else None
 
     def make(self, parts: Sequence[StoredTensor]) -> Weight:
-        groups = [READERS[part.storage](part.blocks()) for part in parts]
+        groups = [four_bits(part) for part in parts]
         numbers, scales, offsets = (torch.cat(column) for column in zip(*groups, strict=True))
         return Int4Weight(numbers, scales, offsets)
 
@@ -109,3 +110,14 @@ def read_q4_k(rows: torch.Tensor) -> Groups:
 
 
 READERS: dict[str, Callable[[torch.Tensor], Groups]] = {"Q4_0": read_q4_0, "Q4_1": read_q4_1, "Q4_K": read_q4_k}
+
+
+def is_four_bits(part: StoredTensor) -> bool:
+    """Whether it is in groups of 32 numbers, whoever has coded it."""
+    if isinstance(part, Coded):
+        return part.format.is_fours(part.scheme) and part.margins == NO_MARGINS and part.columns is None
+    return part.storage in READERS
+
+
+def four_bits(part: StoredTensor) -> Groups:
+    return part.format.fours(part.read()) if isinstance(part, Coded) else READERS[part.storage](part.blocks())

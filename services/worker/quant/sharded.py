@@ -13,7 +13,7 @@ from torch.nn import functional
 from services.worker.kernels.ops.all_gather import all_gather
 from services.worker.kernels.ops.all_reduce import all_reduce
 from services.worker.kernels.registry import Bindings
-from services.worker.quant.contract import ExpertWeights, Weight
+from services.worker.quant.contract import ExpertWeights, TakesGate, Weight
 
 
 class SummedWeight:
@@ -29,6 +29,16 @@ class SummedWeight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         y = self.part.linear(x, bias)
+        self._all_reduce(y)
+        return y
+
+    @property
+    def takes_gate(self) -> bool:
+        return isinstance(self.part, TakesGate) and self.part.takes_gate
+
+    def after_gate(self, halves: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        assert isinstance(self.part, TakesGate)
+        y = self.part.after_gate(halves, bias)
         self._all_reduce(y)
         return y
 

@@ -5,13 +5,20 @@ to a byte, and `_scales` [E, out, in / 32]. Where several matrices share a stack
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from common.errors import ConfigError
-from services.worker.kernels.packing.mx import GROUP, decode_mxfp4
+from services.worker.kernels.packing.mx import GROUP
+from services.worker.quant.coded import SCALES, VALUES, Coded
 from services.worker.quant.contract import StackedTensor, StoredTensor
+from services.worker.quant.mxfp4 import FORMAT as MXFP4_FORMAT
+from services.worker.quant.narrow import narrowed_shape
+from services.worker.quant.scheme import GROUP as PER_GROUP
+from services.worker.quant.scheme import Numbers, Scheme
+
+MXFP4 = Scheme("stack", Numbers("fp4", PER_GROUP, GROUP, powers=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +28,46 @@ class StackPart:
     name: str
     shape: tuple[int, ...]
     stack: StackedTensor
-    scales: StackedTensor | None  # with them `stack` holds MXFP4
     index: int
     begin: int
     step: int
 
     @property
     def storage(self) -> str:
-        return "MXFP4" if self.scales is not None else self.stack.storage
+        return self.stack.storage
 
     @property
     def source(self) -> str:
         return f'{self.stack.source} ("{self.stack.name}")'
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        entry = self.stack.entry(self.index)
-        if self.scales is not None:
-            rows = entry[self.begin :: self.step].flatten(1), self.scales.entry(self.index)[self.begin :: self.step]
-            return decode_mxfp4(*rows).to(dtype)
-        outputs = entry[..., self.begin :: self.step]
+        outputs = self.stack.entry(self.index)[..., self.begin :: self.step]
         return outputs.T.to(dtype).contiguous() if outputs.dim() == 2 else outputs.to(dtype, copy=True)
 
     def blocks(self) -> torch.Tensor:
         raise ValueError(f'tensor "{self.name}" is a part of a stack')
+
+
+@dataclass(frozen=True, slots=True)
+class StackRows(StackPart):
+    """Of a stack whose outputs are its second dimension, as it is stored: a RawTensor [out, bytes].
+
+    `window`: rows and columns of it that are read; (): all.
+    """
+
+    window: tuple[slice, ...] = ()
+
+    def raw(self) -> torch.Tensor:
+        rows = self.stack.entry(self.index)[self.begin :: self.step].flatten(1)
+        return rows[self.window].contiguous()
+
+    def narrow(self, dim: int, begin: int, end: int) -> StoredTensor:
+        window = list(self.window or (slice(0, size) for size in self.shape))
+        window[dim] = slice(window[dim].start + begin, window[dim].start + end)
+        return replace(self, shape=narrowed_shape(self.shape, dim, begin, end), window=tuple(window))
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        raise ValueError(f'tensor "{self.name}" is a piece of a coded matrix')
 
 
 def unstack(tensors: dict[str, StoredTensor], stack: str, names: Sequence[str]) -> None:
@@ -63,7 +87,16 @@ def unstack(tensors: dict[str, StoredTensor], stack: str, names: Sequence[str]) 
             for begin, name in enumerate(names):
                 full = name.format(e=e)
                 full = full.removesuffix(".weight") + ".bias" if tensor is biases else full
-                tensors[full] = StackPart(full, shape, tensor, factors, e, begin, len(names))
+                place = (e, begin, len(names))
+                if factors is None:
+                    tensors[full] = StackPart(full, shape, tensor, *place)
+                    continue
+                rows, columns = shape
+                pieces = MXFP4_FORMAT.pieces(MXFP4)
+                values = StackRows(full, (rows, columns // 2), tensor, *place)
+                exponents = StackRows(full, (rows, columns // GROUP), factors, *place)
+                read = {VALUES: (pieces[VALUES], values), SCALES: (pieces[SCALES], exponents)}
+                tensors[full] = Coded(full, (rows, columns), MXFP4_FORMAT, MXFP4, read)
 
 
 def _shape(stack: StackedTensor, scales: StackedTensor | None, is_bias: bool, parts: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from services.worker.kernels.ops.rope_kv_write import rope_kv_write
 from services.worker.kernels.registry import BindError, Facts, bind
 from services.worker.model_engine import ModelEngine, choose_device, cpu_threads, facts_of
 from services.worker.state import BlockTables, Step
+from tests.services.worker.quant.coded_checkpoints import KINDS, MOE, coded, random_tensors, write
 
 GREEDY = Sampling(4, temperature=0.0)
 
@@ -294,3 +295,45 @@ def test_a_step_that_was_counted_is_not_run_again(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(rows, "commit", fails)
     with pytest.raises(AssertionError, match="too late to run this step again"):
         engine.execute(starts(PROMPTS[0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "kv_dtype"),
+    [
+        ("deepseek", (), "float32"),
+        ("gptq_ordered", ("kv.dtype=fp8",), "float8_e4m3fn"),
+        (None, ("worker.quantize=int8", "kv.dtype=fp8_per_token_head"), "float8_e4m3fn"),
+        (None, ("worker.quantize=int4", "model.dtype=auto"), "float32"),
+    ],
+)
+def test_coded_weights_and_caches_are_within_reach_of_the_configuration(
+    kind: str | None, settings: tuple[str, ...], kv_dtype: str, tmp_path: Path
+) -> None:
+    tensors = random_tensors(MOE)
+    folder = write(tmp_path, MOE, tensors)
+    if kind is not None:
+        folder = write(tmp_path, MOE, coded(KINDS[kind], tensors)[0], KINDS[kind].settings)
+    engine, _ = load(folder, "kv.blocks=64", "kv.block_tokens=8", "scheduler.max_rows=3", *settings)
+    assert engine.facts.kv_dtype == kv_dtype
+    layer = engine._runner.model.layers[0]
+    wanted = KINDS[kind].form if kind is not None else settings[0].removeprefix("worker.quantize=")
+    assert layer.attention.project.weight.format_name == wanted
+    scale = engine._runner.cache.layers[0].scale
+    assert (scale is not None and scale.each) == ("kv.dtype=fp8_per_token_head" in settings)
+    row = RowStart(1, 9, pack_i32(range(5, 25)), 20, 0, pack_i32(range(3)), GREEDY)
+    plan = StepPlan(
+        1, added=[row], slots=pack_i32([1]), positions=pack_i32([0]), counts=pack_i32([20]), samples=b"\x01"
+    )
+    (token,) = unpack_i32(engine.execute(plan).tokens())
+    assert 0 <= token < 131
+    if scale is not None and scale.each:
+        assert scale.k[:2].gt(0).all(), "written along with the keys"
+
+
+def test_a_bad_scale_stops_before_there_is_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, _ = coded(KINDS["deepseek"], random_tensors(MOE))
+    tensors["model.layers.0.self_attn.o_proj.weight_scale_inv"][0, 0] = float("nan")
+    folder = write(tmp_path, MOE, tensors, KINDS["deepseek"].settings)
+    monkeypatch.setattr(model_engine, "start", lambda *arguments: pytest.fail("memory is taken for KV"))
+    with pytest.raises(ConfigError, match=r"model.safetensors: tensor .*o_proj.weight_scale_inv\" holds .* NaN"):
+        load(folder, "kv.blocks=64")

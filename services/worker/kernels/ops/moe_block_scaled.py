@@ -8,7 +8,7 @@ from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.moe_row_scaled import SCALED_MOE_TOLERANCES, add_experts, rounded_rows
 from services.worker.kernels.packing.fnuz import native_fp8
 from services.worker.kernels.packing.mx import grouped
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
+from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.registry import Case, op
 
 
@@ -54,7 +54,7 @@ def moe_block_scaled(
         return by_row(grouped(values, BLOCK)).flatten(-2)
 
     def pick(expert: int) -> tuple[Tensor, Tensor]:
-        up = block_dequantized(untile_weight(gate_up[expert]), gate_up_scales[expert])
-        return up, block_dequantized(untile_weight(down[expert]), down_scales[expert])
+        up = block_dequantized(plain(gate_up[expert]), gate_up_scales[expert])
+        return up, block_dequantized(plain(down[expert]), down_scales[expert])
 
     add_experts(x, weights, experts, pick, rounded, residual)

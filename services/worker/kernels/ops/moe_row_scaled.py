@@ -9,7 +9,7 @@ from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.packing.fnuz import native_fp8
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
+from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.registry import Case, Tolerance, op
 
 SCALED_MOE_TOLERANCES = {
@@ -86,12 +86,12 @@ def moe_row_scaled(
 ) -> None:
     """As moe_gated, with the dequantized weights, x and each expert's gated row in the weights' 8 bits per token.
 
-    gate_up, down: fp8 or int8, the tiles (packing.weight_tiles) of [E, 2I, N] and [E, N, I]; gate_up_scales: fp32
-    [E, 2I, 1]; down_scales: fp32 [E, N, 1]; the others as there.
+    gate_up, down: fp8 or int8, [E, 2I, N] and [E, N, I] or the tiles of both (packing.weight_tiles), which AITER wants;
+    gate_up_scales: fp32 [E, 2I, 1]; down_scales: fp32 [E, N, 1]; the others as there.
     """
 
     def pick(expert: int) -> tuple[Tensor, Tensor]:
-        up, out = untile_weight(gate_up[expert]).float(), untile_weight(down[expert]).float()
+        up, out = plain(gate_up[expert]).float(), plain(down[expert]).float()
         return up * gate_up_scales[expert], out * down_scales[expert]
 
     add_experts(x, weights, experts, pick, rounded_rows(gate_up.dtype), residual)

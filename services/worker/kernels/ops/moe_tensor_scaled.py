@@ -7,7 +7,7 @@ from services.worker.kernels.ops.moe_gated import make_moe_case
 from services.worker.kernels.ops.moe_row_scaled import SCALED_MOE_TOLERANCES, add_experts
 from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.kernels.packing.fnuz import native_fp8
-from services.worker.kernels.packing.weight_tiles import tile_weight, untile_weight
+from services.worker.kernels.packing.weight_tiles import plain, tile_weight
 from services.worker.kernels.registry import Case, op
 
 
@@ -56,7 +56,7 @@ def moe_tensor_scaled(
         return (numbers.float() * scale).view_as(values)
 
     def pick(expert: int) -> tuple[Tensor, Tensor]:
-        up, out = untile_weight(gate_up[expert]).float(), untile_weight(down[expert]).float()
+        up, out = plain(gate_up[expert]).float(), plain(down[expert]).float()
         return up * gate_up_scales[expert], out * down_scales[expert]
 
     add_experts(x, weights, experts, pick, rounded, residual)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.worker.kernels.ops.kv_write import KvScale, store_kv
+from services.worker.kernels.ops.kv_write import KvScale, own_scales, store_kv
 from services.worker.kernels.registry import Case, Tolerance, op
 
 ALONE = 512  # tokens: from here on gathering a row costs more than a call of its own that reads it in place
@@ -189,7 +189,7 @@ class Extras(NamedTuple):
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
-    fp8: bool = False
+    fp8: int = 0  # 1: with one scale, 2: with one for each token and head
     table_rows: bool = False
     value_dim: int = 0  # 0: as large as keys; else with a scale of values, too
 
@@ -221,7 +221,13 @@ def make_attention_case(
         sinks = torch.randn(num_heads, generator=generator) if extras.sinks else None
         kv_scale = KvScale(torch.tensor([0.02]), torch.tensor([0.03])) if extras.fp8 else None
         stored = [part.to(dtype) for part in cache]
-        if kv_scale is not None:
+        if extras.fp8 == 2:
+            kv_scale = KvScale(
+                *(own_scales(part.flatten(0, 1), torch.float8_e4m3fn).view(part.shape[:3]) for part in cache)
+            )
+            wide = (scale[..., None] for scale in kv_scale)
+            stored = [store_kv(part, torch.float8_e4m3fn, scale) for part, scale in zip(cache, wide, strict=True)]
+        elif kv_scale is not None:
             stored = [store_kv(part, torch.float8_e4m3fn, scale) for part, scale in zip(cache, kv_scale, strict=True)]
         if extras.value_dim:
             stored[1] = stored[1][..., : extras.value_dim].contiguous()
@@ -251,8 +257,8 @@ def make_attention_case(
         make_attention_case("sinks", [1, 1, 9, 4], [50, 1, 9, 100], (6, 2, 64), extras=Extras(sinks=True)),
         make_attention_case("window_sinks", [1, 30], [140, 60], (16, 2, 64), extras=Extras(window=32, sinks=True)),
         make_attention_case("softcap", [1, 1, 20], [70, 9, 40], (4, 2, 128), extras=Extras(window=33, softcap=2.0)),
-        make_attention_case("fp8", [1, 1, 20], [120, 16, 50], (4, 2, 128), extras=Extras(fp8=True)),
-        make_attention_case("fp8_window", [1, 8], [90, 40], (4, 1, 64), extras=Extras(64, 40, sinks=True, fp8=True)),
+        make_attention_case("fp8", [1, 1, 20], [120, 16, 50], (4, 2, 128), extras=Extras(fp8=1)),
+        make_attention_case("fp8_window", [1, 8], [90, 40], (4, 1, 64), extras=Extras(64, 40, sinks=True, fp8=1)),
         make_attention_case("empty", [], [], (9, 3, 64)),
     ],
     tolerances={
@@ -281,15 +287,12 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, spec: Atte
     """q: the group's tokens [G, H, D]; returns [G, H, E]."""
     (num_kv_heads, head_dim), value_dim = k_cache.shape[2:], v_cache.shape[3]
     share = q.shape[1] // num_kv_heads
-    if group.blocks is None:
-        k, v = _run_of(k_cache, group), _run_of(v_cache, group)
-    else:
-        padded = group.blocks.shape[0] // group.num_rows * k_cache.shape[1]
-        k = _gathered(k_cache, group.blocks).view(-1, padded, num_kv_heads, head_dim)
-        v = _gathered(v_cache, group.blocks).view(-1, padded, num_kv_heads, value_dim)
-        k, v = k[:, : group.context].transpose(1, 2), v[:, : group.context].transpose(1, 2)
+    k, v = _context(k_cache, group), _context(v_cache, group)
     if spec.kv_scale is not None:
-        k, v = (k.float() * spec.kv_scale.k).to(q.dtype), (v.float() * spec.kv_scale.v).to(q.dtype)
+        k_scale, v_scale = spec.kv_scale
+        if spec.kv_scale.each:
+            k_scale, v_scale = _context(k_scale[..., None], group), _context(v_scale[..., None], group)
+        k, v = (k.float() * k_scale).to(q.dtype), (v.float() * v_scale).to(q.dtype)
     if spec.value_scale != 1.0:
         v = v * spec.value_scale
     hidden = _windowed(q, group, spec.window) if spec.window else group.mask
@@ -314,11 +317,17 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, spec: Atte
     return out.flatten(1, 2)
 
 
-def _run_of(cache: Tensor, group: Group) -> Tensor:
-    """Of a row whose blocks are one run: [1, K, context, D], a view made in one call."""
-    heads, width = cache.shape[2:]
-    first = cache.storage_offset() + group.run * cache.stride(0)
-    return cache.as_strided((1, heads, group.context, width), (0, width, heads * width, 1), first)
+def _context(cache: Tensor, group: Group) -> Tensor:
+    """cache: [num_blocks, B, K, D]; what the group's rows read of it, [rows, K, context, D]."""
+    num_kv_heads, width = cache.shape[2:]
+    if group.blocks is None:
+        # the layout of a view of one row, made in one call
+        size = (1, num_kv_heads, group.context, width)
+        stride = (0, width, num_kv_heads * width, 1)
+        return cache.as_strided(size, stride, cache.storage_offset() + group.run * cache.stride(0))
+    padded = group.blocks.shape[0] // group.num_rows * cache.shape[1]
+    rows = _gathered(cache, group.blocks).view(-1, padded, num_kv_heads, width)
+    return rows[:, : group.context].transpose(1, 2)
 
 
 def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:

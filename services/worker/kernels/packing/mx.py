@@ -1,4 +1,4 @@
-"""Microscaling FP4 (OCP MX 1.0): numbers of e2m1, two to a byte, and one power of two (e8m0) per 32 of them.
+"""Microscaling (OCP MX 1.0): one power of two (e8m0) per 32 numbers of e2m1, two to a byte (FP4), or of e4m3 (FP8).
 
 `tile_scales` is the order in which gfx950's matrix cores read scales: tiles of 32 rows by 8 scales, padded to whole
 groups of 256 rows. Callers: the meanings of ops, weight formats at load.
@@ -55,6 +55,23 @@ def encode_mxfp4(values: Tensor) -> tuple[Tensor, Tensor]:
         codes += (size > middle if code % 2 == 0 else size >= middle).to(torch.uint8)
     codes |= torch.signbit(scaled).to(torch.uint8) << 3
     return codes[..., ::2] | codes[..., 1::2] << 4, scales
+
+
+def encode_mxfp8(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[..., N], N a multiple of 32, as `dtype` (an fp8 of 4 exponent bits) [..., N] and scales uint8 [..., N / 32].
+
+    A group's scale is the least power of two under which nothing exceeds the dtype's largest number.
+    """
+    groups = grouped(values.float(), GROUP)
+    mantissa, exponent = torch.frexp(groups.abs().amax(-1) / torch.finfo(dtype).max)
+    rounded_up = torch.where(mantissa > 0.5, exponent, exponent - 1)
+    scales = (rounded_up + BIAS).clamp_(0, 254).to(torch.uint8)
+    return (groups / decode_scales(scales)[..., None]).flatten(-2).to(dtype), scales
+
+
+def decode_mxfp8(numbers: Tensor, scales: Tensor) -> Tensor:
+    """numbers: fp8 [..., N]; scales: uint8 [..., N / 32]. Returns float32 [..., N]."""
+    return (grouped(numbers.float(), GROUP) * decode_scales(scales)[..., None]).flatten(-2)
 
 
 def tile_scales(scales: Tensor) -> Tensor:

@@ -86,3 +86,9 @@ def test_ops_that_a_model_does_not_call_have_cases_for_whoever_asks() -> None:
 
 def test_draws_may_differ_in_a_few_rows() -> None:
     assert may_differ(draw) > 0 == may_differ(linear)
+
+
+def test_an_op_by_name_is_tested_although_most_models_do_not_call_it() -> None:
+    shapes = {**DENSE, "hidden_size": 128, "head_dim": 64, "num_heads": 2}
+    assert real_cases(quantize_rows, shapes, "cpu") == ()
+    assert [case.name for case in real_cases(quantize_rows, {**shapes, "quantize_rows": 1}, "cpu")][:1] == ["1x128"]

@@ -211,3 +211,19 @@ def test_triton_may_be_interpreted_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert find_for(Facts("cuda", "gfx942"), "numba") == ({}, "for CPUs")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert find_for(CPU, "triton") == ({}, "triton is asked")
+
+
+def test_scales_of_each_token_are_only_for_those_that_take_them() -> None:
+    def find(provider: str) -> tuple[dict[str, Impl[Any]], str]:
+        taken = provider == "triton"
+        run = paged_attention.meaning
+        return {"paged_attention": Impl(paged_attention, provider, run, scales_each=taken)}, ""
+
+    def attention(kv_fp8: int) -> tuple[str, str]:
+        bindings = bind(("aiter", "triton", "torch"), Facts("cuda", shapes={"kv_fp8": kv_fp8}), finder=find)
+        row = next(row for row in bindings.table if row.op == "paged_attention")
+        return row.provider, row.reason
+
+    assert attention(1) == ("aiter", "first choice")
+    provider, reason = attention(2)
+    assert provider == "triton" and "one scale for all keys and values" in reason

@@ -37,9 +37,14 @@ def make_stored() -> MakeStored:
 
     def make(storage: str, rows: int, columns: int, scale: float = 1.0) -> Stored:
         kind = gguf.GGMLQuantizationType[storage]
-        if (
-            storage == "Q4_K"
-        ):  # the library has no encoder: random bytes with tame scales, numbers and minima as they come
+        # the library has no encoder of K types: random bytes with tame scales, numbers and minima as they come
+        if storage == "Q6_K":
+            blocks = random.integers(0, 256, (rows, columns // 256, 210), dtype=np.uint8)
+            blocks[..., 208:] = (
+                (random.uniform(0.5, 1.0, (rows, columns // 256, 1)) * scale * 3e-4).astype("<f2").view(np.uint8)
+            )
+            content = blocks.reshape(rows, -1)
+        elif storage == "Q4_K":
             blocks = random.integers(0, 256, (rows, columns // 256, 144), dtype=np.uint8)
             steps = random.uniform(0.5, 1.0, (rows, columns // 256, 2)) * scale * np.array([0.004, 0.03])
             blocks[..., :4] = steps.astype("<f2").view(np.uint8)

@@ -62,7 +62,7 @@ def test_mxfp4_is_decoded() -> None:
     unstack(tensors, "up", GATE_UP)
     assert len(tensors) == 6
     found = tensors["experts.1.up.weight"]
-    assert found.shape == (5, 64) and found.storage == "MXFP4"
+    assert found.shape == (5, 64) and found.storage == "mxfp4"
     assert torch.equal(found.dense(torch.float32), decode_mxfp4(packed, scales)[1, 1::2])
 
 

@@ -140,7 +140,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     tables_ptr,  # int32 [.., M]
     table_rows_ptr,  # int32 [R] or None
     sinks_ptr,  # float32 [H] or None
-    k_scale_ptr,  # float32 [1] or None
+    k_scale_ptr,  # float32 [1] or None; with EACH [blocks, PAGE, NUM_KV_HEADS]
     v_scale_ptr,
     sums_ptr,  # for _join, the peaks behind them
     arrived_ptr,  # int32 [R, NUM_KV_HEADS], zero, and zero again at the end
@@ -167,6 +167,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     SHARE_PADDED: tl.constexpr,
     TOGETHER: tl.constexpr,
     FUSED: tl.constexpr,
+    EACH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     kv_head, place = tl.program_id(0), tl.program_id(1)
@@ -188,7 +189,10 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     table_ptr = tables_ptr + table_row.to(tl.int64) * table_stride
     q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
     q = tl.load(q_ptr + dims[None, :], mask=inside[None, :], other=0.0)
-    if k_scale_ptr is not None:
+    v_scale_once = v_scale_ptr
+    if EACH:
+        v_scale_once = None
+    elif k_scale_ptr is not None:
         factor *= tl.load(k_scale_ptr)
     low = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
     begin, blocks = low // BLOCK_KV, tl.cdiv(length, BLOCK_KV)
@@ -230,6 +234,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         else:
             v = tl.load(v_ptr + value_offsets, mask=inside_values[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
+        if EACH:
+            scores *= tl.load(k_scale_ptr + slots * NUM_KV_HEADS + kv_head)[None, :]
         if SOFTCAP > 0:
             scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
         seen = start + tokens < end
@@ -240,6 +246,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         lowered = tl.exp2(peak - higher)
         weights = tl.exp2(scores - higher[:, None])
         totals = totals * lowered[:, None] + weights
+        if EACH:
+            weights *= tl.load(v_scale_ptr + slots * NUM_KV_HEADS + kv_head)[None, :]
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * lowered[:, None], input_precision="ieee")
         peak = higher
     total = tl.sum(totals, 1)
@@ -251,7 +259,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         if sinks_ptr is not None:
             sinks_at += kv_head * SHARE
         own_out = out_ptr + own[:, None] * VALUE_DIM
-        _finish(acc, peak, total, own_out, sinks_at, v_scale_ptr, own, values, mask, VALUE_SCALE)
+        _finish(acc, peak, total, own_out, sinks_at, v_scale_once, own, values, mask, VALUE_SCALE)
     else:
         at = (place * NUM_KV_HEADS + kv_head) * SHARE
         tl.store(sums_ptr + (at + own)[:, None] * VALUE_DIM + values[None, :], acc, mask=mask, cache_modifier=".cg")
@@ -263,7 +271,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             arrived_ptr += row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu") == count - 1:
                 _join(
-                    sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_ptr, first, count, kv_head,
+                    sums_ptr, peaks_ptr, out_ptr, sinks_ptr, v_scale_once, first, count, kv_head,
                     NUM_KV_HEADS, SHARE, VALUE_DIM, SHARE_PADDED, BLOCK_E, TOGETHER, VALUE_SCALE,
                 )  # fmt: skip
                 tl.store(arrived_ptr, 0)
@@ -335,16 +343,25 @@ def launch(
     device, num_rows, tables = q.device, rows.num_decode, rows.block_tables
     heads, numbers = (*q.shape[1:], k_cache.shape[2], v_cache.shape[3]), (*spec[:3], spec.value_scale)
     plan = _plan(device, q.dtype, k_cache.dtype, heads, rows.block_tokens, num_rows, numbers, shape)
+    each = spec.kv_scale is not None and spec.kv_scale.each
     sums = torch.empty(plan.scratch, dtype=torch.float32, device=device)
     k_scale, v_scale = spec.kv_scale or (None, None)
     decode_kernel[plan.grid](
         q, out, k_cache, v_cache, rows.context_lens, tables, rows.table_rows, spec.sinks, k_scale, v_scale,
         sums, None if plan.join else _arrivals(device), plan.factor,
-        num_rows, plan.spare, plan.least, tables.stride(0), q.stride(0), q.stride(1), **plan.decode,
+        num_rows, plan.spare, plan.least, tables.stride(0), q.stride(0), q.stride(1), EACH=each, **plan.decode,
     )  # fmt: skip
     if plan.join:
         join_kernel[plan.grid](
-            out, rows.context_lens, spec.sinks, v_scale, sums, num_rows, plan.spare, plan.least, **plan.join
+            out,
+            rows.context_lens,
+            spec.sinks,
+            None if each else v_scale,
+            sums,
+            num_rows,
+            plan.spare,
+            plan.least,
+            **plan.join,
         )
 
 
@@ -473,9 +490,10 @@ def _aot(
     extras: bool = False,
     num_rows: int = 16,
     value_dim: int = 0,
+    each: bool = False,
 ) -> AotCase:
-    """`extras`: everything optional at once, with 8-bit keys and values."""
-    kv, scale = ("*fp8e4nv:16", "*fp32") if extras else ("*bf16:16", None)
+    """`extras`: everything optional at once, with 8-bit keys and values; `each`: these with scales of their own."""
+    kv, scale = ("*fp8e4nv:16", "*fp32") if extras or each else ("*bf16:16", None)
     sizes = _sizes(*heads[:2], value_dim or heads[2], shape.block_kv, num_rows) | _key_sizes(heads[2])
     sizes["VALUE_SCALE"] = 0.707 if value_dim else 1.0
     signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32")
@@ -484,7 +502,13 @@ def _aot(
     signature |= {"q_ptr": "*bf16:16", "out_ptr": "*bf16:16", "k_ptr": kv, "v_ptr": kv}
     signature |= {"sinks_ptr": "*fp32" if extras else None, "k_scale_ptr": scale, "v_scale_ptr": scale}
     signature |= {"sums_ptr": "*fp32:16", "arrived_ptr": "*i32:16", "factor": "fp32"}
-    signature |= {"table_rows_ptr": "*i32" if extras else None, "PAGE": 16, "PDL": False, "FUSED": shape.fused}
+    signature |= {
+        "table_rows_ptr": "*i32" if extras else None,
+        "PAGE": 16,
+        "PDL": False,
+        "FUSED": shape.fused,
+        "EACH": each,
+    }
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
     if name.startswith("join"):
@@ -507,4 +531,5 @@ AOT = (
     _aot("16x8x256_amd", (16, 8, 256), default_shape(2, 2, 256, True)),
     _aot("64x4x192_values128_amd", (64, 4, 192), default_shape(2, 2, 192, True), value_dim=128),
     _aot("32x8x128_extras_amd", (32, 8, 128), default_shape(2, 1, 128, True), extras=True),
+    _aot("32x8x128_each_amd", (32, 8, 128), default_shape(2, 1, 128, True), each=True),
 )

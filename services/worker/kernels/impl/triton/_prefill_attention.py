@@ -87,6 +87,8 @@ def _attend(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    k_scale_ptr=None,  # float32 [slots, KV heads] at the KV head, if keys have a scale each
+    v_scale_ptr=None,
 ):
     """Adds keys low .. high - 1."""
     in_block = tl.arange(0, BLOCK_N)
@@ -113,6 +115,8 @@ def _attend(  # type: ignore[no-untyped-def]
         else:
             k = tl.load(k_ptrs)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if k_scale_ptr is not None:
+            scores *= tl.load(k_scale_ptr + place)[None, :]
         if SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + e^2x), exact at both ends
             scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * cap_factor))
@@ -130,6 +134,8 @@ def _attend(  # type: ignore[no-untyped-def]
         shrink = tl.exp2(peak - new_peak)
         peak = new_peak
         denominator = denominator * shrink + tl.sum(p, 1)
+        if v_scale_ptr is not None:
+            p *= tl.load(v_scale_ptr + place)[None, :]
         acc = acc * shrink[:, None]
         if VALUE_DIM < BLOCK_E:
             v = tl.load(v_ptrs, mask=(e < VALUE_DIM)[None, :], other=0.0)
@@ -163,7 +169,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     tables_ptr,  # int32 [.., M]
     table_rows_ptr,  # int32 [R] or None
     sinks_ptr,  # float32 [H] or None
-    k_scale_ptr,  # float32 [1] or None
+    k_scale_ptr,  # float32 [1] or None; with EACH [blocks, PAGE, K]
     v_scale_ptr,
     factor,
     cap_factor,
@@ -189,6 +195,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SPLIT: tl.constexpr,
+    EACH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid (KV heads, blocks of BLOCK_M // GROUP tokens, splits)."""
@@ -223,7 +230,12 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     step_token = (row_start + token).to(tl.int64)
     q = tl.load(q_ptr + (step_token * stride_qt + head * stride_qh)[:, None] + d[None, :], mask=mask, other=0.0)
 
-    if k_scale_ptr is not None:
+    k_each = None
+    v_each = None
+    if EACH:
+        k_each = k_scale_ptr + kv_head
+        v_each = v_scale_ptr + kv_head
+    elif k_scale_ptr is not None:
         k_scale = tl.load(k_scale_ptr)
         if SOFTCAP:
             cap_factor *= k_scale
@@ -263,17 +275,17 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         acc, denominator, peak = _attend(
             acc, denominator, peak, q, position, low, tl.minimum(lead, high), least, last, table_ptr, k_ptr, v_ptr,
             factor, cap_factor, window, NUM_KV_HEADS,
-            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
+            HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, True, WINDOW, SOFTCAP, k_each, v_each,
         )  # fmt: skip
     acc, denominator, peak = _attend(
         acc, denominator, peak, q, position, lead, tl.minimum(full, high), least, last, table_ptr, k_ptr, v_ptr,
         factor, cap_factor, window, NUM_KV_HEADS,
-        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, False, WINDOW, SOFTCAP,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, False, WINDOW, SOFTCAP, k_each, v_each,
     )  # fmt: skip
     acc, denominator, peak = _attend(
         acc, denominator, peak, q, position, tl.maximum(lead, full), high, least, last, table_ptr, k_ptr, v_ptr,
         factor, cap_factor, window, NUM_KV_HEADS,
-        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, True, WINDOW, SOFTCAP,
+        HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_E, BLOCK_N, PAGE, True, WINDOW, SOFTCAP, k_each, v_each,
     )  # fmt: skip
 
     # read again, so that nothing of this holds registers in the loops: there they are short
@@ -293,7 +305,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_ptr + (part * VALUE_DIM)[:, None] + e[None, :], acc, mask=mask)
     else:
         inverse = 1.0 / denominator
-        if v_scale_ptr is not None:
+        if v_scale_ptr is not None and not EACH:
             inverse *= tl.load(v_scale_ptr)
         if VALUE_SCALE != 1.0:
             inverse *= VALUE_SCALE
@@ -505,6 +517,7 @@ def _run(
     compile_only: bool = False,
 ) -> None:
     k_scale, v_scale = spec.kv_scale or (None, None)
+    each = spec.kv_scale is not None and spec.kv_scale.each
     target, parts = out, None
     if plan.sums:
         size = (0, *plan.sums[1:]) if compile_only else plan.sums
@@ -514,11 +527,11 @@ def _run(
     run(
         q, k_cache, v_cache, target, parts,
         rows.query_starts, rows.context_lens, rows.block_tables, rows.table_rows, spec.sinks, k_scale, v_scale,
-        *plan.numbers, **plan.options,
+        *plan.numbers, EACH=each, **plan.options,
     )  # fmt: skip
     if plan.sums:
         join = partial(join_kernel.warmup, grid=plan.join_grid) if compile_only else join_kernel[plan.join_grid]
-        join(target, parts, out, v_scale, *plan.join_numbers, num_warps=4, **options(q.device))
+        join(target, parts, out, None if each else v_scale, *plan.join_numbers, num_warps=4, **options(q.device))
 
 
 @cache
@@ -565,7 +578,7 @@ def _aot(
     signature |= {"VALUE_DIM": value_dim or head_dim, "BLOCK_E": triton.next_power_of_2(value_dim or head_dim)}
     signature["VALUE_SCALE"] = 0.707 if value_dim else 1.0
     signature |= {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PDL": False}
-    signature |= {"WINDOW": extras, "SOFTCAP": extras, "SPLIT": split}
+    signature |= {"WINDOW": extras, "SOFTCAP": extras, "SPLIT": split, "EACH": False}
     targets = ("gfx942", "gfx950") if amd else ("sm_90",)
     return AotCase(name, prefill_kernel, signature, tile.num_warps, tile.num_stages, hot=False, targets=targets)
 

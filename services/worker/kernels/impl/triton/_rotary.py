@@ -26,9 +26,23 @@ def rotate(low, high, cos_low, cos_high, sin_low, sin_high):  # type: ignore[no-
 def stored(x, cache_ptr, scale_ptr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """As the cache holds x. LIMIT: the largest of its 8-bit floats, which hold x / scale; 0: it has wider ones."""
     if LIMIT > 0:
-        # rounded as torch does, so that equal inputs give equal caches
-        x = tl.clamp(tl.div_rn(x.to(tl.float32), tl.load(scale_ptr).to(tl.float32)), -LIMIT, LIMIT)
-    return x.to(cache_ptr.dtype.element_ty)
+        return scaled(x, cache_ptr, tl.load(scale_ptr).to(tl.float32), LIMIT)
+    else:
+        return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
+def own_scale(largest, scale_ptr, mask, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Stores the scale of each head of a token, and gives it. largest, scale_ptr, mask: [heads]."""
+    scale = tl.div_rn(tl.maximum(largest, 1e-10), tl.full(largest.shape, LIMIT, tl.float32))
+    tl.store(scale_ptr, scale, mask=mask)
+    return scale[:, None]
+
+
+@triton.jit
+def scaled(x, cache_ptr, scale, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As an 8-bit cache holds x / scale, fp32; rounded as torch does, so that equal inputs give equal caches."""
+    return tl.clamp(tl.div_rn(x.to(tl.float32), scale), -LIMIT, LIMIT).to(cache_ptr.dtype.element_ty)
 
 
 def limit_of(cache: torch.Tensor) -> float:

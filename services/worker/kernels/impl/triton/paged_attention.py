@@ -21,4 +21,4 @@ def paged_attention_pages(
     return out
 
 
-IMPL = Impl(paged_attention, "triton", paged_attention_pages, needs_gpu)
+IMPL = Impl(paged_attention, "triton", paged_attention_pages, needs_gpu, scales_each=True)

@@ -10,12 +10,37 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import limit_of, load_angles, rotate, stored
+from services.worker.kernels.impl.triton._rotary import limit_of, load_angles, own_scale, rotate, scaled, stored
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, rope_kv_write
 from services.worker.kernels.registry import Impl
 
 TILE = 1024  # numbers of a program
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    low, high, rest, cache_ptr, scale_ptr, head, lows, mask, rests, rest_mask, dtype: tl.constexpr,
+    HALF: tl.constexpr, HEADS: tl.constexpr, REST_PADDED: tl.constexpr, LIMIT: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """Heads `head` .. head + HEADS, counted from the cache's first, at cache_ptr; with EACH also their scales."""
+    if EACH:
+        # rounded before the largest is sought, as in the op's meaning
+        low, high, rest = low.to(dtype), high.to(dtype), rest.to(dtype)
+        largest = tl.max(tl.maximum(tl.abs(low.to(tl.float32)), tl.abs(high.to(tl.float32))), 1)
+        if REST_PADDED > 0:
+            largest = tl.maximum(largest, tl.max(tl.abs(rest.to(tl.float32)), 1))
+        own = tl.arange(0, HEADS)
+        scale = own_scale(largest, scale_ptr + head + own, own < HEADS, LIMIT)
+        tl.store(cache_ptr + lows, scaled(low, cache_ptr, scale, LIMIT), mask=mask)
+        tl.store(cache_ptr + HALF + lows, scaled(high, cache_ptr, scale, LIMIT), mask=mask)
+        if REST_PADDED > 0:
+            tl.store(cache_ptr + rests, scaled(rest, cache_ptr, scale, LIMIT), mask=rest_mask)
+    else:
+        tl.store(cache_ptr + lows, stored(low, cache_ptr, scale_ptr, LIMIT), mask=mask)
+        tl.store(cache_ptr + HALF + lows, stored(high, cache_ptr, scale_ptr, LIMIT), mask=mask)
+        if REST_PADDED > 0:
+            tl.store(cache_ptr + rests, stored(rest, cache_ptr, scale_ptr, LIMIT), mask=rest_mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
@@ -44,11 +69,13 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
     REST_PADDED: tl.constexpr,
     VALUE_PADDED: tl.constexpr,
     LIMIT: tl.constexpr,
+    EACH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """qkv: [T, (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + NUM_KV_HEADS * VALUE_DIM]; cos, sin: [T, 2 * HALF] by their
     strides; slots: int64 [T]. Caches: [slots, NUM_KV_HEADS, HEAD_DIM or VALUE_DIM]; norms: [HEAD_DIM] or None; q: [T,
-    NUM_HEADS, HEAD_DIM]. HEADS divides NUM_HEADS and NUM_KV_HEADS, so that a program's heads are of one sort.
+    NUM_HEADS, HEAD_DIM]. HEADS divides NUM_HEADS and NUM_KV_HEADS, so that a program's heads are of one sort. With EACH
+    scales are [slots, NUM_KV_HEADS], and written.
     """
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
@@ -84,29 +111,23 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
     qkv_ptr += first * HEAD_DIM
     low_read = tl.load(qkv_ptr + lows, mask=mask, other=0.0)
     high_read = tl.load(qkv_ptr + HALF + lows, mask=mask, other=0.0)
+    rest_read = low_read
     if REST_PADDED > 0:
         rest_read = tl.load(qkv_ptr + rests, mask=rest_mask, other=0.0)
     slot = tl.load(slots_ptr + token).to(tl.int64) * NUM_KV_HEADS
     if first >= NUM_HEADS + NUM_KV_HEADS:
-        v_cache_ptr += (slot + first - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM
-        tl.store(v_cache_ptr + lows, stored(low_read, v_cache_ptr, v_scale_ptr, LIMIT), mask=mask)
-        tl.store(
-            v_cache_ptr + HALF + lows,
-            stored(high_read, v_cache_ptr, v_scale_ptr, LIMIT),
-            mask=mask,
-        )
-        if REST_PADDED > 0:
-            tl.store(
-                v_cache_ptr + rests,
-                stored(rest_read, v_cache_ptr, v_scale_ptr, LIMIT),
-                mask=rest_mask,
-            )
+        head = slot + first - NUM_HEADS - NUM_KV_HEADS
+        _store(
+            low_read, high_read, rest_read, v_cache_ptr + head * HEAD_DIM, v_scale_ptr, head, lows, mask,
+            rests, rest_mask, low_read.dtype, HALF, HEADS, REST_PADDED, LIMIT, EACH,
+        )  # fmt: skip
     else:
         # all loads are under way before the first is needed
         cos_low, cos_high, sin_low, sin_high = load_angles(
             cos_ptr + token * COS_STRIDE, sin_ptr + token * SIN_STRIDE, offsets, inside, HALF
         )
         low, high = low_read.to(tl.float32), high_read.to(tl.float32)
+        others = low
         if REST_PADDED > 0:
             others = rest_read.to(tl.float32)
         if q_norm_ptr is not None:
@@ -125,19 +146,11 @@ def _rope_kv_write(  # type: ignore[no-untyped-def]
             if REST_PADDED > 0:
                 tl.store(q_ptr + rests, others.to(q_ptr.dtype.element_ty), mask=rest_mask)
         else:
-            k_cache_ptr += (slot + first - NUM_HEADS) * HEAD_DIM
-            tl.store(k_cache_ptr + lows, stored(low, k_cache_ptr, k_scale_ptr, LIMIT), mask=mask)
-            tl.store(
-                k_cache_ptr + HALF + lows,
-                stored(high, k_cache_ptr, k_scale_ptr, LIMIT),
-                mask=mask,
-            )
-            if REST_PADDED > 0:
-                tl.store(
-                    k_cache_ptr + rests,
-                    stored(others, k_cache_ptr, k_scale_ptr, LIMIT),
-                    mask=rest_mask,
-                )
+            head = slot + first - NUM_HEADS
+            _store(
+                low, high, others, k_cache_ptr + head * HEAD_DIM, k_scale_ptr, head, lows, mask,
+                rests, rest_mask, low_read.dtype, HALF, HEADS, REST_PADDED, LIMIT, EACH,
+            )  # fmt: skip
 
 
 @cache
@@ -200,6 +213,7 @@ def rope_kv_write_heads(
         COS_STRIDE=cos.stride(0),
         SIN_STRIDE=sin.stride(0),
         LIMIT=limit_of(k_cache),
+        EACH=kv_scale is not None and kv_scale.each,
         num_warps=1,
         **sizes,
         **options(qkv.device),
@@ -207,7 +221,7 @@ def rope_kv_write_heads(
     return q
 
 
-IMPL = Impl(rope_kv_write, "triton", rope_kv_write_heads, needs_gpu)
+IMPL = Impl(rope_kv_write, "triton", rope_kv_write_heads, needs_gpu, scales_each=True)
 
 
 def _aot(name: str, heads: tuple[int, int, int], normed: bool, is_decode: bool = True, is_fp8: bool = False) -> AotCase:
@@ -230,6 +244,7 @@ def _aot(name: str, heads: tuple[int, int, int], normed: bool, is_decode: bool =
         "SIN_STRIDE": 2 * heads[2],
         **_sizes(*heads, heads[2], is_decode, heads[2]),
         "LIMIT": 240.0 if is_fp8 else 0.0,
+        "EACH": False,
         "PDL": False,
     }
     return AotCase(name, _rope_kv_write, signature, num_warps=1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.worker.kernels.registry import Case, Op
 
+Matrix = Callable[[int], Tensor]  # of one expert, float64 [out, in]
 Dequantized = Callable[[Tensor, Tensor, int], Tensor]  # weights and scales of all experts, and which; [out, in]
 
 
@@ -23,6 +24,29 @@ def run(op: Op[Any], dequantized: Dequantized, case: Case, dtype: torch.dtype) -
             wanted[token] += weight * (dequantized(down, down_scales, expert) @ gated)
     op.meaning(x, weights, experts, gate_up, gate_up_scales, down, down_scales, residual)
     return residual, wanted
+
+
+def by_token(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    gate_up: Matrix,
+    down: Matrix,
+    biases: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The sum, token by token. inputs: x, weights, experts and residual; with biases the gate is gpt-oss's."""
+    x, weights, experts, residual = inputs
+    wanted = residual.double()
+    for token in range(len(x)):
+        for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
+            up = gate_up(expert) @ x[token].double()
+            if biases is None:
+                gate, value = up.chunk(2)
+                wanted[token] += weight * (down(expert) @ (gate / (1 + (-gate).exp()) * value))
+            else:
+                gate, value = (up + biases[0][expert].double()).chunk(2)
+                gate, value = gate.clamp(max=7.0), value.clamp(-7.0, 7.0)
+                gated = gate / (1 + (-1.702 * gate).exp()) * (value + 1)
+                wanted[token] += weight * (down(expert) @ gated + biases[1][expert].double())
+    return wanted
 
 
 def check(op: Op[Any], dequantized: Dequantized, rounding: float) -> None:

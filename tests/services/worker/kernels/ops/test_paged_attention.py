@@ -103,3 +103,14 @@ def test_needs_heads_that_share_evenly() -> None:
     cache = torch.ones(1, 16, 2, 8)
     with pytest.raises(RuntimeError):
         paged_attention.meaning(torch.ones(1, 3, 8), cache, cache, rows, AttentionSpec(1.0))
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_scales_of_each_token_and_head(runs: bool) -> None:
+    """As if the cache held the wide numbers."""
+    case = make_attention_case("each", [1, 1, 20], [120, 700, 50], (4, 2, 64), runs, Extras(fp8=2))
+    q, k_cache, v_cache, rows, spec = case.make(torch.float32)
+    assert spec.kv_scale is not None and k_cache.dtype == torch.float8_e4m3fn
+    k, v = (x.float() * scale[..., None] for x, scale in zip((k_cache, v_cache), spec.kv_scale, strict=True))
+    wanted = paged_attention.meaning(q, k, v, rows, spec._replace(kv_scale=None))
+    torch.testing.assert_close(paged_attention.meaning(q, k_cache, v_cache, rows, spec), wanted)

@@ -4,8 +4,10 @@ import torch
 from services.worker.kernels.packing.mx import (
     VALUES,
     decode_mxfp4,
+    decode_mxfp8,
     decode_scales,
     encode_mxfp4,
+    encode_mxfp8,
     tile_scales,
     untile_scales,
 )
@@ -62,3 +64,14 @@ def test_memory_of_a_scale_tile() -> None:
     assert memory[:4].tolist() == [scales[0, 0], scales[16, 0], scales[0, 4], scales[16, 4]]
     assert memory[8:10].tolist() == [scales[2, 0], scales[18, 0]]
     assert memory[64].item() == scales[0, 1].item() and memory[256].item() == scales[32, 0].item()
+
+
+def test_fp8_groups_share_the_least_power_of_two() -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-8, 8, 64)[:, None]
+    for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):
+        numbers, scales = encode_mxfp8(x, dtype)
+        largest, limit = x.unflatten(-1, (-1, 32)).abs().amax(-1), torch.finfo(dtype).max
+        assert (largest <= limit * decode_scales(scales)).all()
+        assert (largest > limit * decode_scales(scales - 1)).all()
+        wide = decode_mxfp8(numbers, scales)
+        assert torch.equal(decode_mxfp8(*encode_mxfp8(wide, dtype)), wide), "what fits once fits again"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 Handle = interpreter.TensorHandle
@@ -42,10 +43,22 @@ def narrow(values: Any, dtype: Any) -> Any:
     return Handle(wide.to(kind).view(stored).numpy(), dtype.scalar)
 
 
+def decoded(numbers: Any, scales: Any, form: Any) -> Any:
+    """fp32 of an operand of a scaled product, [rows, K]: of e2m1 two to a byte, with a power of two per 32 columns."""
+    if str(form).endswith("E2M1"):
+        codes = np.stack((numbers.data & 15, numbers.data >> 4), axis=-1).reshape(len(numbers.data), -1)
+        values = np.array((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), np.float32)[codes & 7] * np.where(codes > 7, -1, 1)
+    else:
+        values = widen(numbers).astype(np.float32)
+    if scales is None:
+        return values
+    return values * np.repeat(np.ldexp(np.float32(1.0), scales.data.astype(np.int32) - 127), 32, axis=-1)
+
+
 def correct() -> None:
     """Installs the corrections for the life of the process."""
     cast, fp_to_fp, binary, ternary = Builder.cast_impl, Builder.create_fp_to_fp, Builder.binary_op, Builder.ternary_op
-    apply = interpreter.ReduceScanOpInterface.apply
+    apply, scaled = interpreter.ReduceScanOpInterface.apply, TritonSemantic.dot_scaled
 
     def is_packed(*types: Any) -> bool:
         return any(kind.scalar in PACKED for kind in types)
@@ -81,6 +94,14 @@ def correct() -> None:
             left, right = left.astype(wide), right.astype(wide)
         return narrow(np.matmul(left, right).astype(d.data.dtype) + d.data, d.dtype)
 
+    def create_dot_scaled(self: Any, a: Any, a_scale: Any, a_form: Any, b: Any, b_scale: Any, *rest: Any) -> Any:
+        """b: [K, N], its scales [N, K / 32]; `rest` begins with its form and ends with what the product is added to."""
+        right = decoded(Handle(b.data.T, b.dtype), b_scale, rest[0])
+        return narrow(np.matmul(decoded(a, a_scale, a_form), right.T) + rest[-1].data, rest[-1].dtype)
+
+    def dot_scaled(self: Any, *arguments: Any) -> Any:
+        return scaled(self, *(tl.constexpr(a) if isinstance(a, str) else a for a in arguments))
+
     def reduced(self: Any, values: Any) -> Any:
         if any(is_packed(value.dtype) for value in (values if isinstance(values, tuple) else (values,))):
             raise TypeError("reduce and scan in float32: a sum of bf16 or fp8 loses its digits on a GPU too")
@@ -89,5 +110,7 @@ def correct() -> None:
     Builder.cast_impl, Builder.create_fp_to_fp = cast_impl, create_fp_to_fp
     Builder.binary_op, Builder.ternary_op = binary_op, ternary_op
     Builder.create_fma, Builder.create_dot = create_fma, create_dot
+    Builder.create_dot_scaled = create_dot_scaled
+    TritonSemantic.dot_scaled = dot_scaled
     Builder.get_bf16 = lambda self, value: narrow(np.array([value], dtype=np.float32), tl.bfloat16)
     interpreter.ReduceScanOpInterface.apply = reduced

@@ -26,6 +26,11 @@ def test_values_of_their_own_size_and_scale(hold: Holder, extras: Extras) -> Non
     hold(IMPL, cases=[make_attention_case("values", [1, 1, 20], [300, 7, 90], (4, 2, 48), extras=extras)])
 
 
+@pytest.mark.parametrize("extras", [Extras(fp8=2), Extras(16, 40, 2.0, sinks=True, fp8=2)])
+def test_scales_of_each_token_and_head(hold: Holder, extras: Extras) -> None:
+    hold(IMPL, cases=[make_attention_case("each", [1, 1, 20], [70, 5, 50], (6, 2, 48), extras=extras)])
+
+
 def test_decode_rows_may_also_be_served_as_chunks(device: torch.device) -> None:
     """num_decode says how many first rows are known to have one token; others may have one too."""
     generator = torch.Generator().manual_seed(0)

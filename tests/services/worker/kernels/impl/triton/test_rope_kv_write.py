@@ -24,3 +24,10 @@ def test_values_of_their_own_size(hold: Holder) -> None:
             make_rope_kv_case(40, 4, 2, 24, 8, False, value_dim=16),
         ],
     )
+
+
+def test_scales_of_each_token_and_head(hold: Holder) -> None:
+    hold(
+        IMPL,
+        cases=[make_rope_kv_case(5, 6, 3, 40, rotary, normed, fp8=2) for rotary, normed in ((24, True), (40, False))],
+    )

@@ -1,0 +1,58 @@
+"""Products with weights of 8 and 4 bits together with what surrounds them in a layer. Called by three ops' files.
+
+Few rows take it all in one launch, with x as wide as it is: at 64 rows the weight's bytes are still what counts. More
+rows are normed, and rounded where their form says so, by kernels of their own.
+"""
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.impl.triton import _gate, _narrow_plan, _norm, _quantize
+from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
+from services.worker.kernels.ops.norm_narrow_linear import form_of
+
+FEW = 64
+LEAST_GROUP = {"int4": 32, "int8": 16}  # columns: fewer are no step of a matrix unit
+
+
+def narrow_of(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Narrow:
+    form, inner = form_of(weight, scales), weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+    group = {"rows": 0, "blocks": 128}.get(form, 0) or inner // scales.shape[1]
+    return Narrow(form, weight, scales, zeros, group)
+
+
+def suits(narrow: Narrow, x: Tensor) -> bool:
+    """Whether a kernel takes it; else the op's meaning stands in."""
+    if narrow.form == "mxfp4" and x.dtype == torch.float32 and len(x) > 1:
+        return False  # no matrix unit takes it with fp32
+    return narrow.group % LEAST_GROUP.get(narrow.form, 1) == 0
+
+
+def entered(x: Tensor, norm: tuple[Tensor, float] | None, narrow: Narrow, bias: Tensor | None, whole: bool) -> Inputs:
+    """x as a product reads it. `whole`: the product takes the norm, too, which fp16 may not hold undivided."""
+    x = x.contiguous()
+    if len(x) <= FEW and (norm is None or whole):
+        return Inputs(x, norm=norm, bias=bias)
+    if len(x) > FEW and narrow.form in ("rows", "blocks"):
+        group = 128 if narrow.form == "blocks" else 0
+        numbers, scales, _ = _quantize.launch(x, narrow.weight.dtype, group, norm=norm)
+        return Inputs(numbers, scales, bias=bias)
+    return Inputs(x if norm is None else _norm.launch(x, None, *norm)[0], bias=bias)
+
+
+def after_norm(
+    x: Tensor, norm: tuple[Tensor, float], narrow: Narrow, bias: Tensor | None, activation: str = ""
+) -> Tensor:
+    outputs = narrow.shape[0]
+    whole = len(x) == 1 or x.dtype != torch.float16
+    inputs = entered(x, norm, narrow, bias, whole)
+    apart = bool(activation) and len(x) > FEW
+    out = torch.empty((len(x), outputs // 2 if activation and not apart else outputs), dtype=x.dtype, device=x.device)
+    if out.numel():
+        _narrow_plan.product(inputs, narrow, out, activation="" if apart else activation)
+    return _gate.launch(out, activation) if apart else out
+
+
+def add_to(residual: Tensor, x: Tensor, narrow: Narrow, bias: Tensor | None) -> None:
+    if residual.numel():
+        _narrow_plan.product(entered(x, None, narrow, bias, True), narrow, residual, add=True)

@@ -1,0 +1,314 @@
+"""Weights of 8 and 4 bits as kernels take them, which kernel in which geometry multiplies with one, and its launch.
+
+The choice depends on shapes only: a table of measurements per GPU where there is one (kernels/tuned), else a rule. One
+row takes the kernel of `_narrow_vector`, which multiplies with x as wide as it comes; more rows that of
+`_narrow_matrix`.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from services.worker.kernels.impl.triton._dense import BLOCKS_LIMIT, PARTS_LIMIT, Device, describe, workspace
+from services.worker.kernels.impl.triton._dense_matrix import part_size
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, options
+from services.worker.kernels.impl.triton._narrow_matrix import narrow_matrix_kernel
+from services.worker.kernels.impl.triton._narrow_vector import narrow_vector_kernel
+from services.worker.kernels.packing.weight_tiles import matrix_shape
+from services.worker.kernels.tuned import table
+
+FOUR_BITS = ("mxfp4", "int4")
+ASKED = ("form", "rows", "out", "in", "group", "x_bytes", "gated")  # what a row of the table is for
+
+
+class Narrow(NamedTuple):
+    """A weight, or the experts of a mixture. FORM and what goes with it: see `_narrow`."""
+
+    form: str
+    weight: Tensor  # [N, K], [E, N, K] or tiles, as stored
+    scales: Tensor
+    zeros: Tensor | None = None
+    group: int = 0  # columns of a scale, where there are groups
+    row_scale: bool = True
+
+    @property
+    def tiled(self) -> bool:
+        return self.weight.dim() > 3
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N, K."""
+        *_, rows, stored = matrix_shape(self.weight) if self.tiled else self.weight.shape
+        return rows, stored * (2 if self.form in FOUR_BITS else 1)
+
+
+class Plan(NamedTuple):
+    """A geometry of the vector kernel (block_m 1) or of the matrix kernel."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int = 4
+    stages: int = 1
+    parts: int = 1  # parts of K in programs of their own
+    group_m: int = 1  # blocks of rows that go through all columns together
+
+
+class Inputs(NamedTuple):
+    """What a product reads besides the weight. `scales`: of x, as the ops give them; None: x is wide."""
+
+    x: Tensor
+    scales: Tensor | None = None
+    by_column: bool = False
+    norm: tuple[Tensor, float] | None = None
+    bias: Tensor | None = None
+
+
+def step_of(form: str, group: int, x_bytes: int) -> int:
+    """Columns of a step of the matrix kernel: no more than a group has, where there are groups."""
+    widest = 128 if x_bytes == 1 or form in FOUR_BITS else 64
+    if form in ("int4", "int8"):
+        while group % widest:
+            widest //= 2
+    return widest
+
+
+@cache
+def choose(
+    form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: torch.device
+) -> Plan:
+    """Of the table for exactly this, else by rule. `rows`: a power of two up to 128, which stands for all beyond.
+
+    `out`: outputs; x_bytes: of a number of x, 0 if four bits.
+    """
+    asked = dict(zip(ASKED, (form, rows, out, inner, group, x_bytes, gated), strict=True))
+    for row in table("narrow", device):
+        if all(row[name] == value for name, value in asked.items()):
+            return Plan(**{name: row[name] for name in Plan._fields})
+    return rule(form, rows, out, inner, group, x_bytes, gated, describe(device))
+
+
+def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
+    """Enough programs for all processors, and tiles that fit."""
+    tiles = 2 if gated else 1
+    if rows == 1 and x_bytes:
+        per_warp = device.lanes * (32 if form in FOUR_BITS else 16)
+        block_k = min(4 * per_warp, max(64, triton.next_power_of_2(inner)))
+        # a load of four bits brings twice the numbers of x into registers
+        block_n = device.rows // (2 if form in FOUR_BITS else 1) // tiles
+        while block_n > 1 and out < block_n * device.processors * 2:
+            block_n //= 2
+        return Plan(1, block_n, block_k, max(1, block_k // per_warp))
+    block_m = min(128, max(16, rows))
+    block_k = max(32 if x_bytes == 1 else 16, step_of(form, group, x_bytes))
+    x_width, width = max(x_bytes, 1), 0.5 if form in FOUR_BITS else 1.0
+    if x_bytes == 4:  # fp32 serves comparison: small tiles fit everywhere
+        return Plan(min(block_m, 32), 32, min(block_k, 64), stages=2)
+    few = rows <= 64
+    block_n = 64 if few or gated else 128
+    warps = 4 if few or block_n == 64 else 8
+    stages = 5 if few else 4
+    # on AMD a stage is in registers
+    while stages > 2 and (block_n * tiles * width + block_m * x_width) * block_k * stages > device.shared:
+        stages -= 1
+    parts = 1
+    if few:
+        blocks = triton.cdiv(out, block_n)
+        while parts < 8 and blocks * parts < device.processors and not inner % (2 * parts * block_k):
+            parts *= 2
+    plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8)
+    return plan if shares_fit(plan, out, inner, gated) else plan._replace(parts=1)
+
+
+def shares_fit(plan: Plan, out: int, inner: int, gated: bool) -> bool:
+    """Whether programs that share outputs have room for their parts, which must be whole steps: none reads past K."""
+    blocks = triton.cdiv(out, plan.block_n)
+    numbers = blocks * plan.parts * part_size(plan.block_n, plan.block_m, gated)
+    whole = inner % (plan.block_k * plan.parts) == 0
+    return plan.parts == 1 or (whole and blocks <= BLOCKS_LIMIT and numbers <= PARTS_LIMIT)
+
+
+def strides(scales: Tensor | None, rows: int, by_column: bool) -> tuple[int, int]:
+    """How far apart the scales of rows and of blocks of 128 columns are."""
+    if scales is None or scales.numel() == 1:
+        return 0, 0
+    return (1, rows) if by_column else (scales.shape[1], 1)
+
+
+def product(
+    inputs: Inputs,
+    weight: Narrow,
+    out: Tensor,
+    add: bool = False,
+    activation: str = "",
+    chosen: Plan | None = None,
+) -> None:
+    """out (+)= activation of rms_norm(x) @ weight.T + bias. Contiguous tensors; out: [T, N], T > 0."""
+    rows, outputs = out.shape
+    x, (_, inner) = inputs.x, weight.shape
+    bits = 0 if inputs.scales is not None and weight.form == "mxfp4" else x.element_size()
+    # the power of two of e8m0 goes into the matrix unit with x
+    is_single = rows == 1 and not (inputs.scales is not None and weight.form.startswith("mxfp"))
+    limit = triton.next_power_of_2(rows) if is_single else max(2, triton.next_power_of_2(rows))
+    chosen = chosen or choose(
+        weight.form, min(limit, 128), outputs, inner, weight.group, bits, activation != "", x.device
+    )
+    if chosen.block_m == 1:
+        launch_vector(inputs, weight, out, chosen, add, activation)
+    else:
+        launch_matrix(inputs, weight, out, chosen, add=add, activation=activation)
+
+
+def linear(inputs: Inputs, weight: Narrow, dtype: torch.dtype) -> Tensor:
+    """x @ weight.T + bias as a new [T, N] of `dtype`."""
+    inputs = inputs._replace(x=inputs.x.contiguous())
+    out = torch.empty((len(inputs.x), weight.shape[0]), dtype=dtype, device=inputs.x.device)
+    if out.numel():
+        product(inputs, weight, out)
+    return out
+
+
+def launch_vector(
+    inputs: Inputs,
+    weight: Narrow,
+    out: Tensor,
+    chosen: Plan,
+    add: bool = False,
+    activation: str = "",
+    experts: Tensor | None = None,
+    top_k: int = 1,
+) -> None:
+    """Each row of `out` for itself; with `experts` by the one of its pair."""
+    rows, outputs = out.shape
+    values = weight.weight.view(torch.int32) if weight.form in FOUR_BITS else weight.weight
+    norm, eps = inputs.norm or (None, 0.0)
+    narrow_vector_kernel[rows, triton.cdiv(outputs, chosen.block_n)](
+        inputs.x, inputs.scales, norm, experts, values, weight.scales, weight.zeros, inputs.bias, out,
+        eps, outputs, *strides(inputs.scales, rows // top_k, inputs.by_column),
+        K=weight.shape[1], FORM=weight.form, GROUP=weight.group, ROW_SCALE=weight.row_scale, TILED=weight.tiled,
+        TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k,
+        num_warps=chosen.warps, num_stages=1, **options(inputs.x.device),
+    )  # fmt: skip
+
+
+def launch_matrix(
+    inputs: Inputs,
+    weight: Narrow,
+    out: Tensor,
+    chosen: Plan,
+    ordered: Any = None,
+    top_k: int = 1,
+    add: bool = False,
+    activation: str = "",
+) -> None:
+    """`ordered`: pairs sorted by expert (`_moe_grouped`), in blocks of chosen.block_m."""
+    rows, outputs = out.shape
+    norm, eps = inputs.norm or (None, 0.0)
+    assert shares_fit(chosen, outputs, weight.shape[1], activation != ""), (chosen, weight.shape)
+    parts, arrived = workspace(out.device) if chosen.parts > 1 else (None, None)
+    blocks = triton.cdiv(rows, chosen.block_m) if ordered is None else ordered.max_blocks
+    narrow_matrix_kernel[blocks * triton.cdiv(outputs, chosen.block_n), chosen.parts](
+        inputs.x, inputs.scales, norm, weight.weight, weight.scales, weight.zeros, inputs.bias,
+        None if ordered is None else ordered.plan, out, parts, arrived,
+        eps, rows, outputs, 0 if ordered is None else ordered.ids_start,
+        *strides(inputs.scales, len(inputs.x), inputs.by_column),
+        K=weight.shape[1], FORM=weight.form, GROUP=weight.group, ROW_SCALE=weight.row_scale, TILED=weight.tiled,
+        TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
+        BLOCK_K=chosen.block_k, GROUP_M=chosen.group_m, PARTS=chosen.parts, STAGES=chosen.stages,
+        num_warps=chosen.warps, **options(out.device),
+    )  # fmt: skip
+
+
+def aot_cases(
+    form: str,
+    shapes: Sequence[tuple[int, int]],
+    rows: Sequence[int],
+    x_type: str = "",
+    group: int = 32,
+    zeros: bool = False,
+    tiled: bool = False,
+    activation: str = "",
+    experts: int = 0,
+    norm: bool = False,
+) -> tuple[AotCase, ...]:
+    """For (out, inner) of `shapes` and numbers of rows, as the rule chooses for NVIDIA and for AMD.
+
+    x_type: of x, "" for bf16. `experts`: rows are those of one of so many experts.
+    """
+    x_bytes = {"": 2, "u8": 0}.get(x_type, 1)
+    two_scaled = bool(x_type) and form.startswith("mxfp")
+    nvidia, amd = ("sm_90",), ("gfx950",) if two_scaled else ("gfx942", "gfx950")
+    cases = []
+    for out, inner in shapes:
+        for limit in rows:
+            for targets, device in ((nvidia, Device()), (amd, Device(304, 64, 56 * 1024))):
+                chosen = rule(form, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
+                case = aot_case(form, chosen, inner, x_type, group, zeros, tiled, activation, experts)
+                if norm:
+                    case = case._replace(signature={**case.signature, "norm_ptr": "*bf16:16"})
+                name = f"{form}{'_t' if tiled else ''}{x_type and '_' + x_type}_{limit}x{inner}x{out}g{group}"
+                cases.append(case._replace(name=name + activation, targets=targets, hot=limit <= 64))
+    return tuple(cases)
+
+
+STORED = {"rows": "fp8e4nv", "blocks": "fp8e4nv", "mxfp8": "fp8e4nv", "int8": "i8", "mxfp4": "u8", "int4": "u8"}
+SCALED = {"rows": "fp32", "blocks": "fp32", "mxfp8": "u8", "int8": "fp16", "mxfp4": "u8", "int4": "fp16"}
+
+
+def aot_case(
+    form: str,
+    chosen: Plan,
+    inner: int,
+    x_type: str,
+    group: int,
+    zeros: bool,
+    tiled: bool,
+    activation: str,
+    experts: int,
+) -> AotCase:
+    vector = chosen.block_m == 1
+    stored = "i8" if x_type == "i8" else STORED[form]
+    signature: dict[str, Constant] = {
+        "x_ptr": f"*{x_type or 'bf16'}:16",
+        "x_scales_ptr": f"*{SCALED[form]}:16" if x_type else None,
+        "norm_ptr": None,
+        "weight_ptr": "*i32:16" if vector and form in FOUR_BITS else f"*{stored}:16",
+        "scales_ptr": f"*{SCALED[form]}:16",
+        "zeros_ptr": "*u8:16" if zeros else None,
+        "bias_ptr": None,
+        "out_ptr": "*bf16:16",
+        "eps": "fp32",
+        "N": "i32",
+        "x_scale_row": "i32",
+        "x_scale_block": "i32",
+        "K": inner,
+        "FORM": form,
+        "GROUP": group,
+        "ROW_SCALE": True,
+        "TILED": tiled,
+        "TOP_K": 8 if experts else 1,
+        "ADD": False,
+        "ACTIVATION": activation,
+        "BLOCK_N": chosen.block_n,
+        "BLOCK_K": chosen.block_k,
+        "PDL": False,
+    }
+    if vector:
+        signature["experts_ptr"] = "*i32:16" if experts else None
+        return AotCase("", narrow_vector_kernel, signature, chosen.warps, 1)
+    signature |= {
+        "plan_ptr": "*i32:16" if experts else None,
+        "parts_ptr": "*fp32:16" if chosen.parts > 1 else None,
+        "arrived_ptr": "*i32:16" if chosen.parts > 1 else None,
+        "M": "i32",
+        "ids_start": "i32",
+        "BLOCK_M": chosen.block_m,
+        "GROUP_M": chosen.group_m,
+        "PARTS": chosen.parts,
+        "STAGES": chosen.stages,
+    }
+    return AotCase("", narrow_matrix_kernel, signature, chosen.warps, chosen.stages)

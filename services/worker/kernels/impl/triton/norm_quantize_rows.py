@@ -1,0 +1,17 @@
+"""RMS norm and 8 bits per row by the kernel of `_quantize`."""
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.impl.triton import _quantize
+from services.worker.kernels.impl.triton._launch import needs_gpu
+from services.worker.kernels.ops.norm_quantize_rows import norm_quantize_rows
+from services.worker.kernels.registry import Impl
+
+
+def run(x: Tensor, norm: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _quantize.launch(x, dtype, norm=(norm, eps))[:2]
+
+
+IMPL = Impl(norm_quantize_rows, "triton", run, needs_gpu)
+AOT = (_quantize.aot_case("norm_quantize_rows", 4096, norm=True),)

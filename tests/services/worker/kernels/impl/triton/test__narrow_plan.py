@@ -1,0 +1,79 @@
+"""The choice among geometries follows shapes alone, and fits the device."""
+
+import pytest
+import torch
+
+from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton._dense import Device
+from services.worker.kernels.impl.triton._narrow_plan import Narrow, Plan, choose, rule, shares_fit, step_of, strides
+
+H200, SMALL = Device(), Device(304, 64, 56 * 1024)
+FORMS = (("rows", 0, 1), ("rows", 0, 2), ("blocks", 128, 1), ("int4", 128, 2), ("int4", 32, 2), ("mxfp4", 32, 0))
+
+
+@pytest.mark.parametrize("device", [H200, SMALL])
+@pytest.mark.parametrize(("form", "group", "x_bytes"), FORMS)
+def test_tiles_fit_the_device(form: str, group: int, x_bytes: int, device: Device) -> None:
+    for rows in (2, 16, 64, 128):
+        for out, inner in ((6144, 4096), (4096, 14336), (28672, 4096), (1536, 2048)):
+            for gated in (False, True):
+                plan = rule(form, rows, out, inner, group, x_bytes, gated, device)
+                weight = 0.5 if form in ("int4", "mxfp4") else 1.0
+                tile = (plan.block_n * (2 if gated else 1) * weight + plan.block_m * max(x_bytes, 1)) * plan.block_k
+                assert tile * plan.stages <= max(device.shared, tile * 2)
+                assert plan.block_m >= min(rows, 128) and plan.stages >= 2
+                assert form != "int4" or group % plan.block_k == 0, "a step has one group"
+                assert plan.parts == 1 or inner % (plan.parts * plan.block_k) == 0
+
+
+def test_few_rows_occupy_all_processors() -> None:
+    assert rule("rows", 16, 4096, 14336, 0, 1, False, H200) == Plan(16, 64, 128, 4, 5, 4)
+    assert rule("rows", 16, 28672, 4096, 0, 1, False, H200).parts == 1
+    assert rule("rows", 128, 4096, 4096, 0, 1, False, H200) == Plan(128, 128, 128, 8, 4, 1, 8)
+
+
+def test_parts_are_whole_steps() -> None:
+    assert choose_parts(14336) == 4 and choose_parts(2880) == 1 == choose_parts(4096 + 128)
+    assert not shares_fit(Plan(16, 64, 128, parts=2), 4096, 4096 + 128, False), "the second would read past the end"
+    assert not shares_fit(Plan(64, 64, 128, parts=8), 28672, 4096, False), "no room"
+
+
+def choose_parts(inner: int) -> int:
+    return rule("rows", 16, 4096, inner, 0, 1, False, H200).parts
+
+
+def test_one_row_takes_the_vector_kernel_unless_x_is_packed() -> None:
+    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 4, 4096, 4)
+    assert rule("rows", 1, 6144, 4096, 0, 2, False, H200) == Plan(1, 8, 2048, 4)
+    assert rule("rows", 1, 512, 4096, 0, 2, False, H200).block_n == 1
+    assert rule("int4", 1, 14336, 4096, 128, 2, True, H200).block_n == 2
+    assert rule("mxfp4", 1, 6144, 4096, 32, 0, False, H200).block_m == 16
+
+
+def test_a_step_is_no_more_than_a_group() -> None:
+    assert [step_of("int4", group, 2) for group in (32, 64, 96, 128, 4096)] == [32, 64, 32, 128, 128]
+    assert step_of("int8", 16, 2) == 16 and step_of("int8", 128, 2) == 64
+    assert step_of("rows", 0, 1) == 128 and step_of("rows", 0, 2) == 64
+
+
+def test_a_measurement_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"form": "int4", "rows": 16, "out": 96, "in": 256, "group": 128, "x_bytes": 2, "gated": False}
+    best = Plan(16, 32, 128, 2, 3, 2)
+    monkeypatch.setattr(_narrow_plan, "table", lambda op, device: ({**row, **best._asdict(), "us": 3.0},))
+    device = torch.device("meta")  # nobody else's entry in the cache
+    monkeypatch.setattr(_narrow_plan, "describe", lambda device: H200)
+    assert choose("int4", 16, 96, 256, 128, 2, False, device) == best
+    assert choose("int4", 16, 96, 512, 128, 2, False, device) == rule("int4", 16, 96, 512, 128, 2, False, H200) != best
+
+
+def test_where_scales_of_x_lie() -> None:
+    assert strides(None, 4, False) == strides(torch.ones(1), 4, False) == (0, 0)
+    assert strides(torch.ones(4, 1), 4, False) == (1, 1)
+    assert strides(torch.ones(4, 6), 4, False) == (6, 1)
+    assert strides(torch.ones(6, 4), 4, True) == (1, 4)
+
+
+def test_shapes_of_weights() -> None:
+    assert Narrow("int4", torch.zeros(6, 16), torch.ones(6, 1)).shape == (6, 32)
+    assert Narrow("rows", torch.zeros(2, 4, 6, 16, 16), torch.ones(1)).shape == (64, 96)
+    assert Narrow("rows", torch.zeros(2, 6, 16), torch.ones(1)).tiled is False

@@ -1,0 +1,8 @@
+"""The Triton implementation of tensor_scaled_linear against the op's meaning."""
+
+from services.worker.kernels.impl.triton.tensor_scaled_linear import IMPL
+from tests.services.worker.kernels.impl.triton.hold import Holder
+
+
+def test_is_the_meaning(hold: Holder) -> None:
+    hold(IMPL)
