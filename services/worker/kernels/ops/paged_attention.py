@@ -285,7 +285,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: Attention
 
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, spec: AttentionSpec) -> Tensor:
     """q: the group's tokens [G, H, D]; returns [G, H, E]."""
-    (num_kv_heads, head_dim), value_dim = k_cache.shape[2:], v_cache.shape[3]
+    num_kv_heads, head_dim = k_cache.shape[2:]
     share = q.shape[1] // num_kv_heads
     k, v = _context(k_cache, group), _context(v_cache, group)
     if spec.kv_scale is not None:
