@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from common.errors import ConfigError
 from services.worker.kernels.registry import Bindings
+from services.worker.models.latent_spec import LatentSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, bias_of
 from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
 from services.worker.quant.narrow import Zeros, narrow
@@ -76,10 +77,30 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
         for name in norms:
             yield name.format(i=i), WHOLE
         yield names.sinks.format(i=i), Cut(0, heads.query)
-        for name, span in zip(names.qkv, (query, kv, kv), strict=True):
-            yield from _rows(name.format(i=i), span)
-        yield from _columns(names.out.format(i=i), query)
+        if spec.latent is None:
+            for name, span in zip(names.qkv, (query, kv, kv), strict=True):
+                yield from _rows(name.format(i=i), span)
+            yield from _columns(names.out.format(i=i), query)
+        else:
+            yield from _latent_cuts(spec.latent, names, i, heads.query)
         yield from _mlp_cuts(spec, names, i, rank)
+
+
+def _latent_cuts(
+    spec: LatentSpec, names: DecoderNames, layer: int, heads: Span
+) -> Iterator[tuple[str, Cut | None]]:
+    """Heads are divided; latents, and what chooses among the tokens, are the same at every rank."""
+    parts = names.latent
+    assert parts is not None, "a model with latent attention names its tensors"
+    for name in (parts.q_a, parts.kv_a, parts.index_k_norm):
+        yield name.format(i=layer), WHOLE
+        yield bias_of(name.format(i=layer)), WHOLE
+    for name in (parts.q_a_norm, parts.kv_a_norm, parts.index_q, parts.index_k, parts.index_weights):
+        yield name.format(i=layer), WHOLE
+    for name in (names.qkv[0], parts.q_b):
+        yield name.format(i=layer), Cut(0, heads.times(spec.query_dim))
+    yield parts.kv_b.format(i=layer), Cut(0, heads.times(spec.expanded))
+    yield from _columns(names.out.format(i=layer), heads.times(spec.value_dim))
 
 
 def _mlp_cuts(spec: DecoderSpec, names: DecoderNames, layer: int, rank: Rank) -> Iterator[tuple[str, Cut | None]]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from services.worker.graphs import Choice, StepColumns
-from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
 from services.worker.state import Ints, Rows, Step
 
 Put = Callable[[npt.NDArray[np.generic]], Tensor]
@@ -111,6 +111,7 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
             max_context=int(context.max()),
             num_decode=int(longer[0]) if len(longer) else len(slots),
             table_rows=table_rows,
+            chunk_load=ChunkLoad.of(counts, context),
         ),
         outputs=None if everything else put(ends[samples] - 1),
         sampled_places=put(slots[samples] * row_len + context[samples]),

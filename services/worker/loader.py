@@ -11,6 +11,7 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.division import Division
+from services.worker.models.latent_spec import latent_shapes
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
@@ -112,15 +113,20 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
         ),
         (names.out, hidden, q_rows, spec.out_bias),
     ]
+    if (latent := spec.latent) is not None:
+        attention = [(names.out, hidden, spec.num_heads * latent.value_dim, spec.out_bias)]
     for i in range(spec.num_layers):
+        if latent is not None and names.latent is not None:
+            shapes |= latent_shapes(latent, names.latent, names.qkv[0], i, hidden, spec.num_heads)
         shapes[names.input_norm.format(i=i)] = (hidden,)
         shapes[names.post_norm.format(i=i)] = (hidden,)
         if spec.post_norms:
             shapes |= {name.format(i=i): (hidden,) for name in (names.after_attention, names.after_mlp)}
         if spec.sinks:
             shapes[names.sinks.format(i=i)] = (spec.num_heads,)
-        if (moe := spec.experts_of(i)) is not None and moe.grouped is not None and names.experts is not None:
-            shapes[names.experts.correction.format(i=i)] = (moe.num_experts,)
+        moe, experts = spec.experts_of(i), names.experts
+        if moe is not None and experts is not None and moe.grouped is not None and not moe.grouped.softmax:
+            shapes[experts.correction.format(i=i)] = (moe.num_experts,)
         if spec.qk_norm:
             shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
             shapes[names.k_norm.format(i=i)] = (spec.head_dim,)

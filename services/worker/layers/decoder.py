@@ -7,7 +7,7 @@ head size.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,17 @@ from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.latent_attention import LatentAttention, LatentProjection, Projected, SharedParts
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
 from services.worker.layers.rope import Rotation
+from services.worker.models.latent_spec import LatentSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
 from services.worker.quant.contract import ExpertBiases, Norm, Weight
 
 Mlp = GatedMlp | NormedMlp | MoeMlp
+Queries = Tensor | Projected  # with what goes into the cache: what `project` gives and `attend` takes
 
 
 class DecoderLayer:
@@ -33,7 +36,7 @@ class DecoderLayer:
 
     def __init__(
         self,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         mlp: Mlp,
         norms: tuple[Norm, Norm],
         bindings: Bindings,
@@ -45,8 +48,8 @@ class DecoderLayer:
         self.input_norm, self.post_norm = norms
         self._rms_norm = bindings(rms_norm)
 
-    def project(self, x: Tensor) -> Tensor:
-        """x: [T, N]; returns queries, keys and values [T, (H + 2K) * D]."""
+    def project(self, x: Tensor) -> Queries:
+        """x: [T, N]; returns queries, keys and values [T, (H + 2K) * D], or what latent attention has for them."""
         return self.attention.project.after_norm(x, self.input_norm)
 
     def finish(self, x: Tensor, attended: Tensor) -> None:
@@ -71,13 +74,13 @@ class ScaledEmbedding:
 Embedding = Weight | ScaledEmbedding
 
 
-def start(embedding: Embedding, first: DecoderLayer, ids: Tensor) -> tuple[Tensor, Tensor]:
+def start(embedding: Embedding, first: DecoderLayer, ids: Tensor) -> tuple[Tensor, Queries]:
     """ids: int [T]; returns the residual stream [T, N] and the first layer's projection."""
     x = embedding.embed(ids)
     return x, first.project(x)
 
 
-def between(layer: DecoderLayer, following: DecoderLayer, x: Tensor, attended: Tensor) -> Tensor:
+def between(layer: DecoderLayer, following: DecoderLayer, x: Tensor, attended: Tensor) -> Queries:
     """From one layer's attention to the next one's: changes x in place, returns the next projection."""
     layer.finish(x, attended)
     return following.project(x)
@@ -91,8 +94,8 @@ def end(layer: DecoderLayer, x: Tensor, attended: Tensor) -> None:
 class Pieces(NamedTuple):
     """The per-token parts of a forward pass, as they are or compiled."""
 
-    start: Callable[[Embedding, DecoderLayer, Tensor], tuple[Tensor, Tensor]] = start
-    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor], Tensor] = between
+    start: Callable[[Embedding, DecoderLayer, Tensor], tuple[Tensor, Queries]] = start
+    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor], Queries] = between
     end: Callable[[DecoderLayer, Tensor, Tensor], None] = end
 
 
@@ -121,9 +124,11 @@ class Decoder:
 
         Returns the residual stream of the tokens `outputs` (int64 [S]; None: of all), for `logits`.
         """
+        qkv: Any  # whatever the layers' attention projects and takes
         x, qkv = self.pieces.start(self.embedding, self.layers[0], token_ids)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            attended = layer.attention.attend(qkv, rotations[layer.rope], layer_cache, slots, rows)
+            attention: Any = layer.attention
+            attended = attention.attend(qkv, rotations[layer.rope], layer_cache, slots, rows)
             if layer is not self.layers[-1]:
                 qkv = self.pieces.between(layer, self.layers[i + 1], x, attended)
         if outputs is not None:
@@ -140,8 +145,8 @@ class Decoder:
 def build_decoder(spec: DecoderSpec, model: ModelDef, parameters: Parameters, bindings: Bindings) -> Decoder:
     """Asks for every parameter once, in layer order. Raises KeyError naming a tensor that the checkpoint lacks."""
     names = model.names
-    table = parameters.weight(names.embedding)
-    layers = [LayerBuilder(spec, names, i, parameters, bindings)() for i in range(spec.num_layers)]
+    table, parts = parameters.weight(names.embedding), SharedParts()
+    layers = [LayerBuilder(spec, names, i, parameters, bindings, parts)() for i in range(spec.num_layers)]
     head = table if spec.tie_embeddings else parameters.weight(names.head)
     final_norm = Norm(parameters.tensor(names.final_norm) + spec.norm_offset, spec.rms_eps)
     scaled = ScaledEmbedding(table, spec.embed_scale, final_norm.weight.dtype) if spec.embed_scale != 1.0 else table
@@ -152,15 +157,22 @@ class LayerBuilder:
     """Makes one layer; every method asks for what it names."""
 
     def __init__(
-        self, spec: DecoderSpec, names: DecoderNames, index: int, parameters: Parameters, bindings: Bindings
+        self,
+        spec: DecoderSpec,
+        names: DecoderNames,
+        index: int,
+        parameters: Parameters,
+        bindings: Bindings,
+        parts: SharedParts,
     ) -> None:
+        """`parts`: for latent attention, the same for all layers."""
         self.spec, self.names, self.index = spec, names, index
-        self.parameters, self.bindings = parameters, bindings
+        self.parameters, self.bindings, self.parts = parameters, bindings, parts
 
     def __call__(self) -> DecoderLayer:
         spec, names = self.spec, self.names
         input_norm = self.norm(names.input_norm)
-        attention = self.attention()
+        attention = self.attention() if spec.latent is None else self.latent_attention(spec.latent)
         after_attention = self.norm(names.after_attention) if spec.post_norms else None
         post_norm = self.norm(names.post_norm)
         moe = spec.experts_of(self.index)
@@ -196,6 +208,20 @@ class LayerBuilder:
         out = self.linear(spec.out_bias, names.out)
         return Attention(spec, qkv, out, head_norm, self.bindings, spec.window_of(self.index), sinks)
 
+    def latent_attention(self, latent: LatentSpec) -> LatentAttention:
+        spec, names = self.spec, self.names.latent
+        assert names is not None, "a model with latent attention names its tensors"
+        if latent.query_rank:
+            down = self.linear(latent.bias, names.q_a, names.kv_a)
+            q_norm = Norm(self.tensor(names.q_a_norm), latent.norm_eps)
+            project = LatentProjection(latent, down, q_norm, self.linear(False, names.q_b))
+        else:
+            project = LatentProjection(latent, self.linear(False, self.names.qkv[0], names.kv_a), None, None)
+        kv_norm = Norm(self.tensor(names.kv_a_norm), latent.norm_eps)
+        kv_up = self.tensor(names.kv_b)
+        out = self.linear(spec.out_bias, self.names.out)
+        return LatentAttention(spec, project, kv_norm, kv_up, out, self.parts, self.bindings)
+
     def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
         has_bias = self.spec.mlp_bias
         return GatedMlp(self.linear(has_bias, *gate_up), self.linear(has_bias, down), self.spec.activation)
@@ -207,7 +233,7 @@ class LayerBuilder:
         router = Router(
             self.tensor(parts.router, wide),
             self.tensor(bias_of(parts.router), wide) if moe.clamped else None,
-            self.tensor(parts.correction, wide=True) if wide else None,
+            self.tensor(parts.correction, wide=True) if moe.grouped is not None and not moe.grouped.softmax else None,
         )
         numbers = range(moe.num_experts)
         gate, up = ([name.format(i=self.index, e=e) for e in numbers] for name in parts.gate_up)

@@ -31,8 +31,16 @@ class LayerKv(NamedTuple):
     scale: KvScale | None  # of 8-bit storage, and only of it
 
 
+class LatentKv(NamedTuple):
+    """One layer's part of the cache of latent attention."""
+
+    pages: Tensor  # [num_blocks, block_tokens, LatentSpec.row]
+
+
 class KvCache:
     """One allocation, [layers, 2, num_blocks, block_tokens, KV heads, head size]; index 1 is keys, then values.
+
+    Of latent attention [layers, 1, num_blocks, block_tokens, 1, LatentSpec.row].
 
     Zero at first: masked positions of a read block must hold finite numbers. A block is one run of memory in every
     layout, so that only `layers` knows which it is.
@@ -49,6 +57,10 @@ class KvCache:
             # two allocations: kernels are compiled for addresses that are multiples of 16
             ones = KvScale(torch.ones(1, device=storage.device), torch.ones(1, device=storage.device))
             each = [ones] * len(storage)
+        self.layers: list[LayerKv] | list[LatentKv]
+        if storage.shape[1] == 1:
+            self.layers = [LatentKv(layer[0, :, :, 0]) for layer in storage]
+            return
         self.layers = [
             LayerKv(*layouts.pages(layout, layer[0], layer[1]), scale)
             for layer, scale in zip(storage, each, strict=True)
@@ -56,6 +68,8 @@ class KvCache:
 
     @staticmethod
     def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
+        if spec.latent is not None:
+            return spec.num_layers, 1, num_blocks, block_tokens, 1, spec.latent.row
         return spec.num_layers, 2, num_blocks, block_tokens, spec.num_kv_heads, spec.head_dim
 
     @property

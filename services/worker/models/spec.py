@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from services.worker.models.latent_spec import LatentNames, LatentSpec
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
@@ -85,11 +86,12 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class GroupedRouting:
-    """Sigmoid scores; the choice is by score and a learned correction, in the best groups (DeepSeek-V3)."""
+    """The choice is in the best groups: by sigmoid scores and a learned correction (DeepSeek-V3), or by softmax (V2)."""
 
     num_groups: int
     top_groups: int
     scale: float  # of the chosen experts' weights
+    softmax: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class DecoderSpec:
     embed_scale: float = 1.0
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
+    latent: LatentSpec | None = None  # of latent attention; each head is a KV head then
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -148,13 +151,17 @@ class DecoderSpec:
     def attention_parity(self) -> int:
         """Tokens of context to which attending costs a token as many operations as its way through the layers."""
         attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        per_token = 2 * self.num_heads * self.head_dim
+        if self.latent is not None:
+            attention = self.latent.weights(self.hidden_size, self.num_heads)
+            per_token = self.num_heads * (self.latent.query_dim + self.latent.value_dim)
         weights = 0
         for layer in range(self.num_layers):
             moe = self.experts_of(layer)
             inner = self.intermediate_size if moe is None else moe.top_k * moe.inner + moe.shared_inner
             weights += attention + 3 * self.hidden_size * inner
         # Two operations for each weight; for each token of context as many for the score and for the sum of values.
-        return max(weights // (2 * self.num_layers * self.num_heads * self.head_dim), 1)
+        return max(weights // (self.num_layers * per_token), 1)
 
     def experts_of(self, layer: int) -> MoeSpec | None:
         """None: the layer has an ordinary MLP."""
@@ -204,6 +211,7 @@ class DecoderNames:
     sinks: str = ""
     after_attention: str = ""  # norms of DecoderSpec.post_norms
     after_mlp: str = ""
+    latent: LatentNames | None = None
 
 
 @dataclass(frozen=True)

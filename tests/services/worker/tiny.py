@@ -71,7 +71,13 @@ SMALL = {
     "use_qk_norm": True,
     "query_pre_attn_scalar": 24,
     "image_token_id": VOCABULARY - 1,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
 }
+LATENT = {"num_key_value_heads": 6, **{key: SMALL[key] for key in SMALL if "lora" in key or key.startswith(("qk_", "v_"))}}
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 MOE = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
 # name: (architecture, changes of its configuration's defaults)
@@ -102,6 +108,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2, "norm_topk_prob": False},
     ),
     "gpt_oss_64": ("GptOssForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}),
+    "deepseek_v2_lite": (  # no latent of the query, all experts in one group
+        "DeepseekV2ForCausalLM",
+        LATENT | {"q_lora_rank": None, "n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3}
+        | {"first_k_dense_replace": 1, "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek_v2_groups": (
+        "DeepseekV2ForCausalLM",
+        LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
+        | {"topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0},
+    ),
+    "deepseek_v3_yarn": (
+        "DeepseekV3ForCausalLM",
+        LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
+        | {"topk_group": 2, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}, "attention_bias": True}
+        | {"first_k_dense_replace": 1, "rope_interleave": False},
+    ),
     "mixtral": (
         "MixtralForCausalLM",
         {"sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -123,6 +145,8 @@ def small_config(kind: type) -> Any:
         tied = part.tie_word_embeddings
         return kind(text_config=part.to_dict(), vision_config=VISION, tie_word_embeddings=tied)
     known = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    if "kv_lora_rank" in known:
+        known |= {"num_key_value_heads": COMMON["num_attention_heads"], "head_dim": SMALL["qk_rope_head_dim"]}
     return kind(**COMMON | known)
 
 

@@ -1,0 +1,154 @@
+"""Multi-head latent attention of one layer (DeepSeek-V2, arXiv 2405.04434): project (compilable), attend, output.
+
+The cache holds one latent and one rotated key per token. Each head's plain key and value are projections of the
+latent: K = W_UK c, V = W_UV c. Absorbed, a query goes through W_UK and a result through W_UV instead, so that attention
+reads the latents as they are; expanded, keys and values are made of the latents of a whole context. Letters: T tokens,
+H heads, N plain, R rotated numbers of a query, V of a value, L of a latent.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.worker.kernels.ops.latent_write import latent_write
+from services.worker.kernels.ops.mla_decode import mla_decode
+from services.worker.kernels.ops.mla_expanded import mla_expanded
+from services.worker.kernels.ops.mla_prefill import mla_prefill
+from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
+from services.worker.kernels.registry import Bindings
+from services.worker.kernels.row_parts import RowParts
+from services.worker.layers.kv_cache import LatentKv
+from services.worker.layers.linear import Linear
+from services.worker.models.latent_spec import LatentSpec
+from services.worker.models.spec import DecoderSpec
+from services.worker.quant.contract import Norm
+
+EXPANDED_BYTES = 512 << 20  # of keys and values at once: heads go one group after the other where they are more
+
+
+def prefers_expanded(spec: LatentSpec, tokens: int, load: ChunkLoad) -> bool:
+    """Whether keys and values made of the latents cost fewer operations than absorbed projections, per head.
+
+    Products, counted after DeepSeek-V2 (arXiv 2405.04434, section 2.1.2 and appendix C): a pair of a token and a
+    position costs 2 (N + R + V) expanded and 2 (2 L + R) absorbed; the projections 2 L (N + V) for each position of
+    the contexts, or for each token. A whole prompt is cheaper expanded; behind a long context from
+    L (N + V) / (2 L - N - V) tokens on, 171 for DeepSeek-V3.
+    """
+    projected = spec.latent * spec.expanded
+    expanded = load.pairs * (spec.query_dim + spec.value_dim) + load.context * projected
+    return expanded <= load.pairs * (spec.latent + spec.cached) + tokens * projected
+
+
+def most_absorbed(spec: LatentSpec) -> int:
+    """Tokens of a chunk from which on it is expanded behind any context: longer ones are not worth a captured graph."""
+    saved = spec.latent + spec.cached - spec.query_dim - spec.value_dim
+    return spec.latent * spec.expanded // saved if saved > 0 else 1 << 30
+
+
+class Projected(NamedTuple):
+    """q: [T, H * (N + R)], contiguous; kv: [T, L + R], neither normed nor rotated."""
+
+    q: Tensor
+    kv: Tensor
+
+
+class LatentProjection:
+    """`down`: the query's latent, if it has one, then the latent and the key that is rotated; else queries directly."""
+
+    def __init__(self, spec: LatentSpec, down: Linear, q_norm: Norm | None, q_up: Linear | None) -> None:
+        self.down, self.q_norm, self.q_up = down, q_norm, q_up
+        self._cached = spec.cached
+
+    def after_norm(self, x: Tensor, norm: Norm) -> Projected:
+        """x: [T, N], the residual stream."""
+        fused = self.down.after_norm(x, norm)
+        first, kv = fused[:, : -self._cached].contiguous(), fused[:, -self._cached :]
+        if self.q_up is None or self.q_norm is None:
+            return Projected(first, kv)
+        return Projected(self.q_up.after_norm(first, self.q_norm), kv)
+
+
+class SharedParts:
+    """Parts of a step's rows, of the step that asked last; all layers of a model have one."""
+
+    def __init__(self) -> None:
+        self._parts: RowParts | None = None
+
+    def of(self, rows: AttentionRows) -> RowParts:
+        if self._parts is None or self._parts.rows is not rows:
+            self._parts = RowParts(rows)
+        return self._parts
+
+
+class LatentAttention:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        project: LatentProjection,
+        kv_norm: Norm,
+        kv_up: Tensor,
+        out: Linear,
+        shared: SharedParts,
+        bindings: Bindings,
+    ) -> None:
+        """`kv_up`: [H * (N + V), L], the checkpoint's kv_b_proj; W_UK and W_UV are views of it."""
+        assert spec.latent is not None
+        self.project, self.kv_norm, self.out = project, kv_norm, out
+        self.kv_up = kv_up.view(spec.num_heads, spec.latent.expanded, spec.latent.latent)
+        self._latent, self._heads, self._shared = spec.latent, spec.num_heads, shared
+        self._scale = spec.attention_scale or spec.head_dim**-0.5
+        self._write, self._expanded = bindings(latent_write), bindings(mla_expanded)
+        self._decode, self._prefill = bindings(mla_decode), bindings(mla_prefill)
+
+    def attend(
+        self,
+        projected: Projected,
+        rotation: tuple[Tensor, Tensor],
+        cache: LatentKv,
+        slots: Tensor,
+        rows: AttentionRows,
+    ) -> Tensor:
+        """rotation: cos and sin, each [T, 1, R]; slots: int64 [T].
+
+        Writes the new latents to their slots, then reads every row's context. Returns [T, H * V].
+        """
+        spec, norm = self._latent, self.kv_norm
+        q = projected.q.view(-1, self._heads, spec.query_dim)
+        self._write(q, projected.kv, *rotation, norm.weight, norm.eps, cache.pages, slots, spec.interleaved)
+        out = q.new_empty(len(q), self._heads, spec.value_dim)
+        parts, load = self._shared.of(rows), rows.chunk_load
+        first = parts.num_decode
+        if parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
+            self._attend_expanded(q[first:], cache.pages, parts, out[first:])
+            if first:
+                self._attend_absorbed(q[:first], cache.pages, parts, out[:first])
+        else:
+            self._attend_absorbed(q, cache.pages, parts, out)
+        return out.view(len(q), -1)
+
+    def _attend_absorbed(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor) -> None:
+        """q: [t, H, N + R], all of the step or its rows that decode; out: [t, H, V]."""
+        nope, first = self._latent.nope_dim, parts.num_decode
+        latents = torch.bmm(q[..., :nope].transpose(0, 1), self.kv_up[:, :nope]).transpose(0, 1)
+        attended = []
+        if first:
+            attended.append(self._decode(latents[:first], q[:first, :, nope:], pages, parts.decode, self._scale))
+        if len(q) > first:
+            attended.append(self._prefill(latents[first:], q[first:, :, nope:], pages, parts.chunks, self._scale))
+        results = attended[0] if len(attended) == 1 else torch.cat(attended)
+        torch.bmm(results.transpose(0, 1), self.kv_up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+
+    def _attend_expanded(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor) -> None:
+        """q: [t, H, N + R], of the chunks; out: [t, H, V]. Some heads at a time, so that a long context fits."""
+        spec, chunks = self._latent, parts.chunks
+        rows = pages.view(-1, pages.shape[2]).index_select(0, parts.chunk_slots)
+        latents, keys = rows[:, : spec.latent], rows[:, spec.latent : spec.cached]
+        per_head = len(rows) * spec.expanded * rows.element_size()
+        together = max(EXPANDED_BYTES // per_head, 1)
+        for head in range(0, self._heads, together):
+            some = slice(head, head + together)
+            kv = functional.linear(latents, self.kv_up[some].flatten(0, 1)).view(len(rows), -1, spec.expanded)
+            starts = chunks.query_starts, parts.chunk_bounds
+            out[:, some] = self._expanded(q[:, some], kv, keys, *starts, chunks.max_query, self._scale)
