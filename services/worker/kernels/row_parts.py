@@ -15,6 +15,14 @@ from services.worker.kernels.ops.paged_attention import AttentionRows
 
 
 class RowParts:
+    @staticmethod
+    def of(rows: AttentionRows) -> "RowParts":
+        """Those that an earlier layer made, if one did."""
+        if "parts" not in rows.derived:
+            rows.derived["parts"] = RowParts(rows)
+        parts: RowParts = rows.derived["parts"]
+        return parts
+
     def __init__(self, rows: AttentionRows) -> None:
         self.rows = rows
         self.num_decode = rows.num_decode
@@ -41,6 +49,25 @@ class RowParts:
         load = self.rows.chunk_load
         assert load is not None, "the host does not know the contexts of a step that is replayed"
         return slots_of(self.chunks, self.chunk_bounds, load.context)
+
+
+def by_token(rows: AttentionRows, num_tokens: int) -> AttentionRows:
+    """Each of the rows' tokens as a row of its own, whose context ends with it."""
+    if "by_token" not in rows.derived:
+        token = torch.arange(num_tokens, device=rows.context_lens.device)
+        row = torch.searchsorted(rows.query_starts, token, right=True) - 1
+        context = rows.context_lens[row] - (rows.query_starts[row + 1] - 1 - token)
+        table_rows = row if rows.table_rows is None else rows.table_rows[row]
+        rows.derived["by_token"] = replace(
+            rows,
+            query_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=token.device),
+            context_lens=context.to(torch.int32),
+            table_rows=table_rows.to(torch.int32),
+            max_query=1,
+            num_decode=num_tokens,
+        )
+    single: AttentionRows = rows.derived["by_token"]
+    return single
 
 
 def part_of(rows: AttentionRows, part: slice) -> AttentionRows:

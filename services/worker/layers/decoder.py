@@ -18,7 +18,7 @@ from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import KvCache
-from services.worker.layers.latent_attention import LatentAttention, LatentProjection, Projected, SharedParts
+from services.worker.layers.latent_attention import LatentAttention, LatentProjection, Projected
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
@@ -145,8 +145,8 @@ class Decoder:
 def build_decoder(spec: DecoderSpec, model: ModelDef, parameters: Parameters, bindings: Bindings) -> Decoder:
     """Asks for every parameter once, in layer order. Raises KeyError naming a tensor that the checkpoint lacks."""
     names = model.names
-    table, parts = parameters.weight(names.embedding), SharedParts()
-    layers = [LayerBuilder(spec, names, i, parameters, bindings, parts)() for i in range(spec.num_layers)]
+    table = parameters.weight(names.embedding)
+    layers = [LayerBuilder(spec, names, i, parameters, bindings)() for i in range(spec.num_layers)]
     head = table if spec.tie_embeddings else parameters.weight(names.head)
     final_norm = Norm(parameters.tensor(names.final_norm) + spec.norm_offset, spec.rms_eps)
     scaled = ScaledEmbedding(table, spec.embed_scale, final_norm.weight.dtype) if spec.embed_scale != 1.0 else table
@@ -157,17 +157,10 @@ class LayerBuilder:
     """Makes one layer; every method asks for what it names."""
 
     def __init__(
-        self,
-        spec: DecoderSpec,
-        names: DecoderNames,
-        index: int,
-        parameters: Parameters,
-        bindings: Bindings,
-        parts: SharedParts,
+        self, spec: DecoderSpec, names: DecoderNames, index: int, parameters: Parameters, bindings: Bindings
     ) -> None:
-        """`parts`: for latent attention, the same for all layers."""
         self.spec, self.names, self.index = spec, names, index
-        self.parameters, self.bindings, self.parts = parameters, bindings, parts
+        self.parameters, self.bindings = parameters, bindings
 
     def __call__(self) -> DecoderLayer:
         spec, names = self.spec, self.names
@@ -220,7 +213,7 @@ class LayerBuilder:
         kv_norm = Norm(self.tensor(names.kv_a_norm), latent.norm_eps)
         kv_up = self.tensor(names.kv_b)
         out = self.linear(spec.out_bias, self.names.out)
-        return LatentAttention(spec, project, kv_norm, kv_up, out, self.parts, self.bindings)
+        return LatentAttention(spec, project, kv_norm, kv_up, out, self.bindings)
 
     def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
         has_bias = self.spec.mlp_bias

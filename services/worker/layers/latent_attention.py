@@ -70,18 +70,6 @@ class LatentProjection:
         return Projected(self.q_up.after_norm(first, self.q_norm), kv)
 
 
-class SharedParts:
-    """Parts of a step's rows, of the step that asked last; all layers of a model have one."""
-
-    def __init__(self) -> None:
-        self._parts: RowParts | None = None
-
-    def of(self, rows: AttentionRows) -> RowParts:
-        if self._parts is None or self._parts.rows is not rows:
-            self._parts = RowParts(rows)
-        return self._parts
-
-
 class LatentAttention:
     def __init__(
         self,
@@ -90,14 +78,13 @@ class LatentAttention:
         kv_norm: Norm,
         kv_up: Tensor,
         out: Linear,
-        shared: SharedParts,
         bindings: Bindings,
     ) -> None:
         """`kv_up`: [H * (N + V), L], the checkpoint's kv_b_proj; W_UK and W_UV are views of it."""
         assert spec.latent is not None
         self.project, self.kv_norm, self.out = project, kv_norm, out
         self.kv_up = kv_up.view(spec.num_heads, spec.latent.expanded, spec.latent.latent)
-        self._latent, self._heads, self._shared = spec.latent, spec.num_heads, shared
+        self._latent, self._heads = spec.latent, spec.num_heads
         self._scale = spec.attention_scale or spec.head_dim**-0.5
         self._write, self._expanded = bindings(latent_write), bindings(mla_expanded)
         self._decode, self._prefill = bindings(mla_decode), bindings(mla_prefill)
@@ -118,7 +105,7 @@ class LatentAttention:
         q = projected.q.view(-1, self._heads, spec.query_dim)
         self._write(q, projected.kv, *rotation, norm.weight, norm.eps, cache.pages, slots, spec.interleaved)
         out = q.new_empty(len(q), self._heads, spec.value_dim)
-        parts, load = self._shared.of(rows), rows.chunk_load
+        parts, load = RowParts.of(rows), rows.chunk_load
         first = parts.num_decode
         if parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
             self._attend_expanded(q[first:], cache.pages, parts, out[first:])

@@ -8,7 +8,7 @@ Decode rows of similar length share one call; a row whose blocks are one run is 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,11 @@ class AttentionRows:
     num_decode: int = 0  # the first rows that have exactly one token each; others may have one too
     table_rows: Tensor | None = None  # int32 [R]: row j's blocks are block_tables[table_rows[j]], not block_tables[j]
     chunk_load: ChunkLoad | None = None  # None: the step is replayed with other rows
+
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What implementations make of the rows once for all layers, by a name of their own."""
+        return {}
 
     @cached_property
     def tables(self) -> Tensor:
