@@ -3,6 +3,8 @@
 Cheaper un-absorbed (mla_expanded) for many tokens; this is for shorter chunks, and where a step is replayed.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from services.worker.kernels.ops.mla_decode import MLA_TOLERANCES, latent_attention, make_mla_case
@@ -10,13 +12,18 @@ from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import op
 
 
+# more tokens than are read as rows that decode
+SMALL: tuple[Any, ...] = (
+    ((66, 1, 9), (90, 17, 9), 6, (24, 8), 8, 16),
+    ((70, 2), (70, 50), 128, (64, 16), 16, 0, True),
+)
+
+
 @op(
     cases=[
-        make_mla_case((20,), (20,), 16),
-        make_mla_case((7, 30), (100, 31), 16, table_rows=True),
         make_mla_case((5,), (64,), 20),
-        make_mla_case((40, 1, 9), (90, 17, 9), 6, (24, 8), 8, more=16),
-        make_mla_case((70, 2), (70, 150), 8, (64, 16)),
+        make_mla_case((3, 8), (30, 9), 16, table_rows=True),
+        *(make_mla_case(*small) for small in SMALL),
     ],
     tolerances=MLA_TOLERANCES,
 )
