@@ -54,6 +54,9 @@ def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
         "renormalize": int(moe.renormalize) if moe else 0,
         "clamped": int(moe.clamped) if moe else 0,
         "gelu": int(spec.activation == "gelu_tanh"),
+        "expert_groups": moe.grouped.num_groups if moe and moe.grouped else 0,
+        "top_groups": moe.grouped.top_groups if moe and moe.grouped else 0,
+        "softmax_groups": int(moe.grouped.softmax) if moe and moe.grouped else 0,
         "max_rows": config.scheduler.max_rows,
         "step_tokens": config.scheduler.step_tokens,
     }

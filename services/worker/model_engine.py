@@ -62,6 +62,10 @@ def facts_of(
         "window": max(spec.windows, default=0),
         "sinks": int(spec.sinks),
     }
+    if (latent := spec.latent) is not None:
+        shapes |= {"kv_lora_rank": latent.latent, "q_lora_rank": latent.query_rank, "latent_row": latent.row}
+        shapes |= {"qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim}
+        shapes |= {"v_head_dim": latent.value_dim}
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
     return Facts(device.type, arch_of(device), dtype, shapes)
@@ -127,6 +131,8 @@ def load_model(
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
+        if spec.latent is not None and kv_dtype != activation:
+            raise ConfigError(f'kv.dtype is "{config.kv.dtype}": latent attention caches latents as they are; set "auto"')
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():

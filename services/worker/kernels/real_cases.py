@@ -36,17 +36,22 @@ SHAPES = (
     *("hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
+    *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "latent_row"),
+    *("expert_groups", "top_groups", "softmax_groups"),
     "uncalled",  # 1: cases also of ops that this model does not call
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
+BY_HEADS = ("rope", "rope_kv_write", "kv_write", "paged_attention")  # latent attention calls none of them
 # What a captured decode step calls; these are also captured and replayed.
 CAPTURED = (
     *("gather_tokens", "embedding", "rms_norm", "linear", "norm_linear", "add_linear", "norm_gated_linear"),
     *(
         "rope_kv_write",
         "paged_attention",
+        "latent_write",
+        "mla_decode",
         "norm_route",
         "moe_gated",
         "moe_clamped",
@@ -85,6 +90,7 @@ def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Cas
     sizes = sizes_of(shapes, device)
     make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
     called = make is not None and (op.name not in MIXTURE or bool(shapes.get("num_experts")))
+    called = called and not (op.name in BY_HEADS and shapes.get("kv_lora_rank"))
     cases = {case.name: case for case in make(shapes, sizes)} if make is not None and called else {}
     if cases or not shapes.get("uncalled"):
         return tuple(cases.values())
@@ -97,7 +103,10 @@ def may_differ(op: Op[Any]) -> float:
 
 
 def _widths(s: Mapping[str, int]) -> tuple[int, int]:
-    """Numbers of all query heads, and of queries, keys and values together."""
+    """Numbers that the output projection takes, and that the projection of the residual stream gives."""
+    if latent := s.get("kv_lora_rank"):
+        down = s["q_lora_rank"] or s["num_heads"] * (s["qk_nope_head_dim"] + s["qk_rope_head_dim"])
+        return s["num_heads"] * s["v_head_dim"], down + latent + s["qk_rope_head_dim"]
     queries = s["num_heads"] * s["head_dim"]
     return queries, queries + 2 * s["num_kv_heads"] * s["head_dim"]
 

@@ -1,5 +1,8 @@
 """Between the projections and latent attention in one op: the latent's norm, rotation of queries and key, the cache."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -72,3 +75,11 @@ def latent_write(
     row = pages.view(-1, pages.shape[2])
     row[slots, :latent] = rms_norm.meaning(kv[:, :latent], norm, eps)
     row[slots, latent : latent + rotated] = turned(kv[:, None, latent:])[:, 0]
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of models with latent attention."""
+    for tokens in sizes.all if (latent := shapes.get("kv_lora_rank")) else ():
+        nope, dims = shapes["qk_nope_head_dim"], (latent, shapes["qk_rope_head_dim"])
+        more = shapes["latent_row"] - sum(dims)
+        yield make_latent_write_case(tokens, shapes["num_heads"], nope, dims, True, more)

@@ -4,7 +4,7 @@ All heads share one latent and one rotated key per position: keys are both, valu
 grouped-query attention with one KV head, whose keys and values are the pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,3 +101,14 @@ def mla_decode(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionR
     """
     return latent_attention(q_latent, q_rope, pages, rows, scale)
 
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of models with latent attention."""
+    for rows in sizes.decode if shapes.get("kv_lora_rank") else ():
+        yield latent_case(shapes, [1] * rows, [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, rows))])
+
+
+def latent_case(shapes: Mapping[str, int], queries: Sequence[int], context: Sequence[int]) -> Case:
+    latent, rope = shapes["kv_lora_rank"], shapes["qk_rope_head_dim"]
+    more = shapes["latent_row"] - latent - rope
+    return make_mla_case(queries, context, shapes["num_heads"], (latent, rope), shapes["block_tokens"], more)

@@ -3,7 +3,8 @@
 Rows lie one behind the other, so that nothing is paged. The rotated key is one for all heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,3 +70,10 @@ def mla_expanded(
         )
         out[first:last] = attended.transpose(0, 1)
     return out
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of models with latent attention, for some heads: those of a long context go in groups, too."""
+    for tokens in sizes.prompt if shapes.get("kv_lora_rank") else ():
+        dims = shapes["qk_nope_head_dim"], shapes["qk_rope_head_dim"], shapes["v_head_dim"]
+        yield make_expanded_case([tokens, 3], [tokens + 777, 3], min(shapes["num_heads"], 8), dims)

@@ -3,13 +3,14 @@
 Cheaper un-absorbed (mla_expanded) for many tokens; this is for shorter chunks, and where a step is replayed.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from services.worker.kernels.ops.mla_decode import MLA_TOLERANCES, latent_attention, make_mla_case
+from services.worker.kernels.ops.mla_decode import MLA_TOLERANCES, latent_attention, latent_case, make_mla_case
 from services.worker.kernels.ops.paged_attention import AttentionRows
-from services.worker.kernels.registry import op
+from services.worker.kernels.registry import Case, op
 
 
 # more tokens than are read as rows that decode
@@ -30,3 +31,9 @@ SMALL: tuple[Any, ...] = (
 def mla_prefill(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
     """As mla_decode, for rows of any number of tokens."""
     return latent_attention(q_latent, q_rope, pages, rows, scale)
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of models with latent attention."""
+    for tokens in sizes.prompt if shapes.get("kv_lora_rank") else ():
+        yield latent_case(shapes, [1, tokens], [5, tokens + 777])
