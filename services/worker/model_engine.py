@@ -66,6 +66,8 @@ def facts_of(
         shapes |= {"kv_lora_rank": latent.latent, "q_lora_rank": latent.query_rank, "latent_row": latent.row}
         shapes |= {"qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim}
         shapes |= {"v_head_dim": latent.value_dim}
+        if (indexer := latent.indexer) is not None:
+            shapes |= {"index_heads": indexer.num_heads, "index_head_dim": indexer.head_dim}
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
     return Facts(device.type, arch_of(device), dtype, shapes)

@@ -154,8 +154,9 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
     if (latent := parts.model.spec.latent) is not None:
-        # longer chunks make keys and values of whole contexts, whose lengths no captured step knows
-        wanted_graphs = tuple(key for key in wanted_graphs if key.chunk <= most_absorbed(latent))
+        # longer chunks make keys and values of whole contexts, whose lengths no captured step knows, and so do scores
+        most = most_absorbed(latent) if latent.indexer is None else 0
+        wanted_graphs = tuple(key for key in wanted_graphs if key.chunk <= most)
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)

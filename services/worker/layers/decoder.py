@@ -17,6 +17,7 @@ from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
+from services.worker.layers.indexer import Indexer
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.latent_attention import LatentAttention, LatentProjection, Projected
 from services.worker.layers.linear import Linear
@@ -204,16 +205,22 @@ class LayerBuilder:
     def latent_attention(self, latent: LatentSpec) -> LatentAttention:
         spec, names = self.spec, self.names.latent
         assert names is not None, "a model with latent attention names its tensors"
+        indexer, weights = None, None
+        if latent.indexer is not None and not latent.indexer.shares(self.index):
+            key_norm = self.tensor(names.index_k_norm), self.tensor(bias_of(names.index_k_norm))
+            indexer = Indexer(latent.indexer, key_norm, self.bindings)
+            weights = self.tensor(names.index_weights, wide=True)
+        q_up, q_norm, down = None, None, [self.names.qkv[0], names.kv_a]
         if latent.query_rank:
-            down = self.linear(latent.bias, names.q_a, names.kv_a)
+            q_up = self.linear(False, names.q_b, *([names.index_q] if indexer else []))
             q_norm = Norm(self.tensor(names.q_a_norm), latent.norm_eps)
-            project = LatentProjection(latent, down, q_norm, self.linear(False, names.q_b))
-        else:
-            project = LatentProjection(latent, self.linear(False, self.names.qkv[0], names.kv_a), None, None)
-        kv_norm = Norm(self.tensor(names.kv_a_norm), latent.norm_eps)
-        kv_up = self.tensor(names.kv_b)
-        out = self.linear(spec.out_bias, self.names.out)
-        return LatentAttention(spec, project, kv_norm, kv_up, out, self.bindings)
+            down = [names.q_a, names.kv_a, *([names.index_k] if indexer else [])]
+        has_bias = latent.bias and latent.query_rank > 0
+        project = LatentProjection(spec, self.linear(has_bias, *down), q_norm, q_up, weights, self.bindings)
+        kv_norm, kv_up = Norm(self.tensor(names.kv_a_norm), latent.norm_eps), self.tensor(names.kv_b)
+        return LatentAttention(
+            spec, project, kv_norm, kv_up, self.linear(spec.out_bias, self.names.out), indexer, self.bindings
+        )
 
     def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
         has_bias = self.spec.mlp_bias

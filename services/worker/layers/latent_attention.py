@@ -6,6 +6,8 @@ reads the latents as they are; expanded, keys and values are made of the latents
 H heads, N plain, R rotated numbers of a query, V of a value, L of a latent.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,8 +19,10 @@ from services.worker.kernels.ops.mla_decode import mla_decode
 from services.worker.kernels.ops.mla_expanded import mla_expanded
 from services.worker.kernels.ops.mla_prefill import mla_prefill
 from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
+from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Bindings
 from services.worker.kernels.row_parts import RowParts
+from services.worker.layers.indexer import Indexer, IndexQueries, chosen
 from services.worker.layers.kv_cache import LatentKv
 from services.worker.layers.linear import Linear
 from services.worker.models.latent_spec import LatentSpec
@@ -48,26 +52,55 @@ def most_absorbed(spec: LatentSpec) -> int:
 
 
 class Projected(NamedTuple):
-    """q: [T, H * (N + R)], contiguous; kv: [T, L + R], neither normed nor rotated."""
+    """q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], neither normed nor rotated."""
 
     q: Tensor
     kv: Tensor
+    index: IndexQueries | None = None
 
 
 class LatentProjection:
-    """`down`: the query's latent, if it has one, then the latent and the key that is rotated; else queries directly."""
+    """`down`: the query's latent, if it has one, else queries; then the latent and the key that is rotated, and the
+    indexer's key. `q_up`: queries, and behind them the indexer's, of their latent."""
 
-    def __init__(self, spec: LatentSpec, down: Linear, q_norm: Norm | None, q_up: Linear | None) -> None:
-        self.down, self.q_norm, self.q_up = down, q_norm, q_up
-        self._cached = spec.cached
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        down: Linear,
+        q_norm: Norm | None,
+        q_up: Linear | None,
+        index_weights: Tensor | None,
+        bindings: Bindings,
+    ) -> None:
+        """`index_weights`: float32 [index heads, N], where the layer has an indexer."""
+        assert spec.latent is not None
+        self.down, self.q_norm, self.q_up, self.index_weights = down, q_norm, q_up, index_weights
+        self._spec, self._heads = spec.latent, spec.num_heads
+        self._rms_norm = bindings(rms_norm)
 
     def after_norm(self, x: Tensor, norm: Norm) -> Projected:
         """x: [T, N], the residual stream."""
-        fused = self.down.after_norm(x, norm)
-        first, kv = fused[:, : -self._cached].contiguous(), fused[:, -self._cached :]
+        spec, size, width = self._spec, len(x), self._heads * self._spec.query_dim
+        if self.index_weights is None or spec.indexer is None:
+            fused = self.down.after_norm(x, norm)
+            first, kv = fused[:, : -spec.cached], fused[:, -spec.cached :]
+            q = self._up(first).view(size, self._heads, spec.query_dim)
+            return Projected(q, kv)
+        indexer = spec.indexer
+        normed = self._rms_norm(x, norm.weight, norm.eps)
+        first, kv, key = self.down(normed).split((spec.query_rank, spec.cached, indexer.head_dim), -1)
+        queries = self._up(first)
+        # as the checkpoints were trained, of fp32 weights; with the scale of the products
+        weights = functional.linear(normed.float(), self.index_weights)
+        weights = weights * (indexer.num_heads * indexer.head_dim) ** -0.5
+        index_q = queries[:, width:].view(size, indexer.num_heads, indexer.head_dim)
+        q = queries[:, :width].view(size, self._heads, spec.query_dim)
+        return Projected(q, kv, IndexQueries(index_q, key, weights))
+
+    def _up(self, first: Tensor) -> Tensor:
         if self.q_up is None or self.q_norm is None:
-            return Projected(first, kv)
-        return Projected(self.q_up.after_norm(first, self.q_norm), kv)
+            return first
+        return self.q_up.after_norm(first.contiguous(), self.q_norm)
 
 
 class LatentAttention:
@@ -78,11 +111,12 @@ class LatentAttention:
         kv_norm: Norm,
         kv_up: Tensor,
         out: Linear,
+        indexer: Indexer | None,
         bindings: Bindings,
     ) -> None:
-        """`kv_up`: [H * (N + V), L], the checkpoint's kv_b_proj; W_UK and W_UV are views of it."""
+        """`indexer`: of a layer that chooses; one that shares a choice has none. `kv_up`: [H * (N + V), L], the checkpoint's kv_b_proj; W_UK and W_UV are views of it."""
         assert spec.latent is not None
-        self.project, self.kv_norm, self.out = project, kv_norm, out
+        self.project, self.kv_norm, self.out, self.indexer = project, kv_norm, out, indexer
         self.kv_up = kv_up.view(spec.num_heads, spec.latent.expanded, spec.latent.latent)
         self._latent, self._heads = spec.latent, spec.num_heads
         self._scale = spec.attention_scale or spec.head_dim**-0.5
@@ -101,31 +135,44 @@ class LatentAttention:
 
         Writes the new latents to their slots, then reads every row's context. Returns [T, H * V].
         """
-        spec, norm = self._latent, self.kv_norm
-        q = projected.q.view(-1, self._heads, spec.query_dim)
-        self._write(q, projected.kv, *rotation, norm.weight, norm.eps, cache.pages, slots, spec.interleaved)
+        spec, norm, q, pages = self._latent, self.kv_norm, projected.q, cache.pages
+        self._write(q, projected.kv, *rotation, norm.weight, norm.eps, pages, slots, spec.interleaved)
+        if self.indexer is not None and projected.index is not None:
+            self.indexer.write(projected.index, rotation, pages, slots)
         out = q.new_empty(len(q), self._heads, spec.value_dim)
         parts, load = RowParts.of(rows), rows.chunk_load
         first = parts.num_decode
-        if parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
-            self._attend_expanded(q[first:], cache.pages, parts, out[first:])
+        if spec.indexer is not None and rows.max_context > spec.indexer.top_k:
+            if self.indexer is not None and projected.index is not None:
+                self.indexer.choose(projected.index, pages, rows)
+            self._absorb(q, partial(self._attend_chosen, pages, rows), out)
+        elif parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
+            self._attend_expanded(q[first:], pages, parts, out[first:])
             if first:
-                self._attend_absorbed(q[:first], cache.pages, parts, out[:first])
+                self._absorb(q[:first], partial(self._attend_pages, pages, parts), out[:first])
         else:
-            self._attend_absorbed(q, cache.pages, parts, out)
+            self._absorb(q, partial(self._attend_pages, pages, parts), out)
         return out.view(len(q), -1)
 
-    def _attend_absorbed(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor) -> None:
-        """q: [t, H, N + R], all of the step or its rows that decode; out: [t, H, V]."""
-        nope, first = self._latent.nope_dim, parts.num_decode
+    def _absorb(self, q: Tensor, attend: Callable[[Tensor, Tensor], Tensor], out: Tensor) -> None:
+        """q: [t, H, N + R]; attend: of latent and rotated queries, [t, H, L] and [t, H, R]; out: [t, H, V]."""
+        nope = self._latent.nope_dim
         latents = torch.bmm(q[..., :nope].transpose(0, 1), self.kv_up[:, :nope]).transpose(0, 1)
-        attended = []
-        if first:
-            attended.append(self._decode(latents[:first], q[:first, :, nope:], pages, parts.decode, self._scale))
-        if len(q) > first:
-            attended.append(self._prefill(latents[first:], q[first:, :, nope:], pages, parts.chunks, self._scale))
-        results = attended[0] if len(attended) == 1 else torch.cat(attended)
+        results = attend(latents, q[..., nope:])
         torch.bmm(results.transpose(0, 1), self.kv_up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+
+    def _attend_pages(self, pages: Tensor, parts: RowParts, latents: Tensor, q_rope: Tensor) -> Tensor:
+        """Of all tokens of the step, or of the rows that decode."""
+        first, attended = parts.num_decode, []
+        if first:
+            attended.append(self._decode(latents[:first], q_rope[:first], pages, parts.decode, self._scale))
+        if len(latents) > first:
+            attended.append(self._prefill(latents[first:], q_rope[first:], pages, parts.chunks, self._scale))
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _attend_chosen(self, pages: Tensor, rows: AttentionRows, latents: Tensor, q_rope: Tensor) -> Tensor:
+        """Pages of one token, and each token a row whose pages are those that it chose."""
+        return self._decode(latents, q_rope, pages.view(-1, 1, pages.shape[2]), chosen(rows), self._scale)
 
     def _attend_expanded(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor) -> None:
         """q: [t, H, N + R], of the chunks; out: [t, H, V]. Some heads at a time, so that a long context fits."""

@@ -76,6 +76,9 @@ SMALL = {
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
+    "index_topk": 20,
+    "index_n_heads": 16,  # so many that no score is 0, which would be a tie
+    "index_head_dim": 16,
 }
 LATENT = {"num_key_value_heads": 6, **{key: SMALL[key] for key in SMALL if "lora" in key or key.startswith(("qk_", "v_"))}}
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -124,6 +127,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"topk_group": 2, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}, "attention_bias": True}
         | {"first_k_dense_replace": 1, "rope_interleave": False},
     ),
+    "glm_moe_dsa_shared": (  # the second layer attends to what the first one chose
+        "GlmMoeDsaForCausalLM",
+        LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "index_topk": 30}
+        | {"index_n_heads": 16, "index_head_dim": 12, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"indexer_types": ["full", "shared", "full"], "head_dim": 8},
+    ),
     "mixtral": (
         "MixtralForCausalLM",
         {"sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -146,6 +155,7 @@ def small_config(kind: type) -> Any:
         return kind(text_config=part.to_dict(), vision_config=VISION, tie_word_embeddings=tied)
     known = {key: value for key, value in SMALL.items() if hasattr(default, key)}
     if "kv_lora_rank" in known:
+        known.pop("layer_types", None)
         known |= {"num_key_value_heads": COMMON["num_attention_heads"], "head_dim": SMALL["qk_rope_head_dim"]}
     return kind(**COMMON | known)
 

@@ -19,8 +19,8 @@ def make_latent_write_case(
     def make(dtype: torch.dtype) -> tuple[Tensor | float | bool, ...]:
         latent, rotated = sizes
         generator = torch.Generator().manual_seed(num_tokens)
-        q = torch.randn(num_tokens, num_heads, nope + rotated, generator=generator).to(dtype)
-        # a part of a fused projection
+        # parts of fused projections
+        q = torch.randn(num_tokens, num_heads + 1, nope + rotated, generator=generator).to(dtype)[:, :num_heads]
         kv = torch.randn(num_tokens, 16 + latent + rotated, generator=generator).to(dtype)[:, 16:]
         angle = torch.rand(num_tokens, 1, rotated // 2, generator=generator) * 6.28
         table = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), -1).to(dtype)
@@ -62,7 +62,7 @@ def latent_write(
 ) -> None:
     """Rotates the last R numbers of q's heads in place; puts rms_norm(kv[:, :L]) and the rotated rest into the pages.
 
-    q: [T, H, N + R], contiguous; kv: [T, L + R], last dimension dense; norm: [L]; cos, sin: [T, 1, R], as `rope` wants
+    q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; norm: [L]; cos, sin: [T, 1, R], as `rope` wants
     them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written; slots: int64 [T],
     distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart all the same.
     """

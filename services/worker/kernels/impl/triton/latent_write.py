@@ -42,6 +42,7 @@ def latent_write_kernel(  # type: ignore[no-untyped-def]
     pages_ptr,  # [slots, ROW]
     slots_ptr,  # int64 [T]
     eps,
+    q_stride,
     kv_stride,
     COS_STRIDE: tl.constexpr,
     SIN_STRIDE: tl.constexpr,
@@ -80,7 +81,7 @@ def latent_write_kernel(  # type: ignore[no-untyped-def]
         head = (part - 1) * HEADS + tl.arange(0, HEADS)
         rows = (head * (PLAIN + 2 * HALF) + PLAIN)[:, None]
         own = (head < NUM_HEADS)[:, None]
-        q_ptr += token * (NUM_HEADS * (PLAIN + 2 * HALF))
+        q_ptr += token * q_stride
         low, high = _turned(q_ptr, cos_ptr, sin_ptr, rows, own, HALF, HALF_PADDED, INTERLEAVED)
         mask = own & (offsets < HALF)[None, :]
         tl.store(q_ptr + rows + offsets[None, :], low.to(q_ptr.dtype.element_ty), mask=mask)
@@ -125,6 +126,7 @@ def run(
         pages,
         slots,
         eps,
+        q.stride(0),
         kv.stride(0),
         COS_STRIDE=cos.stride(0),
         SIN_STRIDE=sin.stride(0),
@@ -143,8 +145,8 @@ def _aot(name: str, num_heads: int, interleaved: bool) -> AotCase:
         ("q_ptr", "kv_ptr", "cos_ptr", "sin_ptr", "norm_ptr", "pages_ptr"), "*bf16:16"
     )
     sizes: dict[str, Any] = _sizes(num_heads, 128, 64, 512, 576)
-    signature |= {"slots_ptr": "*i64", "eps": "fp32", "kv_stride": "i32:16", "COS_STRIDE": 128, "SIN_STRIDE": 128}
-    signature |= {**sizes, "INTERLEAVED": interleaved, "PDL": False}
+    signature |= {"slots_ptr": "*i64", "eps": "fp32", "q_stride": "i32:16", "kv_stride": "i32:16"}
+    signature |= {**sizes, "COS_STRIDE": 128, "SIN_STRIDE": 128, "INTERLEAVED": interleaved, "PDL": False}
     return AotCase(name, latent_write_kernel, signature, num_warps=1)
 
 
