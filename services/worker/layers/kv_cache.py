@@ -31,16 +31,10 @@ class LayerKv(NamedTuple):
     scale: KvScale | None  # of 8-bit storage, and only of it
 
 
-class LatentKv(NamedTuple):
-    """One layer's part of the cache of latent attention."""
-
-    pages: Tensor  # [num_blocks, block_tokens, LatentSpec.row]
-
-
 class KvCache:
     """One allocation, [layers, 2, num_blocks, block_tokens, KV heads, head size]; index 1 is keys, then values.
 
-    Of latent attention [layers, 1, num_blocks, block_tokens, 1, LatentSpec.row].
+    Of latent attention [layers, 1, num_blocks, block_tokens, 1, LatentSpec.row]: keys, and values of 0 numbers.
 
     Zero at first: masked positions of a read block must hold finite numbers. A block is one run of memory in every
     layout, so that only `layers` knows which it is.
@@ -57,9 +51,8 @@ class KvCache:
             # two allocations: kernels are compiled for addresses that are multiples of 16
             ones = KvScale(torch.ones(1, device=storage.device), torch.ones(1, device=storage.device))
             each = [ones] * len(storage)
-        self.layers: list[LayerKv] | list[LatentKv]
         if storage.shape[1] == 1:
-            self.layers = [LatentKv(layer[0, :, :, 0]) for layer in storage]
+            self.layers = [LayerKv(layer[0], layer[0, ..., :0], None) for layer in storage]
             return
         self.layers = [
             LayerKv(*layouts.pages(layout, layer[0], layer[1]), scale)

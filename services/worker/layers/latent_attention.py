@@ -23,7 +23,7 @@ from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Bindings
 from services.worker.kernels.row_parts import RowParts
 from services.worker.layers.indexer import Indexer, IndexQueries, chosen
-from services.worker.layers.kv_cache import LatentKv
+from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.linear import Linear
 from services.worker.models.latent_spec import LatentSpec
 from services.worker.models.spec import DecoderSpec
@@ -127,15 +127,15 @@ class LatentAttention:
         self,
         projected: Projected,
         rotation: tuple[Tensor, Tensor],
-        cache: LatentKv,
+        cache: LayerKv,
         slots: Tensor,
         rows: AttentionRows,
     ) -> Tensor:
-        """rotation: cos and sin, each [T, 1, R]; slots: int64 [T].
+        """rotation: cos and sin, each [T, 1, R]; cache: one head of LatentSpec.row numbers; slots: int64 [T].
 
         Writes the new latents to their slots, then reads every row's context. Returns [T, H * V].
         """
-        spec, norm, q, pages = self._latent, self.kv_norm, projected.q, cache.pages
+        spec, norm, q, pages = self._latent, self.kv_norm, projected.q, cache.keys.squeeze(2)
         self._write(q, projected.kv, *rotation, norm.weight, norm.eps, pages, slots, spec.interleaved)
         if self.indexer is not None and projected.index is not None:
             self.indexer.write(projected.index, rotation, pages, slots)

@@ -57,12 +57,13 @@ class LatentSpec:
         """Numbers of a head's key, without what is rotated, and value."""
         return self.nope_dim + self.value_dim
 
-    def weights(self, hidden: int, heads: int) -> int:
-        """Elements of a layer's matrices."""
+    def costs(self, hidden: int, heads: int) -> tuple[int, int]:
+        """Elements of a layer's matrices, and numbers of all heads' keys and values of a position."""
         queries = heads * self.query_dim
         down = self.query_rank or queries
         up = self.query_rank * queries + heads * self.expanded * self.latent
-        return hidden * (down + self.cached + heads * self.value_dim) + up
+        weights = hidden * (down + self.cached + heads * self.value_dim) + up
+        return weights, heads * (self.query_dim + self.value_dim)
 
 
 @dataclass(frozen=True)

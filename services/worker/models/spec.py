@@ -153,8 +153,7 @@ class DecoderSpec:
         attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         per_token = 2 * self.num_heads * self.head_dim
         if self.latent is not None:
-            attention = self.latent.weights(self.hidden_size, self.num_heads)
-            per_token = self.num_heads * (self.latent.query_dim + self.latent.value_dim)
+            attention, per_token = self.latent.costs(self.hidden_size, self.num_heads)
         weights = 0
         for layer in range(self.num_layers):
             moe = self.experts_of(layer)

@@ -174,15 +174,15 @@ def latent_decode(  # type: ignore[no-untyped-def]
     if count == 1:
         # a padded row has no context
         inverse = tl.where(total > 0, 1.0 / tl.maximum(total, 1e-30), 0.0)
-        at = out_ptr + ((token * NUM_HEADS + head) * LATENT)[:, None] + dims[None, :]
-        tl.store(at, (acc * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
+        out_at = out_ptr + ((token * NUM_HEADS + head) * LATENT)[:, None] + dims[None, :]
+        tl.store(out_at, (acc * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        at = place.to(tl.int64) * NUM_HEADS + head
-        tl.store(sums_ptr + (at * LATENT)[:, None] + dims[None, :], acc, mask=mask)
+        line = place.to(tl.int64) * NUM_HEADS + head
+        tl.store(sums_ptr + (line * LATENT)[:, None] + dims[None, :], acc, mask=mask)
         peaks_ptr = sums_ptr + (num_rows + spare).to(tl.int64) * (NUM_HEADS * LATENT)
-        at = peaks_ptr + 2 * (at - head % JOIN_SHARE) + head % JOIN_SHARE
-        tl.store(at, peak, mask=own)
-        tl.store(at + JOIN_SHARE, total, mask=own)
+        peaks_at = peaks_ptr + 2 * (line - head % JOIN_SHARE) + head % JOIN_SHARE
+        tl.store(peaks_at, peak, mask=own)
+        tl.store(peaks_at + JOIN_SHARE, total, mask=own)
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"], do_not_specialize_on_alignment=["starts_ptr", *POINTERS])
@@ -283,13 +283,15 @@ class Shape(NamedTuple):
 
 
 def default_shape(itemsize: int, block_m: int, is_small: bool) -> Shape:
-    """A tile of latents is `block_kv` KiB in 16 bits; sums are `block_m` x 512 numbers in registers. Compiled without
-    spills for all three targets; not yet tuned on a GPU."""
+    """A tile of latents is `block_kv` KiB in 16 bits; sums are `block_m` x 512 numbers in registers.
+
+    The largest that compile without spills for all three targets; not yet tuned on a GPU.
+    """
     if itemsize > 2:
         return Shape(16, 8, 1)
     if is_small:
-        return Shape(32, 4 if block_m <= 32 else 8, 1)
-    return Shape(32 if block_m <= 32 else 64, 4 if block_m <= 16 else 8, 2)
+        return Shape(32 if block_m <= 32 else 16, 4, 1)
+    return Shape(32, 4 if block_m <= 16 else 8, 2)
 
 
 def share_of(num_heads: int, most: int = MOST_HEADS) -> int:

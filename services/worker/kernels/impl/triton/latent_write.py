@@ -7,29 +7,11 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import load_angles, rotate
+from services.worker.kernels.impl.triton._rotary import load_turned
 from services.worker.kernels.ops.latent_write import latent_write
 from services.worker.kernels.registry import Impl
 
 HEADS = 16  # of a program; one wave turns them, so that all is read before anything is written over it
-
-
-@triton.jit
-def _turned(  # type: ignore[no-untyped-def]
-    x_ptr, cos_ptr, sin_ptr, rows, mask, HALF: tl.constexpr, HALF_PADDED: tl.constexpr, INTERLEAVED: tl.constexpr
-):
-    """Halves [rows, padded half] of `rows` (offsets from x_ptr) with 2 * HALF numbers each, turned."""
-    offsets = tl.arange(0, HALF_PADDED)
-    inside = offsets < HALF
-    mask = mask & inside[None, :]
-    if INTERLEAVED:
-        low = tl.load(x_ptr + rows + 2 * offsets[None, :], mask=mask, other=0.0)
-        high = tl.load(x_ptr + rows + 2 * offsets[None, :] + 1, mask=mask, other=0.0)
-    else:
-        low = tl.load(x_ptr + rows + offsets[None, :], mask=mask, other=0.0)
-        high = tl.load(x_ptr + rows + HALF + offsets[None, :], mask=mask, other=0.0)
-    cos_low, cos_high, sin_low, sin_high = load_angles(cos_ptr, sin_ptr, offsets, inside, HALF)
-    return rotate(low.to(tl.float32), high.to(tl.float32), cos_low, cos_high, sin_low, sin_high)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
@@ -68,21 +50,21 @@ def latent_write_kernel(  # type: ignore[no-untyped-def]
     if part == 0:
         kv_ptr += token * kv_stride
         latent = tl.load(kv_ptr + dims, mask=dims < LATENT, other=0.0).to(tl.float32)
-        rows = tl.zeros([1, 1], tl.int32)
-        low, high = _turned(kv_ptr + LATENT, cos_ptr, sin_ptr, rows, rows == 0, HALF, HALF_PADDED, INTERLEAVED)
+        alone = tl.zeros([1, 1], tl.int32)
+        k_low, k_high = load_turned(kv_ptr + LATENT, cos_ptr, sin_ptr, alone, alone == 0, HALF, HALF_PADDED, INTERLEAVED)
         latent = latent * tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps)
         pages_ptr += tl.load(slots_ptr + token).to(tl.int64) * ROW
         kind = pages_ptr.dtype.element_ty
         tl.store(pages_ptr + dims, (latent.to(kind).to(tl.float32) * weight).to(kind), mask=dims < LATENT)
-        place = pages_ptr + LATENT + rows + offsets[None, :]
-        tl.store(place, low.to(kind), mask=(offsets < HALF)[None, :])
-        tl.store(place + HALF, high.to(kind), mask=(offsets < HALF)[None, :])
+        place = pages_ptr + LATENT + alone + offsets[None, :]
+        tl.store(place, k_low.to(kind), mask=(offsets < HALF)[None, :])
+        tl.store(place + HALF, k_high.to(kind), mask=(offsets < HALF)[None, :])
     else:
         head = (part - 1) * HEADS + tl.arange(0, HEADS)
         rows = (head * (PLAIN + 2 * HALF) + PLAIN)[:, None]
         own = (head < NUM_HEADS)[:, None]
         q_ptr += token * q_stride
-        low, high = _turned(q_ptr, cos_ptr, sin_ptr, rows, own, HALF, HALF_PADDED, INTERLEAVED)
+        low, high = load_turned(q_ptr, cos_ptr, sin_ptr, rows, own, HALF, HALF_PADDED, INTERLEAVED)
         mask = own & (offsets < HALF)[None, :]
         tl.store(q_ptr + rows + offsets[None, :], low.to(q_ptr.dtype.element_ty), mask=mask)
         tl.store(q_ptr + rows + HALF + offsets[None, :], high.to(q_ptr.dtype.element_ty), mask=mask)
