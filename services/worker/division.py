@@ -95,11 +95,12 @@ def _latent_cuts(
     for name in (parts.q_a, parts.kv_a, parts.index_k_norm):
         yield name.format(i=layer), WHOLE
         yield bias_of(name.format(i=layer)), WHOLE
-    for name in (parts.q_a_norm, parts.kv_a_norm, parts.index_q, parts.index_k, parts.index_weights):
+    for name in (parts.q_a_norm, parts.kv_a_norm, parts.index_q, parts.index_k, parts.index_weights, parts.gate):
         yield name.format(i=layer), WHOLE
     for name in (names.qkv[0], parts.q_b):
         yield name.format(i=layer), Cut(0, heads.times(spec.query_dim))
-    yield parts.kv_b.format(i=layer), Cut(0, heads.times(spec.expanded))
+    for name in (parts.kv_b, parts.gate_up, parts.gated_norm):
+        yield from _rows(name.format(i=layer), heads.times(spec.expanded))
     yield from _columns(names.out.format(i=layer), heads.times(spec.value_dim))
 
 

@@ -117,7 +117,8 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
         attention = [(names.out, hidden, spec.num_heads * latent.value_dim, spec.out_bias)]
     for i in range(spec.num_layers):
         if latent is not None and names.latent is not None:
-            shapes |= latent_shapes(latent, names.latent, names.qkv[0], i, hidden, spec.num_heads)
+            sizes = hidden, spec.num_heads, spec.vocab_size
+            shapes |= latent_shapes(latent, names.latent, names.qkv[0], i, *sizes)
         shapes[names.input_norm.format(i=i)] = (hidden,)
         shapes[names.post_norm.format(i=i)] = (hidden,)
         if spec.post_norms:

@@ -17,6 +17,7 @@ from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
+from services.worker.layers.gated_latent_attention import EmbeddingGate, GatedLatentAttention
 from services.worker.layers.indexer import Indexer
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.latent_attention import LatentAttention, LatentProjection, Projected
@@ -37,7 +38,7 @@ class DecoderLayer:
 
     def __init__(
         self,
-        attention: Attention | LatentAttention,
+        attention: Attention | LatentAttention | GatedLatentAttention,
         mlp: Mlp,
         norms: tuple[Norm, Norm],
         bindings: Bindings,
@@ -103,14 +104,14 @@ class Pieces(NamedTuple):
 class Decoder:
     """`pieces` may be replaced by compiled ones before the first call."""
 
-    compiles = True  # and can be captured
-
     def __init__(
         self, spec: DecoderSpec, embedding: Embedding, layers: list[DecoderLayer], final_norm: Norm, head: Linear
     ) -> None:
         self.spec = spec
         self.embedding, self.layers, self.final_norm, self.head = embedding, layers, final_norm, head
         self.pieces = Pieces()
+        # gates make keys and values of whole contexts, whose lengths no captured step knows
+        self.compiles = spec.latent is None or not spec.latent.gate
 
     def __call__(
         self,
@@ -125,6 +126,7 @@ class Decoder:
 
         Returns the residual stream of the tokens `outputs` (int64 [S]; None: of all), for `logits`.
         """
+        rows.derived["ids"] = token_ids  # for gates
         qkv: Any  # whatever the layers' attention projects and takes
         x, qkv = self.pieces.start(self.embedding, self.layers[0], token_ids)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
@@ -166,6 +168,7 @@ class LayerBuilder:
     def __call__(self) -> DecoderLayer:
         spec, names = self.spec, self.names
         input_norm = self.norm(names.input_norm)
+        attention: Attention | LatentAttention | GatedLatentAttention
         attention = self.attention() if spec.latent is None else self.latent_attention(spec.latent)
         after_attention = self.norm(names.after_attention) if spec.post_norms else None
         post_norm = self.norm(names.post_norm)
@@ -202,7 +205,7 @@ class LayerBuilder:
         out = self.linear(spec.out_bias, names.out)
         return Attention(spec, qkv, out, head_norm, self.bindings, spec.window_of(self.index), sinks)
 
-    def latent_attention(self, latent: LatentSpec) -> LatentAttention:
+    def latent_attention(self, latent: LatentSpec) -> LatentAttention | GatedLatentAttention:
         spec, names = self.spec, self.names.latent
         assert names is not None, "a model with latent attention names its tensors"
         indexer, weights = None, None
@@ -218,9 +221,12 @@ class LayerBuilder:
         has_bias = latent.bias and latent.query_rank > 0
         project = LatentProjection(spec, self.linear(has_bias, *down), q_norm, q_up, weights, self.bindings)
         kv_norm, kv_up = Norm(self.tensor(names.kv_a_norm), latent.norm_eps), self.tensor(names.kv_b)
-        return LatentAttention(
-            spec, project, kv_norm, kv_up, self.linear(spec.out_bias, self.names.out), indexer, self.bindings
-        )
+        out = self.linear(spec.out_bias, self.names.out)
+        if latent.gate:
+            parts = (names.gate, names.gate_up, names.gated_norm, bias_of(names.gated_norm))
+            gate = EmbeddingGate(*(self.tensor(name) for name in parts))
+            return GatedLatentAttention(spec, project, kv_norm, kv_up, out, gate, self.bindings)
+        return LatentAttention(spec, project, kv_norm, kv_up, out, indexer, self.bindings)
 
     def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
         has_bias = self.spec.mlp_bias

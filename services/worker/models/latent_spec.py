@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 Shape = tuple[int, ...]
+GATE_NUMBERS = 8  # a token's id, and mean and deviation of its keys and values: in words of 32 bits, of 16 bits or more
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class LatentSpec:
     bias: bool = False  # of the projections down
     norm_eps: float = 1e-6  # of the latents' norms
     indexer: IndexerSpec | None = None
+    gate: int = 0  # numbers of a token's embedding that gates keys and values (EG-MLA); 0: nothing does
 
     @property
     def cached(self) -> int:
@@ -45,8 +47,9 @@ class LatentSpec:
 
     @property
     def row(self) -> int:
-        """Numbers of a token in a page: latent, rotated key, and the indexer's key."""
-        return self.cached + (0 if self.indexer is None else self.indexer.head_dim)
+        """Numbers of a token in a page: latent, rotated key, and the indexer's key or what a gate needs to know."""
+        more = GATE_NUMBERS if self.gate else 0 if self.indexer is None else self.indexer.head_dim
+        return self.cached + more
 
     @property
     def query_dim(self) -> int:
@@ -80,10 +83,13 @@ class LatentNames:
     index_k: str = ""
     index_k_norm: str = ""  # a layer norm: it has a bias, too
     index_weights: str = ""
+    gate: str = ""  # embeddings
+    gate_up: str = ""
+    gated_norm: str = ""  # a layer norm of all heads' keys and values
 
 
 def latent_shapes(
-    spec: LatentSpec, names: LatentNames, q: str, layer: int, hidden: int, heads: int
+    spec: LatentSpec, names: LatentNames, q: str, layer: int, hidden: int, heads: int, vocabulary: int
 ) -> Iterator[tuple[str, Shape]]:
     """Every tensor of a layer's attention but the output projection, with its shape. `q`: DecoderNames.qkv[0]."""
     queries = heads * spec.query_dim
@@ -104,6 +110,13 @@ def latent_shapes(
             shapes[names.q_a.removesuffix(".weight") + ".bias"] = (spec.query_rank,)
     else:
         shapes[q] = (queries, hidden)
+    if spec.gate:
+        shapes |= {
+            names.gate: (vocabulary, spec.gate),
+            names.gate_up: (heads * spec.expanded, spec.gate),
+            names.gated_norm: (heads * spec.expanded,),
+            names.gated_norm.removesuffix(".weight") + ".bias": (heads * spec.expanded,),
+        }
     if (indexer := spec.indexer) is not None and not indexer.shares(layer):
         shapes |= {
             names.index_q: (indexer.num_heads * indexer.head_dim, spec.query_rank),

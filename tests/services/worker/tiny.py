@@ -160,20 +160,25 @@ def small_config(kind: type) -> Any:
     return kind(**COMMON | known)
 
 
-def config_values(architecture: str) -> dict[str, Any]:
-    """The derived configuration, as config.json has it."""
+def reference_class(architecture: str) -> Any:
+    """transformers' class, or a test's own where there is none."""
     import transformers
 
-    values: dict[str, Any] = small_config(getattr(transformers, architecture).config_class).to_dict()
+    from tests.services.worker import eg_mla
+
+    return getattr(eg_mla, architecture, None) or getattr(transformers, architecture)
+
+
+def config_values(architecture: str) -> dict[str, Any]:
+    """The derived configuration, as config.json has it."""
+    values: dict[str, Any] = small_config(reference_class(architecture).config_class).to_dict()
     return values
 
 
 def make_reference(name: str) -> Any:
     """transformers' model, in float32, weights such that nothing it does is without effect."""
-    import transformers
-
     architecture, changes = VARIANTS.get(name, (name, None))
-    kind = getattr(transformers, architecture)
+    kind = reference_class(architecture)
     torch.manual_seed(sum(map(ord, name)))
     config = small_config(kind.config_class) if changes is None else kind.config_class(**COMMON | changes)
     reference = kind._from_config(config, attn_implementation="eager").eval()

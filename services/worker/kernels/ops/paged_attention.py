@@ -50,14 +50,15 @@ class ChunkLoad(NamedTuple):
 
     context: int  # positions of all their contexts together
     pairs: int  # of a token and a position that it sees
+    all_context: int  # positions of all rows' contexts
 
     @classmethod
     def of(cls, counts: npt.NDArray[np.int64], context: npt.NDArray[np.int64]) -> "ChunkLoad":
         """By row: its tokens, and its context with them; the first rows may be such that decode."""
         longer = np.flatnonzero(counts > 1)
         first = int(longer[0]) if len(longer) else len(counts)
-        counts, context = counts[first:], context[first:]
-        return cls(int(context.sum()), int((counts * context - counts * (counts - 1) // 2).sum()))
+        total, counts, context = int(context.sum()), counts[first:], context[first:]
+        return cls(int(context.sum()), int((counts * context - counts * (counts - 1) // 2).sum()), total)
 
 
 @dataclass(frozen=True)
