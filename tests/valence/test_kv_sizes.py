@@ -1,5 +1,11 @@
+import math
+
 import pytest
 
+from services.worker.layers.kv_cache import KvCache
+from services.worker.models.registry import all_models
+from services.worker.models.spec import Config
+from tests.services.worker.tiny import config_values
 from valence.kv_sizes import Attention, read, rows
 
 LLAMA_8B = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -35,7 +41,7 @@ def test_a_latent() -> None:
     found = sizes(DEEPSEEK_V3)
     assert found["MLA (this checkpoint)"] == 70_272 == 61 * 576 * 2  # its paper's figure
     assert found["MHA"] == 61 * 128 * (192 + 128) * 2 and found["GQA"] == found["MHA"] // 8
-    assert sizes(DEEPSEEK_V3, eg_latent=128)["EG-MLA"] == 61 * (128 + 64) * 2
+    assert sizes(DEEPSEEK_V3, eg_latent=128)["EG-MLA"] == 61 * (128 + 64 + 8) * 2
     assert [row["to this"] for row in rows(read(DEEPSEEK_V3), 2)][2:] == ["1.00", "0.40"]
 
 
@@ -48,3 +54,19 @@ def test_the_text_part_counts_and_mistakes_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             read(LLAMA_8B | changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("DeepseekV2ForCausalLM", "MLA"),
+        ("DeepseekV3ForCausalLM", "MLA"),
+        ("DeepseekV32ForCausalLM", "MLA"),
+        ("EgMlaForCausalLM", "EG-MLA"),
+        ("Qwen3ForCausalLM", "GQA"),
+    ],
+)
+def test_figures_are_what_the_worker_allocates(architecture: str, kind: str) -> None:
+    values = config_values(architecture)
+    spec = all_models()[architecture].model.read(Config(values))
+    assert sizes(values)[f"{kind} (this checkpoint)"] == 2 * math.prod(KvCache.shape(spec, 1, 1))
