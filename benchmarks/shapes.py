@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-
 LATENT, ROTATED, VALUE = 512, 64, 128  # of DeepSeek's attention: a latent, a rotated key, a head's value
 
 

@@ -9,8 +9,8 @@ that only which token it is, and its norm, are in the cache.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from services.worker.models.latent_spec import GATE_NUMBERS
 from services.worker.models.spec import Config
+from services.worker.models.spec_latent import GATE_NUMBERS
 
 GIB = 1 << 30
 # DeepSeek-V2's latent and rotated key in heads' sizes, for a checkpoint that has neither
@@ -71,7 +71,9 @@ def rows(attention: Attention, number_bytes: int, eg_latent: int = 0) -> list[di
     kinds = {
         "MHA": (of.heads * both, f"{of.heads} heads x {both}"),
         "GQA": (groups * both, f"{groups} heads x {both}" + (", 8 query heads each" if of.latent else "")),
-        "MLA": (mla, f"latent {latent} + rotated {rotated}"
+        "MLA": (
+            mla,
+            f"latent {latent} + rotated {rotated}"
             + (f" + indexer's {of.indexed}" if of.indexed else "" if of.latent else ", as DeepSeek-V2 would have"),
         ),
         "EG-MLA": (eg, f"latent {eg_latent or latent} + rotated {rotated} + {GATE_NUMBERS} of the token's"),

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from common.errors import ConfigError
 from services.worker.kernels.registry import Bindings
-from services.worker.models.latent_spec import LatentSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, bias_of
+from services.worker.models.spec_latent import LatentSpec
 from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
 from services.worker.quant.narrow import Zeros, narrow
 from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight
@@ -86,9 +86,7 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
         yield from _mlp_cuts(spec, names, i, rank)
 
 
-def _latent_cuts(
-    spec: LatentSpec, names: DecoderNames, layer: int, heads: Span
-) -> Iterator[tuple[str, Cut | None]]:
+def _latent_cuts(spec: LatentSpec, names: DecoderNames, layer: int, heads: Span) -> Iterator[tuple[str, Cut | None]]:
     """Heads are divided; latents, and what chooses among the tokens, are the same at every rank."""
     parts = names.latent
     assert parts is not None, "a model with latent attention names its tensors"

@@ -134,7 +134,9 @@ def load_model(
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         if spec.latent is not None and kv_dtype != activation:
-            raise ConfigError(f'kv.dtype is "{config.kv.dtype}": latent attention caches latents as they are; set "auto"')
+            raise ConfigError(
+                f'kv.dtype is "{config.kv.dtype}": latent attention caches latents as they are; set "auto"'
+            )
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.index_write import IndexNorm
+from services.worker.kernels.ops.latent_write import LatentNorm
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
@@ -25,8 +27,8 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
 from services.worker.layers.rope import Rotation
-from services.worker.models.latent_spec import LatentSpec
 from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
+from services.worker.models.spec_latent import LatentSpec
 from services.worker.quant.contract import ExpertBiases, Norm, Weight
 
 Mlp = GatedMlp | NormedMlp | MoeMlp
@@ -210,7 +212,7 @@ class LayerBuilder:
         assert names is not None, "a model with latent attention names its tensors"
         indexer, weights = None, None
         if latent.indexer is not None and not latent.indexer.shares(self.index):
-            key_norm = self.tensor(names.index_k_norm), self.tensor(bias_of(names.index_k_norm))
+            key_norm = IndexNorm(self.tensor(names.index_k_norm), self.tensor(bias_of(names.index_k_norm)))
             indexer = Indexer(latent.indexer, key_norm, self.bindings)
             weights = self.tensor(names.index_weights, wide=True)
         q_up, q_norm, down = None, None, [self.names.qkv[0], names.kv_a]
@@ -220,7 +222,7 @@ class LayerBuilder:
             down = [names.q_a, names.kv_a, *([names.index_k] if indexer else [])]
         has_bias = latent.bias and latent.query_rank > 0
         project = LatentProjection(spec, self.linear(has_bias, *down), q_norm, q_up, weights, self.bindings)
-        kv_norm, kv_up = Norm(self.tensor(names.kv_a_norm), latent.norm_eps), self.tensor(names.kv_b)
+        kv_norm, kv_up = LatentNorm(self.tensor(names.kv_a_norm), latent.norm_eps), self.tensor(names.kv_b)
         out = self.linear(spec.out_bias, self.names.out)
         if latent.gate:
             parts = (names.gate, names.gate_up, names.gated_norm, bias_of(names.gated_norm))

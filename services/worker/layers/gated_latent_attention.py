@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.worker.kernels.ops.all_reduce import all_reduce
-from services.worker.kernels.ops.latent_write import latent_write
+from services.worker.kernels.ops.latent_write import LatentNorm, latent_write
 from services.worker.kernels.ops.mla_expanded import mla_expanded
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
@@ -19,9 +19,8 @@ from services.worker.kernels.row_parts import bounds_of, slots_of
 from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.latent_attention import EXPANDED_BYTES, LatentProjection, Projected
 from services.worker.layers.linear import Linear
-from services.worker.models.latent_spec import GATE_NUMBERS
 from services.worker.models.spec import DecoderSpec
-from services.worker.quant.contract import Norm
+from services.worker.models.spec_latent import GATE_NUMBERS
 
 EPS = 1e-5  # of the layer norm
 
@@ -61,7 +60,7 @@ class GatedLatentAttention:
         self,
         spec: DecoderSpec,
         project: LatentProjection,
-        kv_norm: Norm,
+        kv_norm: LatentNorm,
         kv_up: Tensor,
         out: Linear,
         gate: EmbeddingGate,
@@ -83,9 +82,9 @@ class GatedLatentAttention:
         rows: AttentionRows,
     ) -> Tensor:
         """As LatentAttention's; the tokens' ids are in rows.derived["ids"]. Returns [T, H * V]."""
-        spec, norm, q = self._latent, self.kv_norm, projected.q
+        spec, q = self._latent, projected.q
         pages = cache.keys.squeeze(2)
-        self._write(q, projected.kv, *rotation, norm.weight, norm.eps, pages, slots, spec.interleaved)
+        self._write(q, projected.kv, *rotation, self.kv_norm, pages, slots, spec.interleaved)
         lines = pages.view(-1, pages.shape[2])
         latents = lines.index_select(0, slots)[:, : spec.latent]
         known = self.gate.known(latents, self.kv_up, rows.derived["ids"])

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.index_scores import index_scores
-from services.worker.kernels.ops.index_write import index_write
+from services.worker.kernels.ops.index_write import IndexNorm, index_write
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
 from services.worker.kernels.row_parts import by_token
-from services.worker.models.latent_spec import IndexerSpec
+from services.worker.models.spec_latent import IndexerSpec
 
 SCORES_BYTES = 256 << 20  # of one piece of a step's tokens
 
@@ -29,14 +29,14 @@ class IndexQueries(NamedTuple):
 
 
 class Indexer:
-    def __init__(self, spec: IndexerSpec, norm: tuple[Tensor, Tensor], bindings: Bindings) -> None:
-        """`norm`: weight and bias of the keys' layer norm, [D]."""
+    def __init__(self, spec: IndexerSpec, norm: IndexNorm, bindings: Bindings) -> None:
+        """`norm`: of the keys."""
         self.norm, self._spec = norm, spec
         self._write, self._scores = bindings(index_write), bindings(index_scores)
 
     def write(self, given: IndexQueries, rotation: tuple[Tensor, Tensor], pages: Tensor, slots: Tensor) -> None:
         """Rotates the queries in place; the keys go into the pages."""
-        self._write(given.q, given.k, *rotation, *self.norm, pages, slots, self._spec.interleaved)
+        self._write(given.q, given.k, *rotation, self.norm, pages, slots, self._spec.interleaved)
 
     def choose(self, given: IndexQueries, pages: Tensor, rows: AttentionRows) -> None:
         """Keeps with the rows what `chosen` gives. The queries are rotated, the keys in the pages."""

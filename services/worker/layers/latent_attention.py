@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.worker.kernels.ops.latent_write import latent_write
+from services.worker.kernels.ops.latent_write import LatentNorm, latent_write
 from services.worker.kernels.ops.mla_decode import mla_decode
 from services.worker.kernels.ops.mla_expanded import mla_expanded
 from services.worker.kernels.ops.mla_prefill import mla_prefill
@@ -25,8 +25,8 @@ from services.worker.kernels.row_parts import RowParts
 from services.worker.layers.indexer import Indexer, IndexQueries, chosen
 from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.linear import Linear
-from services.worker.models.latent_spec import LatentSpec
 from services.worker.models.spec import DecoderSpec
+from services.worker.models.spec_latent import LatentSpec
 from services.worker.quant.contract import Norm
 
 EXPANDED_BYTES = 512 << 20  # of keys and values at once: heads go one group after the other where they are more
@@ -108,13 +108,16 @@ class LatentAttention:
         self,
         spec: DecoderSpec,
         project: LatentProjection,
-        kv_norm: Norm,
+        kv_norm: LatentNorm,
         kv_up: Tensor,
         out: Linear,
         indexer: Indexer | None,
         bindings: Bindings,
     ) -> None:
-        """`indexer`: of a layer that chooses; one that shares a choice has none. `kv_up`: [H * (N + V), L], the checkpoint's kv_b_proj; W_UK and W_UV are views of it."""
+        """`indexer`: of a layer that chooses; one that shares a choice has none.
+
+        `kv_up`: [H * (N + V), L], the checkpoint's kv_b_proj; W_UK and W_UV are views of it.
+        """
         assert spec.latent is not None
         self.project, self.kv_norm, self.out, self.indexer = project, kv_norm, out, indexer
         self.kv_up = kv_up.view(spec.num_heads, spec.latent.expanded, spec.latent.latent)
@@ -135,8 +138,8 @@ class LatentAttention:
 
         Writes the new latents to their slots, then reads every row's context. Returns [T, H * V].
         """
-        spec, norm, q, pages = self._latent, self.kv_norm, projected.q, cache.keys.squeeze(2)
-        self._write(q, projected.kv, *rotation, norm.weight, norm.eps, pages, slots, spec.interleaved)
+        spec, q, pages = self._latent, projected.q, cache.keys.squeeze(2)
+        self._write(q, projected.kv, *rotation, self.kv_norm, pages, slots, spec.interleaved)
         if self.indexer is not None and projected.index is not None:
             self.indexer.write(projected.index, rotation, pages, slots)
         out = q.new_empty(len(q), self._heads, spec.value_dim)

@@ -7,7 +7,6 @@ from typing import Any
 
 from services.worker.models.glm4_moe import NAMES as GLM4_NAMES
 from services.worker.models.glm4_moe import read_groups
-from services.worker.models.latent_spec import LatentNames, LatentSpec
 from services.worker.models.spec import (
     MOST,
     Config,
@@ -20,6 +19,7 @@ from services.worker.models.spec import (
     read_moe,
     read_rope,
 )
+from services.worker.models.spec_latent import LatentNames, LatentSpec
 
 NAMES = replace(
     GLM4_NAMES,
@@ -74,7 +74,9 @@ def read_mixture(config: Config, grouped: GroupedRouting) -> MoeSpec:
     )
 
 
-def read_latent(config: Config, interleaved: bool, changes: Mapping[str, Any] | None = None, **more: Any) -> DecoderSpec:
+def read_latent(
+    config: Config, interleaved: bool, changes: Mapping[str, Any] | None = None, **more: Any
+) -> DecoderSpec:
     """A decoder with latent attention; `changes` are a model's own fields of LatentSpec, `more` of DecoderSpec."""
     heads, bias = config.get(int, "num_attention_heads"), config.get(bool, "attention_bias", False)
     latent = LatentSpec(

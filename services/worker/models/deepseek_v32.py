@@ -6,8 +6,8 @@ from dataclasses import replace
 from services.worker.models import deepseek_v3
 from services.worker.models.deepseek_v3 import read_latent, read_mixture
 from services.worker.models.glm4_moe import read_groups
-from services.worker.models.latent_spec import IndexerSpec
 from services.worker.models.spec import MOST, Config, DecoderSpec, ModelDef
+from services.worker.models.spec_latent import IndexerSpec
 
 assert deepseek_v3.NAMES.latent is not None
 NAMES = replace(

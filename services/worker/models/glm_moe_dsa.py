@@ -27,7 +27,9 @@ def read(config: Config) -> DecoderSpec:
     config = config.over(DEFAULTS)
     kinds = config.get(list, "indexer_types", []) or _kinds(config)
     if len(kinds) != config.num_layers or set(kinds) - {FULL, SHARED} or kinds[0] != FULL:
-        raise ValueError(f"config: 'indexer_types' is {kinds!r} for {config.num_layers} layers, of which the first is full")
+        raise ValueError(
+            f"config: 'indexer_types' is {kinds!r} for {config.num_layers} layers, of which the first is full"
+        )
     shared = tuple(kind == SHARED for kind in kinds) if SHARED in kinds else ()
     return read_sparse(config, interleaved=True, shared=shared)
 

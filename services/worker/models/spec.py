@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from services.worker.models.latent_spec import LatentNames, LatentSpec
+from services.worker.models.spec_latent import LatentNames, LatentSpec
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class GroupedRouting:
-    """The choice is in the best groups: by sigmoid scores and a learned correction (DeepSeek-V3), or by softmax (V2)."""
+    """In the best groups, by sigmoid scores and a learned correction (DeepSeek-V3) or by softmax scores (V2)."""
 
     num_groups: int
     top_groups: int

@@ -80,7 +80,10 @@ SMALL = {
     "index_n_heads": 16,  # so many that no score is 0, which would be a tie
     "index_head_dim": 16,
 }
-LATENT = {"num_key_value_heads": 6, **{key: SMALL[key] for key in SMALL if "lora" in key or key.startswith(("qk_", "v_"))}}
+LATENT = {
+    "num_key_value_heads": 6,
+    **{key: SMALL[key] for key in SMALL if "lora" in key or key.startswith(("qk_", "v_"))},
+}
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 MOE = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
 # name: (architecture, changes of its configuration's defaults)
@@ -113,23 +116,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss_64": ("GptOssForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}),
     "deepseek_v2_lite": (  # no latent of the query, all experts in one group
         "DeepseekV2ForCausalLM",
-        LATENT | {"q_lora_rank": None, "n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3}
+        LATENT
+        | {"q_lora_rank": None, "n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3}
         | {"first_k_dense_replace": 1, "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
     ),
     "deepseek_v2_groups": (
         "DeepseekV2ForCausalLM",
-        LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
+        LATENT
+        | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
         | {"topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0},
     ),
     "deepseek_v3_yarn": (
         "DeepseekV3ForCausalLM",
-        LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
+        LATENT
+        | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
         | {"topk_group": 2, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}, "attention_bias": True}
         | {"first_k_dense_replace": 1, "rope_interleave": False},
     ),
     "glm_moe_dsa_shared": (  # the second layer attends to what the first one chose
         "GlmMoeDsaForCausalLM",
-        LATENT | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "index_topk": 30}
+        LATENT
+        | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "index_topk": 30}
         | {"index_n_heads": 16, "index_head_dim": 12, "mlp_layer_types": ["sparse", "dense", "sparse"]}
         | {"indexer_types": ["full", "shared", "full"], "head_dim": 8},
     ),

@@ -41,8 +41,8 @@ def make_index_case(context: Sequence[int], num_heads: int, head_dim: int, befor
 def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, width: int) -> Tensor:
     """sum over h of weights[t, h] * relu(q[t, h] @ key), -inf behind a row's context. Returns a new float32 [T, width].
 
-    q: [T, H, D], heads of a token side by side; weights: float32 [T, H]; pages: [num_blocks, B, W], contiguous: keys are
-    the last D numbers of a row. Each row has one token. `width`: at least the longest context.
+    q: [T, H, D], heads of a token side by side; weights: float32 [T, H]; pages: [num_blocks, B, W], contiguous: keys
+    are the last D numbers of a row. Each row has one token. `width`: at least the longest context.
     """
     head_dim, page = q.shape[2], rows.block_tokens
     position = torch.arange(width, device=q.device)

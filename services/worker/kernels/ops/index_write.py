@@ -1,7 +1,7 @@
-"""Before the lightning indexer (DeepSeek-V3.2) in one op: the key's layer norm, rotation of queries and key, the cache."""
+"""Before DeepSeek-V3.2's indexer in one op: the key's layer norm, rotation of queries and key, and the cache."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +11,19 @@ from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
+class IndexNorm(NamedTuple):
+    """Layer norm of a key. Each [D]."""
+
+    weight: Tensor
+    bias: Tensor
+
+
 def make_index_write_case(
     num_tokens: int, num_heads: int, head_dim: int, rotated: int, interleaved: bool, before: int
 ) -> Case:
     """`before`: numbers of a page's row before the key."""
 
-    def make(dtype: torch.dtype) -> tuple[Tensor | float | bool, ...]:
+    def make(dtype: torch.dtype) -> tuple[Tensor | IndexNorm | bool, ...]:
         generator = torch.Generator().manual_seed(num_tokens)
         # parts of fused projections
         q = torch.randn(num_tokens, num_heads + 2, head_dim, generator=generator).to(dtype)[:, 2:]
@@ -26,8 +33,8 @@ def make_index_write_case(
         blocks = num_tokens // 8 + 2
         pages = torch.randn(blocks, 8, before + head_dim, generator=generator).to(dtype)
         slots = torch.randperm(blocks * 8, generator=generator)[:num_tokens]
-        weight, bias = (torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype).unbind(0)
-        return q, k, table[..., :rotated], table[..., rotated:], weight, bias, pages, slots, interleaved
+        norm = IndexNorm(*(torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype))
+        return q, k, table[..., :rotated], table[..., rotated:], norm, pages, slots, interleaved
 
     return Case(f"{num_tokens}x{num_heads}x{head_dim}r{rotated}{'i' if interleaved else ''}b{before}", make)
 
@@ -50,15 +57,14 @@ def index_write(
     k: Tensor,
     cos: Tensor,
     sin: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    norm: IndexNorm,
     pages: Tensor,
     slots: Tensor,
     interleaved: bool,
 ) -> None:
     """Rotates the first R numbers of q's heads in place; puts layer_norm(k) (eps 1e-6), rotated so, into the pages.
 
-    q: [T, H, D], heads of a token side by side; k: [T, D], last dimension dense; weight, bias: [D]; cos, sin: [T, 1, R],
+    q: [T, H, D], heads of a token side by side; k: [T, D], last dimension dense; cos, sin: [T, 1, R],
     as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the last D numbers are written; slots:
     int64 [T], distinct. interleaved: as in latent_write.
     """
@@ -71,7 +77,7 @@ def index_write(
         return torch.cat((rope.meaning(first, cos, sin), x[..., rotated:]), -1)
 
     q.copy_(turned(q))
-    normed = functional.layer_norm(k.float(), (head_dim,), weight.float(), bias.float(), 1e-6).to(k.dtype)
+    normed = functional.layer_norm(k.float(), (head_dim,), norm.weight.float(), norm.bias.float(), 1e-6).to(k.dtype)
     pages.view(-1, pages.shape[2])[slots, pages.shape[2] - head_dim :] = turned(normed[:, None])[:, 0]
 
 

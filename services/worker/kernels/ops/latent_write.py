@@ -1,7 +1,7 @@
 """Between the projections and latent attention in one op: the latent's norm, rotation of queries and key, the cache."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +11,19 @@ from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
+class LatentNorm(NamedTuple):
+    """RMS norm of a latent. `weight`: [L]."""
+
+    weight: Tensor
+    eps: float
+
+
 def make_latent_write_case(
     num_tokens: int, num_heads: int, nope: int, sizes: tuple[int, int], interleaved: bool, more: int = 0
 ) -> Case:
     """`sizes`: of latent and rotated key; `more`: numbers of a page's row besides."""
 
-    def make(dtype: torch.dtype) -> tuple[Tensor | float | bool, ...]:
+    def make(dtype: torch.dtype) -> tuple[Tensor | LatentNorm | bool, ...]:
         latent, rotated = sizes
         generator = torch.Generator().manual_seed(num_tokens)
         # parts of fused projections
@@ -27,8 +34,8 @@ def make_latent_write_case(
         blocks = num_tokens // 8 + 2
         pages = torch.randn(blocks, 8, latent + rotated + more, generator=generator).to(dtype)
         slots = torch.randperm(blocks * 8, generator=generator)[:num_tokens]
-        norm = (torch.rand(latent, generator=generator) + 0.5).to(dtype)
-        return q, kv, table[..., :rotated], table[..., rotated:], norm, 1e-6, pages, slots, interleaved
+        norm = LatentNorm((torch.rand(latent, generator=generator) + 0.5).to(dtype), 1e-6)
+        return q, kv, table[..., :rotated], table[..., rotated:], norm, pages, slots, interleaved
 
     form = "i" if interleaved else ""
     return Case(f"{num_tokens}x{num_heads}x{nope}d{sizes[0]}+{sizes[1]}{form}{f'm{more}' if more else ''}", make)
@@ -54,26 +61,25 @@ def latent_write(
     kv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    norm: Tensor,
-    eps: float,
+    norm: LatentNorm,
     pages: Tensor,
     slots: Tensor,
     interleaved: bool,
 ) -> None:
     """Rotates the last R numbers of q's heads in place; puts rms_norm(kv[:, :L]) and the rotated rest into the pages.
 
-    q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; norm: [L]; cos, sin: [T, 1, R], as `rope` wants
-    them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written; slots: int64 [T],
+    q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; cos, sin: [T, 1, R], as `rope`
+    wants them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written; slots: int64 [T],
     distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart all the same.
     """
-    latent, rotated = norm.shape[0], cos.shape[-1]
+    latent, rotated = norm.weight.shape[0], cos.shape[-1]
 
     def turned(x: Tensor) -> Tensor:
         return rope.meaning(torch.cat((x[..., ::2], x[..., 1::2]), -1) if interleaved else x, cos, sin)
 
     q[..., q.shape[2] - rotated :] = turned(q[..., q.shape[2] - rotated :])
     row = pages.view(-1, pages.shape[2])
-    row[slots, :latent] = rms_norm.meaning(kv[:, :latent], norm, eps)
+    row[slots, :latent] = rms_norm.meaning(kv[:, :latent], norm.weight, norm.eps)
     row[slots, latent : latent + rotated] = turned(kv[:, None, latent:])[:, 0]
 
 

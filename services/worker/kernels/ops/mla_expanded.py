@@ -47,7 +47,7 @@ def make_expanded_case(
 def mla_expanded(
     q: Tensor, kv: Tensor, k_rope: Tensor, query_starts: Tensor, kv_starts: Tensor, max_query: int, scale: float
 ) -> Tensor:
-    """softmax((q[..., :N] @ kv[..., :N].T + q[..., N:] @ k_rope.T) * scale) @ kv[..., N:], causal. New [T, H, V], dense.
+    """softmax((q[..., :N] @ kv[..., :N].T + q[..., N:] @ k_rope.T) * scale) @ kv[..., N:], causal: [T, H, V], dense.
 
     q: [T, H, N + R]; kv: [S, H, N + V], contiguous; k_rope: [S, R]; last dimensions dense. Row j has tokens
     query_starts[j] to query_starts[j + 1] - 1 (int32 [rows + 1]), the last of its positions kv_starts[j] to

@@ -12,7 +12,6 @@ from services.worker.kernels.ops.mla_decode import MLA_TOLERANCES, latent_attent
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Case, op
 
-
 # more tokens than are read as rows that decode
 SMALL: tuple[Any, ...] = (
     ((66, 1, 9), (90, 17, 9), 6, (24, 8), 8, 16),

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from services.worker.kernels.ops.index_write import IndexNorm
 from services.worker.kernels.ops.paged_attention import make_attention_rows
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers import indexer as module
 from services.worker.layers.indexer import Indexer, IndexQueries, chosen
-from services.worker.models.latent_spec import IndexerSpec
+from services.worker.models.spec_latent import IndexerSpec
 from tests.services.worker.layers.test_decoder import run
 
 BINDINGS = bind(("torch",), Facts("cpu"))
@@ -26,7 +27,7 @@ def test_each_token_gets_the_best_of_its_own_context(together: int, monkeypatch:
     pages = torch.randn(6, 4, 12 + dim, generator=generator)
     q = torch.randn(4, heads, dim, generator=generator)
     weights = torch.randn(4, heads, generator=generator)
-    indexer = Indexer(IndexerSpec(heads, dim, top_k, False), (torch.ones(dim), torch.zeros(dim)), BINDINGS)
+    indexer = Indexer(IndexerSpec(heads, dim, top_k, False), IndexNorm(torch.ones(dim), torch.zeros(dim)), BINDINGS)
     indexer.choose(IndexQueries(q, torch.empty(4, dim), weights), pages, rows)
     found = chosen(rows)
     assert found.block_tokens == 1 and found.context_lens.tolist() == [4, 1, 2, 3]
@@ -44,8 +45,8 @@ def test_a_layer_without_an_indexer_attends_to_what_the_one_before_chose(make_ti
     layers = [layer.attention for layer in tiny.decoder.layers]
     assert [layer.indexer is None for layer in layers] == [False, True, False]
     before = run(tiny.decoder, prompt, [len(prompt)])
-    layers[0].indexer.norm[0].neg_()
+    layers[0].indexer.norm.weight.neg_()
     try:
         assert (run(tiny.decoder, prompt, [len(prompt)]) - before).abs().max() > 0.01
     finally:
-        layers[0].indexer.norm[0].neg_()
+        layers[0].indexer.norm.weight.neg_()

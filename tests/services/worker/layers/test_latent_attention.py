@@ -10,7 +10,7 @@ import torch
 from services.worker.kernels.ops.paged_attention import ChunkLoad
 from services.worker.layers import latent_attention
 from services.worker.layers.latent_attention import LatentAttention, most_absorbed, prefers_expanded
-from services.worker.models.latent_spec import LatentSpec
+from services.worker.models.spec_latent import LatentSpec
 from tests.services.worker.layers.test_decoder import run
 
 V3 = LatentSpec(latent=512, query_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)

@@ -248,7 +248,7 @@ def latent_chunks(  # type: ignore[no-untyped-def]
         mask=(turned < ROPE)[None, :],
         other=0.0,
     )
-    acc, peak, total = _attend(
+    acc, _, total = _attend(
         tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
         tl.full([BLOCK_M], -1.0e30, tl.float32),
         tl.zeros([BLOCK_M], tl.float32),

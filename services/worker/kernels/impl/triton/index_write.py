@@ -6,7 +6,7 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
 from services.worker.kernels.impl.triton._rotary import load_turned, rotate
-from services.worker.kernels.ops.index_write import index_write
+from services.worker.kernels.ops.index_write import IndexNorm, index_write
 from services.worker.kernels.registry import Impl
 
 HEADS = 16  # of a program; one wave turns them, so that all is read before anything is written over it
@@ -102,8 +102,7 @@ def run(
     k: Tensor,
     cos: Tensor,
     sin: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    norm: IndexNorm,
     pages: Tensor,
     slots: Tensor,
     interleaved: bool,
@@ -117,8 +116,8 @@ def run(
         k,
         cos,
         sin,
-        weight,
-        bias,
+        norm.weight,
+        norm.bias,
         pages,
         slots,
         q.stride(0),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
 from services.worker.kernels.impl.triton._rotary import load_turned
-from services.worker.kernels.ops.latent_write import latent_write
+from services.worker.kernels.ops.latent_write import LatentNorm, latent_write
 from services.worker.kernels.registry import Impl
 
 HEADS = 16  # of a program; one wave turns them, so that all is read before anything is written over it
@@ -51,7 +51,9 @@ def latent_write_kernel(  # type: ignore[no-untyped-def]
         kv_ptr += token * kv_stride
         latent = tl.load(kv_ptr + dims, mask=dims < LATENT, other=0.0).to(tl.float32)
         alone = tl.zeros([1, 1], tl.int32)
-        k_low, k_high = load_turned(kv_ptr + LATENT, cos_ptr, sin_ptr, alone, alone == 0, HALF, HALF_PADDED, INTERLEAVED)
+        k_low, k_high = load_turned(
+            kv_ptr + LATENT, cos_ptr, sin_ptr, alone, alone == 0, HALF, HALF_PADDED, INTERLEAVED
+        )
         latent = latent * tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps)
         pages_ptr += tl.load(slots_ptr + token).to(tl.int64) * ROW
         kind = pages_ptr.dtype.element_ty
@@ -88,8 +90,7 @@ def run(
     kv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    norm: Tensor,
-    eps: float,
+    norm: LatentNorm,
     pages: Tensor,
     slots: Tensor,
     interleaved: bool,
@@ -98,16 +99,16 @@ def run(
     if not num_tokens:
         return
     rotated = cos.shape[-1]
-    sizes = _sizes(num_heads, width - rotated, rotated, norm.shape[0], pages.shape[2])
+    sizes = _sizes(num_heads, width - rotated, rotated, norm.weight.shape[0], pages.shape[2])
     latent_write_kernel[(num_tokens, 1 + triton.cdiv(num_heads, sizes["HEADS"]))](
         q,
         kv,
         cos,
         sin,
-        norm,
+        norm.weight,
         pages,
         slots,
-        eps,
+        norm.eps,
         q.stride(0),
         kv.stride(0),
         COS_STRIDE=cos.stride(0),

@@ -128,7 +128,7 @@ def expanded_kernel(  # type: ignore[no-untyped-def]
         q, q_rope, position, 0, full, kv_ptr, rope_ptr, kv_stride, rope_stride, factor,
         NOPE, ROPE, VALUE, BLOCK_N, BLOCK_R, BLOCK_V, BLOCK_KV, False,
     )  # fmt: skip
-    acc, peak, total = _attend(
+    acc, _, total = _attend(
         acc, peak, total,
         q, q_rope, position, full, tl.minimum(seen + BLOCK_M, context), kv_ptr, rope_ptr, kv_stride, rope_stride,
         factor, NOPE, ROPE, VALUE, BLOCK_N, BLOCK_R, BLOCK_V, BLOCK_KV, True,

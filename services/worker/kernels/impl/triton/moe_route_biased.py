@@ -30,7 +30,10 @@ def route_in_groups(  # type: ignore[no-untyped-def]
     SOFTMAX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """logits [T, GROUPS * SIZE]; bias [GROUPS * SIZE], None for moe_route_grouped's choice; weights float32 [T, K]; experts int32 [T, K]. Grid (T)."""
+    """logits [T, GROUPS * SIZE]; bias [GROUPS * SIZE], None for the choice of moe_route_grouped.
+
+    weights float32 [T, K]; experts int32 [T, K]. Grid (T).
+    """
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PAD)
     place = tl.arange(0, SIZE_PAD)

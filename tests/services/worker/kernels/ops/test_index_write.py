@@ -7,9 +7,9 @@ from services.worker.kernels.ops.index_write import index_write
 
 def test_rows_of_the_pages_and_queries() -> None:
     for case in index_write.cases:
-        q, k, cos, sin, weight, bias, pages, slots, interleaved = case.make(torch.float32)
+        q, k, cos, sin, norm, pages, slots, interleaved = case.make(torch.float32)
         before_q, wanted = q.clone(), pages.clone()
-        index_write.meaning(q, k, cos, sin, weight, bias, pages, slots, interleaved)
+        index_write.meaning(q, k, cos, sin, norm, pages, slots, interleaved)
         rotated = cos.shape[-1]
         half = rotated // 2
         turn = torch.complex(cos[..., :half], sin[..., half:])
@@ -21,6 +21,6 @@ def test_rows_of_the_pages_and_queries() -> None:
             return torch.cat(((pair * turn).real, (pair * turn).imag, rest), -1)
 
         torch.testing.assert_close(q, turned(before_q))
-        normed = torch.nn.functional.layer_norm(k, k.shape[1:], weight, bias, 1e-6)
+        normed = torch.nn.functional.layer_norm(k, k.shape[1:], norm.weight, norm.bias, 1e-6)
         wanted.view(-1, wanted.shape[2])[slots, -k.shape[1] :] = turned(normed[:, None])[:, 0]
         torch.testing.assert_close(pages, wanted)

@@ -7,10 +7,10 @@ from services.worker.kernels.ops.latent_write import latent_write
 
 def test_rows_of_the_pages_and_queries() -> None:
     for case in latent_write.cases:
-        q, kv, cos, sin, norm, eps, pages, slots, interleaved = case.make(torch.float32)
+        q, kv, cos, sin, norm, pages, slots, interleaved = case.make(torch.float32)
         before_q, before = q.clone(), pages.clone()
-        latent_write.meaning(q, kv, cos, sin, norm, eps, pages, slots, interleaved)
-        rotated, latent = cos.shape[-1], len(norm)
+        latent_write.meaning(q, kv, cos, sin, norm, pages, slots, interleaved)
+        rotated, latent = cos.shape[-1], len(norm.weight)
         half = rotated // 2
         turn = torch.complex(cos[..., :half], sin[..., half:])
 
@@ -25,6 +25,6 @@ def test_rows_of_the_pages_and_queries() -> None:
         torch.testing.assert_close(q[..., plain:], turned(before_q[..., plain:]))
         wanted = before.view(-1, before.shape[2])
         mean = kv[:, :latent].square().mean(-1, keepdim=True)
-        wanted[slots, :latent] = kv[:, :latent] / (mean + eps).sqrt() * norm
+        wanted[slots, :latent] = kv[:, :latent] / (mean + norm.eps).sqrt() * norm.weight
         wanted[slots, latent : latent + rotated] = turned(kv[:, None, latent:])[:, 0]
         torch.testing.assert_close(pages, wanted.view_as(pages))
