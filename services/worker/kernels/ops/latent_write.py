@@ -68,9 +68,9 @@ def latent_write(
 ) -> None:
     """Rotates the last R numbers of q's heads in place; puts rms_norm(kv[:, :L]) and the rotated rest into the pages.
 
-    q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; cos, sin: [T, 1, R], as `rope`
-    wants them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written; slots: int64 [T],
-    distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart all the same.
+    q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; cos, sin: [T, 1, R],
+    as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written;
+    slots: int64 [T], distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart all the same.
     """
     latent, rotated = norm.weight.shape[0], cos.shape[-1]
 

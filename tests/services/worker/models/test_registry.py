@@ -307,17 +307,20 @@ def test_configurations_of_the_years_before() -> None:
 def test_published_configurations_of_latent_attention() -> None:
     """Kimi-K2's numbers under its own model_type; V2-Lite's without a latent of the query; GLM-5's schedules."""
     yarn = {"type": "yarn", "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0, "beta_slow": 1.0}
-    kimi = {
-        **{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "hidden_size": 7168, "ep_size": 1},
-        **{"num_attention_heads": 64, "num_key_value_heads": 64, "num_hidden_layers": 61, "vocab_size": 163_840},
-        **{"intermediate_size": 18_432, "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_group": 1},
-        **{"topk_group": 1, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
-        **{"q_lora_rank": 1536, "kv_lora_rank": 512, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-        **{"routed_scaling_factor": 2.827, "norm_topk_prob": True, "max_position_embeddings": 131_072},
-        **{"rope_theta": 50_000.0, "rope_scaling": yarn | {"original_max_position_embeddings": 4096}},
-        **{"moe_layer_freq": 1, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
+    kimi: dict[str, Any] = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "hidden_size": 7168,
+        "ep_size": 1,
     }
-    spec = find_model(kimi["architectures"])[1].read(Config(kimi))  # type: ignore[arg-type]
+    kimi |= {"num_attention_heads": 64, "num_key_value_heads": 64, "num_hidden_layers": 61, "vocab_size": 163_840}
+    kimi |= {"intermediate_size": 18_432, "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_group": 1}
+    kimi |= {"topk_group": 1, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+    kimi |= {"q_lora_rank": 1536, "kv_lora_rank": 512, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    kimi |= {"routed_scaling_factor": 2.827, "norm_topk_prob": True, "max_position_embeddings": 131_072}
+    kimi |= {"rope_theta": 50_000.0, "rope_scaling": yarn | {"original_max_position_embeddings": 4096}}
+    kimi |= {"moe_layer_freq": 1, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    spec = find_model(kimi["architectures"])[1].read(Config(kimi))
     assert spec.latent is not None and (spec.latent.row, spec.head_dim, spec.rope.rotary_dim) == (576, 192, 64)
     assert spec.moe is not None and spec.moe.grouped is not None and spec.moe.dense_layers == (0,)
     assert (spec.moe.num_experts, spec.moe.grouped.num_groups, spec.moe.grouped.scale) == (384, 1, 2.827)
