@@ -70,7 +70,7 @@ def latent_write(
 
     q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; cos, sin: [T, 1, R],
     as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written;
-    slots: int64 [T], distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart all the same.
+    slots: int64 [T], distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart.
     """
     latent, rotated = norm.weight.shape[0], cos.shape[-1]
 
