@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from common.errors import ConfigError
 from services.worker.kernels.registry import Bindings
-from services.worker.models.spec import DecoderNames, DecoderSpec, bias_of
-from services.worker.models.spec_latent import LatentSpec
+from services.worker.models.spec import DecoderNames, DecoderSpec
+from services.worker.models.spec_latent import LatentSpec, bias_of
 from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
 from services.worker.quant.narrow import Zeros, narrow
 from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight

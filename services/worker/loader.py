@@ -11,8 +11,8 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.division import Division
-from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
-from services.worker.models.spec_latent import latent_shapes
+from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef
+from services.worker.models.spec_latent import bias_of, latent_shapes
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
 from services.worker.quant.registry import Use, WeightPolicy
 from services.worker.quant.stacked import unstack

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from common.config import Config
@@ -38,7 +36,7 @@ from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
-from services.worker.runner import StepTokens
+from services.worker.runner import StepTokens, copies_of
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
@@ -198,8 +196,9 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
-            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group)
-            self._runner, num_blocks = start(parts, config, level, stages)
+            given = rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group, config.kv.checkpoint_tokens
+            parts = Parts(model, loaded.bindings, *given)
+            self._runner, pools = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
@@ -209,11 +208,13 @@ class ModelEngine:
             max_model_len=shape.max_len,
             eos_token_ids=source.eos_token_ids,
             block_tokens=shape.block_tokens,
-            num_blocks=num_blocks,
+            num_blocks=pools[0],
             dtype=name_of(model.final_norm.weight.dtype),
             ops_hash=loaded.bindings.digest,
             kv_dtype=name_of(loaded.kv_dtype),
             attention_parity=loaded.attention_parity,
+            groups=parts.groups,
+            pools=pools[1:],
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
@@ -222,8 +223,8 @@ class ModelEngine:
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
         step = self._runner.rows.apply(plan)
-        if plan.copy_source:
-            self._copy(np.frombuffer(plan.copy_source, np.int32), np.frombuffer(plan.copy_target, np.int32))
+        for pool, source, target in copies_of(plan):
+            self._copy(pool, source, target)
         # Ranks cannot run other pieces than each other: where one lacks memory, the group ends and starts afresh.
         tokens = attempt(step, self._run) if self._group is None else self._run(step)
         if tokens is not None:
@@ -231,7 +232,10 @@ class ModelEngine:
         else:
             for earlier in self._recent:
                 earlier.tokens()  # many pieces would come round to the place where these lie
-            outcome = Retry(self._run, self._free, self._runner.rows.commit)(step)
+            retry = Retry(self._run, self._free, self._runner.rows.commit)
+            # a step that stopped halfway has brought some layers' states forward
+            stateful = any(more.is_state for more in self._runner.rows.beside)
+            outcome = retry.give_up(step) if stateful else retry(step)
         self._recent.append(outcome)
         return outcome
 
@@ -256,18 +260,18 @@ class ModelEngine:
             gc.collect()
             self._group.leave()
 
-    def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:
+    def _copy(self, pool: int, source: list[int], target: list[int]) -> None:
         """No block is both, so they may be copied singly where there is no memory for all at once."""
         cache = self._runner.cache
         try:
-            cache.copy_blocks(source.tolist(), target.tolist())
+            cache.copy_blocks(source, target, pool)
             return
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         self._free()
-        for read, written in zip(source.tolist(), target.tolist(), strict=True):
-            cache.copy_blocks([read], [written])
+        for read, written in zip(source, target, strict=True):
+            cache.copy_blocks([read], [written], pool)
 
     def _free(self) -> None:
         device = self._runner.rows.tokens.device

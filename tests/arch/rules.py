@@ -36,7 +36,7 @@ LAYERS = [
     (r"^services/worker/(models|layers|quant|kernels)/", r"^(zmq|msgspec|asyncio)\b"),
     (r"^services/worker/kernels/", r"^services\.worker\.(models|layers|quant)\b"),
     (r"^services/worker/quant/", r"^services\.worker\.(models|layers)\b"),
-    (r"^services/worker/layers/", r"^services\.worker\.models\.(?!spec)"),
+    (r"^services/worker/layers/", r"^services\.worker\.models\.(?!spec|caches)"),
     (r"^(services|common)/", r"^valence\b"),
     (r"", r"^(pickle|shelve|marshal|dill|cloudpickle)\b"),
 ]

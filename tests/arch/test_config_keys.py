@@ -5,7 +5,7 @@ from common.config import keys
 KEYS = """
 model.source model.name model.dtype model.weights model.max_len model.trust_remote_code
 kv.block_tokens kv.blocks kv.memory_gib kv.gpu_memory_utilization kv.dtype kv.prefix_cache
-kv.share_prefix_across_tenants
+kv.share_prefix_across_tenants kv.checkpoint_tokens
 scheduler.policy scheduler.max_rows scheduler.step_tokens scheduler.chunk_tokens scheduler.max_waiting
 scheduler.plans_in_flight scheduler.max_worker_deaths scheduler.step_deadline_s scheduler.max_waiting_tokens
 scheduler.priority_ageing_s scheduler.chunk_context scheduler.chunk_beside

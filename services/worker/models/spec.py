@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.models.spec_latent import LatentNames, LatentSpec
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
@@ -23,11 +24,6 @@ ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each ne
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
-
-
-def bias_of(weight: str) -> str:
-    """The checkpoint name of the bias that belongs to a weight."""
-    return weight.removesuffix(".weight") + ".bias"
 
 
 class Parameters(Protocol):
@@ -138,6 +134,7 @@ class DecoderSpec:
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
     latent: LatentSpec | None = None  # of latent attention; each head is a KV head then
+    caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -146,6 +143,12 @@ class DecoderSpec:
 
     def window_of(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
+
+    def cache_of(self, layer: int) -> LayerCache:
+        own = PagedKv(self.num_kv_heads, self.head_dim, self.head_dim, self.window_of(layer))
+        if self.latent is not None:
+            own = PagedKv(1, self.latent.row, 0)
+        return self.caches[layer] if self.caches else own
 
     @property
     def attention_parity(self) -> int:

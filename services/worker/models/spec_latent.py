@@ -11,6 +11,11 @@ Shape = tuple[int, ...]
 GATE_NUMBERS = 8  # a token's id, and mean and deviation of its keys and values: in words of 32 bits, of 16 bits or more
 
 
+def bias_of(weight: str) -> str:
+    """The checkpoint name of the bias that belongs to a weight."""
+    return weight.removesuffix(".weight") + ".bias"
+
+
 @dataclass(frozen=True)
 class IndexerSpec:
     """The lightning indexer of sparse attention (DeepSeek-V3.2): which tokens of its context a token attends to."""
@@ -99,7 +104,7 @@ def latent_shapes(
         names.kv_b: (heads * spec.expanded, spec.latent),
     }
     if spec.bias:
-        shapes[names.kv_a.removesuffix(".weight") + ".bias"] = (spec.cached,)
+        shapes[bias_of(names.kv_a)] = (spec.cached,)
     if spec.query_rank:
         shapes |= {
             names.q_a: (spec.query_rank, hidden),
@@ -107,7 +112,7 @@ def latent_shapes(
             names.q_b: (queries, spec.query_rank),
         }
         if spec.bias:
-            shapes[names.q_a.removesuffix(".weight") + ".bias"] = (spec.query_rank,)
+            shapes[bias_of(names.q_a)] = (spec.query_rank,)
     else:
         shapes[q] = (queries, hidden)
     if spec.gate:
@@ -115,14 +120,14 @@ def latent_shapes(
             names.gate: (vocabulary, spec.gate),
             names.gate_up: (heads * spec.expanded, spec.gate),
             names.gated_norm: (heads * spec.expanded,),
-            names.gated_norm.removesuffix(".weight") + ".bias": (heads * spec.expanded,),
+            bias_of(names.gated_norm): (heads * spec.expanded,),
         }
     if (indexer := spec.indexer) is not None and not indexer.shares(layer):
         shapes |= {
             names.index_q: (indexer.num_heads * indexer.head_dim, spec.query_rank),
             names.index_k: (indexer.head_dim, hidden),
             names.index_k_norm: (indexer.head_dim,),
-            names.index_k_norm.removesuffix(".weight") + ".bias": (indexer.head_dim,),
+            bias_of(names.index_k_norm): (indexer.head_dim,),
             names.index_weights: (indexer.num_heads, hidden),
         }
     yield from ((name.format(i=layer), shape) for name, shape in shapes.items())

@@ -65,7 +65,7 @@ def test_blocks_are_appended_in_order() -> None:
         )
     )
     assert rows.tables[0, :3].tolist() == [7, 4, 6] and rows.tables[2, 0] == 5
-    assert rows.num_blocks.tolist() == [3, 0, 1, 0]
+    assert rows.first.num_blocks.tolist() == [3, 0, 1, 0]
 
 
 def test_a_plan_that_does_not_fit_is_a_broken_invariant() -> None:
@@ -154,7 +154,7 @@ def test_plain_rows_need_no_more_than_a_temperature() -> None:
 
 def test_a_device_gets_the_tables_of_new_rows() -> None:
     rows = make_rows()
-    rows.resident = torch.zeros(5, 4, dtype=torch.int32)
+    rows.first.resident = torch.zeros(5, 4, dtype=torch.int32)
     rows.apply(plan(added=[start(2, [1, 2], [7, 8]), start(0, [3], [6])]))
     assert rows.resident[[0, 2]].tolist() == [[6, 0, 0, 0], [7, 8, 0, 0]]
     assert rows.tokens[2, :2].tolist() == [1, 2] and rows.tokens[0, 0] == 3
