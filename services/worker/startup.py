@@ -29,7 +29,7 @@ from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import GroupedCache
-from services.worker.layers.latent_attention import most_absorbed
+from services.worker.layers.latent_attention import most_captured
 from services.worker.layers.rope import RopeTable
 from services.worker.runner import Runner
 from services.worker.shortage import is_out_of_memory
@@ -183,10 +183,7 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
         return runner, pools
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
-    if (latent := parts.model.spec.latent) is not None:
-        # longer chunks make keys and values of whole contexts, whose lengths no captured step knows, and so do scores
-        most = most_absorbed(latent) if latent.indexer is None else 0
-        wanted_graphs = tuple(key for key in wanted_graphs if key.chunk <= most)
+    wanted_graphs = tuple(key for key in wanted_graphs if key.chunk <= most_captured(parts.model.spec.latent))
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)

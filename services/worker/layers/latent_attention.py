@@ -45,8 +45,14 @@ def prefers_expanded(spec: LatentSpec, tokens: int, load: ChunkLoad) -> bool:
     return expanded <= load.pairs * (spec.latent + spec.cached) + tokens * projected
 
 
-def most_absorbed(spec: LatentSpec) -> int:
-    """Tokens of a chunk from which on it is expanded behind any context: longer ones are not worth a captured graph."""
+def most_captured(spec: LatentSpec | None) -> int:
+    """Tokens of chunks in the steps that are worth a captured graph, which does not know how long contexts are.
+
+    Longer chunks are cheaper expanded behind any context, and an indexer scores whole contexts. `spec`: None of a model
+    without latent attention, which has no such bound.
+    """
+    if spec is None or spec.indexer is not None:
+        return 1 << 30 if spec is None else 0
     saved = spec.latent + spec.cached - spec.query_dim - spec.value_dim
     return spec.latent * spec.expanded // saved if saved > 0 else 1 << 30
 

@@ -1,16 +1,20 @@
 """When keys and values are expanded, and that both ways give the same. Families: models/test_registry.py."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from common import config as configuration
+from common.errors import ConfigError
 from services.worker.kernels.ops.paged_attention import ChunkLoad
 from services.worker.layers import latent_attention
-from services.worker.layers.latent_attention import LatentAttention, most_absorbed, prefers_expanded
-from services.worker.models.spec_latent import LatentSpec
+from services.worker.layers.latent_attention import LatentAttention, most_captured, prefers_expanded
+from services.worker.model_engine import ModelEngine
+from services.worker.models.spec_latent import IndexerSpec, LatentSpec
 from tests.services.worker.layers.test_decoder import run
 
 V3 = LatentSpec(latent=512, query_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)
@@ -38,10 +42,22 @@ def test_what_is_cheaper(rows: list[tuple[int, int]], expanded: bool) -> None:
 
 
 def test_from_the_break_even_on_any_context_is_expanded() -> None:
-    tokens = most_absorbed(V3)
+    tokens = most_captured(V3)
     assert tokens == 512 * 256 // (2 * 512 + 64 - 320) == 170
     assert not prefers_expanded(V3, *load((tokens - 1, 1 << 22)))
     assert prefers_expanded(V3, *load((tokens + 1, 1 << 22)))
+
+
+def test_what_is_captured() -> None:
+    assert most_captured(replace(V3, indexer=IndexerSpec(64, 128, 2048, False))) == 0
+    assert most_captured(None) > 1_000_000
+
+
+def test_8_bits_are_refused(make_tiny: Callable[[str], Any]) -> None:
+    folder = make_tiny("deepseek_v3_yarn").folder
+    settings = [f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "kv.dtype=fp8"]
+    with pytest.raises(ConfigError, match=r'kv\.dtype is "fp8": latent attention caches latents as they are'):
+        ModelEngine(configuration.load(None, settings), lambda progress: None)
 
 
 def test_the_rule_counts_products() -> None:
