@@ -68,6 +68,8 @@ def facts_of(
             shapes |= {"index_heads": indexer.num_heads, "index_head_dim": indexer.head_dim}
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
+        if (grouped := spec.moe.grouped) is not None:
+            shapes["num_expert_groups"] = grouped.num_groups
     return Facts(device.type, arch_of(device), dtype, shapes)
 
 

@@ -62,7 +62,7 @@ class Projected(NamedTuple):
 
     q: Tensor
     kv: Tensor
-    index: IndexQueries | None = None
+    indexed: IndexQueries | None = None
 
 
 class LatentProjection:
@@ -94,7 +94,8 @@ class LatentProjection:
             return Projected(q, kv)
         indexer = spec.indexer
         normed = self._rms_norm(x, norm.weight, norm.eps)
-        first, kv, key = self.down(normed).split((spec.query_rank, spec.cached, indexer.head_dim), -1)
+        sizes = [spec.query_rank, spec.cached, indexer.head_dim]
+        first, kv, key = torch.split(self.down(normed), sizes, -1)
         queries = self._up(first)
         # as the checkpoints were trained, of fp32 weights; with the scale of the products
         weights = functional.linear(normed.float(), self.index_weights)
@@ -146,14 +147,14 @@ class LatentAttention:
         """
         spec, q, pages = self._latent, projected.q, cache.keys.squeeze(2)
         self._write(q, projected.kv, *rotation, self.kv_norm, pages, slots, spec.interleaved)
-        if self.indexer is not None and projected.index is not None:
-            self.indexer.write(projected.index, rotation, pages, slots)
+        if self.indexer is not None and projected.indexed is not None:
+            self.indexer.write(projected.indexed, rotation, pages, slots)
         out = q.new_empty(len(q), self._heads, spec.value_dim)
         parts, load = RowParts.of(rows), rows.chunk_load
         first = parts.num_decode
         if spec.indexer is not None and rows.max_context > spec.indexer.top_k:
-            if self.indexer is not None and projected.index is not None:
-                self.indexer.choose(projected.index, pages, rows)
+            if self.indexer is not None and projected.indexed is not None:
+                self.indexer.choose(projected.indexed, pages, rows)
             self._absorb(q, partial(self._attend_chosen, pages, rows), out)
         elif parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
             self._attend_expanded(q[first:], pages, parts, out[first:])

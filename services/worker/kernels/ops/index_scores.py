@@ -56,7 +56,8 @@ def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows,
 
 def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     """Of models that choose tokens."""
-    for rows in sizes.decode if (heads := shapes.get("index_heads")) else ():
+    heads = shapes.get("index_heads", 0)
+    for rows in sizes.decode if heads else ():
         context = [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, min(rows, 16)))]
         before = shapes["latent_row"] - shapes["index_head_dim"]
         yield make_index_case(context, heads, shapes["index_head_dim"], before, shapes["block_tokens"])

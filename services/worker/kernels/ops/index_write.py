@@ -83,6 +83,7 @@ def index_write(
 
 def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     """Of models that choose tokens."""
-    for tokens in sizes.all if (heads := shapes.get("index_heads")) else ():
+    heads = shapes.get("index_heads", 0)
+    for tokens in sizes.all if heads else ():
         before = shapes["latent_row"] - shapes["index_head_dim"]
         yield make_index_write_case(tokens, heads, shapes["index_head_dim"], shapes["qk_rope_head_dim"], False, before)

@@ -85,7 +85,8 @@ def latent_write(
 
 def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     """Of models with latent attention."""
-    for tokens in sizes.all if (latent := shapes.get("kv_lora_rank")) else ():
+    latent = shapes.get("kv_lora_rank", 0)
+    for tokens in sizes.all if latent else ():
         nope, dims = shapes["qk_nope_head_dim"], (latent, shapes["qk_rope_head_dim"])
         more = shapes["latent_row"] - sum(dims)
         yield make_latent_write_case(tokens, shapes["num_heads"], nope, dims, True, more)

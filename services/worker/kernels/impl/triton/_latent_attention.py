@@ -399,7 +399,7 @@ def _aot(name: str, kernel: Any, num_heads: int, is_small: bool) -> AotCase:
 
 
 def _aot_join() -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(INTEGERS, "i32") | {"PDL": False, "context_ptr": "*i32"}
+    signature: dict[str, Constant] = {**dict.fromkeys(INTEGERS, "i32"), "PDL": False, "context_ptr": "*i32"}
     signature |= {"out_ptr": "*bf16:16", "sinks_ptr": None, "v_scale_ptr": None, "sums_ptr": "*fp32:16"}
     signature |= _join_sizes(128, 512, 64, 256)
     return AotCase("join", join_kernel, {key: signature[key] for key in join_kernel.arg_names})
