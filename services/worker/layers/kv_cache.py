@@ -147,14 +147,12 @@ def _allocate(
             made.append(state)
             parts += [(tensor, 0) for tensor in state]
             continue
-        keys, values = (
-            memory.zeros((blocks, block_tokens, kept.heads, dim), storage.pages, device)
-            for dim in (kept.key_dim, kept.value_dim)
-        )
+        keys = memory.zeros((blocks, block_tokens, kept.heads, kept.key_dim), storage.pages, device)
         parts.append((keys, 0))
         if not kept.value_dim:
-            made.append(LayerKv(keys, values, unscaled(keys)))  # of latent attention, whose ops know one layout
+            made.append(LayerKv(keys, keys[..., :0], unscaled(keys)))  # of latent attention, whose ops know one layout
             continue
+        values = memory.zeros((blocks, block_tokens, kept.heads, kept.value_dim), storage.pages, device)
         parts.append((values, 0))
         made.append(LayerKv(*layouts.pages(pages, keys, values), unscaled(keys)))
     return made, parts
