@@ -16,7 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published import PUBLISHED
-from benchmarks.shapes import GLM_AIR_16, GPT_OSS_20B, LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M, ModelShape
+from benchmarks.shapes import (
+    DEEPSEEK_V3_4,
+    DEEPSEEK_V32_4,
+    GLM_AIR_16,
+    GPT_OSS_20B,
+    LATENT,
+    LLAMA_8B,
+    QWEN3_30B_A3B,
+    QWEN3_600M,
+    ROTATED,
+    VALUE,
+    ModelShape,
+)
 
 TINY = ModelShape("Tiny", 2, 64, 4, 2, 16, 128, 2048, qk_norm=True, tie=True)
 TINY_MOE = ModelShape("Tiny-MoE", 2, 64, 4, 2, 16, 64, 2048, experts=8, top_k=2, qk_norm=True)
@@ -26,6 +38,8 @@ SHAPES = {
     "30b-a3b": QWEN3_30B_A3B,
     "gpt-oss-20b": GPT_OSS_20B,
     "glm-air-16": GLM_AIR_16,
+    "deepseek-v3-cut": DEEPSEEK_V3_4,
+    "deepseek-v32-cut": DEEPSEEK_V32_4,
     "tiny": TINY,
     "tiny-moe": TINY_MOE,
 }
@@ -51,9 +65,14 @@ def config_of(shape: ModelShape, max_position: int = 0) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": shape.vocab,
     }
-    keys = (
-        _gpt_oss_keys if shape.window else _glm_keys if shape.shared else _qwen3_keys if shape.qk_norm else _llama_keys
-    )
+    if shape.query_rank:
+        keys = _deepseek_keys
+    elif shape.window:
+        keys = _gpt_oss_keys
+    elif shape.shared:
+        keys = _glm_keys
+    else:
+        keys = _qwen3_keys if shape.qk_norm else _llama_keys
     return config | keys(shape) | _positions(shape, max_position)
 
 
@@ -160,6 +179,46 @@ def _glm_keys(shape: ModelShape) -> dict[str, Any]:
         "routed_scaling_factor": 1.0,
         "topk_group": 1,
         "use_qk_norm": False,
+    }
+
+
+def _deepseek_keys(shape: ModelShape) -> dict[str, Any]:
+    bos, eos = special_ids(shape)
+    chosen = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": shape.chosen} if shape.chosen else {}
+    return {
+        "architectures": ["DeepseekV32ForCausalLM" if shape.chosen else "DeepseekV3ForCausalLM"],
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "first_k_dense_replace": 0,
+        "intermediate_size": 9 * shape.inner,  # of dense layers, which are cut off
+        "kv_lora_rank": LATENT,
+        "model_type": "deepseek_v32" if shape.chosen else "deepseek_v3",
+        "moe_intermediate_size": shape.inner,
+        "n_group": 8,
+        "n_routed_experts": shape.experts,
+        "n_shared_experts": shape.shared,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": shape.top_k,
+        "q_lora_rank": shape.query_rank,
+        "qk_nope_head_dim": shape.head_dim - ROTATED,
+        "qk_rope_head_dim": ROTATED,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+        "rope_theta": 10_000,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+        "v_head_dim": VALUE,
+        **chosen,
     }
 
 

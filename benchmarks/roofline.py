@@ -12,7 +12,7 @@ HEAD_BYTES = 2  # the head stays in bf16 in every format
 
 def attention_elements(shape: ModelShape) -> int:
     """Elements of a layer's projections around attention."""
-    return shape.hidden * (shape.qkv_width + shape.q_width)
+    return shape.attention_weights
 
 
 def layer_elements(shape: ModelShape, tokens: int) -> float:

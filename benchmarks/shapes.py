@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+LATENT, ROTATED, VALUE = 512, 64, 128  # of DeepSeek's attention: a latent, a rotated key, a head's value
+
 
 class ModelShape(NamedTuple):
     """What a decoder layer's kernels see of a model. Widths are in elements."""
@@ -20,6 +22,8 @@ class ModelShape(NamedTuple):
     tie: bool = False  # the head is the embedding table
     window: int = 0  # tokens that every second layer's attention sees; 0: all in all layers
     shared: int = 0  # experts that every token goes through besides
+    query_rank: int = 0  # of latent attention, whose other sizes are DeepSeek-V3's; 0: this is none
+    chosen: int = 0  # tokens that attention reads of a longer context, by an indexer's choice; 0: all
 
     @property
     def q_width(self) -> int:
@@ -30,15 +34,25 @@ class ModelShape(NamedTuple):
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
+    def attention_weights(self) -> int:
+        """Elements of a layer's projections around attention."""
+        if self.query_rank:
+            down, up = self.query_rank + LATENT + ROTATED, self.heads * 2 * VALUE * LATENT
+            return self.hidden * (down + self.heads * VALUE) + self.query_rank * self.q_width + up
+        return self.hidden * (self.qkv_width + self.q_width)
+
+    @property
     def layer_weights(self) -> int:
         """Elements of one layer's matrices that a step of many tokens reads."""
-        attention = self.hidden * (self.qkv_width + self.q_width)
+        attention = self.attention_weights
         mlp = 3 * self.hidden * self.inner
         return attention + (mlp * (self.experts + self.shared) + self.hidden * self.experts if self.experts else mlp)
 
     @property
     def kv_elements(self) -> int:
         """Elements of one token's keys and values in one layer."""
+        if self.query_rank:
+            return LATENT + ROTATED
         return 2 * self.kv_heads * self.head_dim
 
 
@@ -50,6 +64,11 @@ GPT_OSS_120B = ModelShape("gpt-oss-120b", 36, 2880, 64, 8, 64, 2880, 201088, exp
 GPT_OSS_20B = ModelShape("gpt-oss-20b", 24, 2880, 64, 8, 64, 2880, 201088, experts=32, top_k=4, window=128)
 # the first 16 of GLM-4.5-Air's 45 layers with a mixture, which fit one GPU
 GLM_AIR_16 = ModelShape("GLM-4.5-Air-16L", 16, 4096, 96, 8, 128, 1408, 151552, experts=128, top_k=8, shared=1)
+# four of DeepSeek-V3's 58 layers with a mixture, which fit one GPU in bf16: 91 GB
+DEEPSEEK_V3_4 = ModelShape(
+    "DeepSeek-V3-4L", 4, 7168, 128, 128, 192, 2048, 129280, experts=256, top_k=8, shared=1, query_rank=1536
+)
+DEEPSEEK_V32_4 = DEEPSEEK_V3_4._replace(name="DeepSeek-V3.2-4L", chosen=2048)
 MODELS = (QWEN3_600M, LLAMA_8B, QWEN3_30B_A3B)
 DECODE_BATCHES = (1, 16, 64, 256, 512)
 PREFILL_TOKENS = 8192

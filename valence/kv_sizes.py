@@ -2,8 +2,9 @@
 sequence really takes, layer by layer. Pure.
 
 Numbers of one token and layer, for H query heads, K KV heads, heads of D (values of V): MHA H * (D + V), GQA
-K * (D + V), MLA (DeepSeek-V2, arXiv 2405.04434) a latent and one rotated key for all heads, EG-MLA (arXiv 2509.16686)
-the same with a smaller latent: what gates it comes from an embedding of the token, so that it is in no cache.
+K * (D + V), MLA (DeepSeek-V2, arXiv 2405.04434) a latent and one rotated key for all heads, and an indexer's key where
+it chooses tokens, EG-MLA (arXiv 2509.16686) a smaller latent: what gates it comes from an embedding of the token, so
+that only which token it is, and its norm, are in the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from common.kv_needs import needs
 from services.worker.groups import Storage, bytes_of, lay_out
 from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.models.spec import Config, DecoderSpec
+from services.worker.models.spec_latent import GATE_NUMBERS
 
 GIB, MIB = 1 << 30, 1 << 20
 SEQUENCES = (1024, 8192, 131_072)  # tokens
@@ -31,6 +33,8 @@ class Attention(NamedTuple):
     value_dim: int
     latent: int  # 0: this is no MLA
     rotated: int
+    indexed: int = 0  # of the indexer's key
+    gated: bool = False  # this is EG-MLA
 
 
 def read(values: Mapping[str, object]) -> Attention:
@@ -51,6 +55,8 @@ def read(values: Mapping[str, object]) -> Attention:
         value_dim=config.get(int, "v_head_dim", head_dim),
         latent=latent,
         rotated=rotated,
+        indexed=config.get(int, "index_head_dim", 0) if latent else 0,
+        gated=latent > 0 and config.get(int, "gate_embedding_dim", 0) > 0,
     )
 
 
@@ -60,17 +66,25 @@ def rows(attention: Attention, number_bytes: int, eg_latent: int = 0) -> list[di
     latent, rotated = of.latent, of.rotated
     if not latent:
         latent, rotated = LATENT * of.head_dim, int(ROTATED * of.head_dim)
-    mla = latent + rotated
-    eg = eg_latent + rotated if eg_latent else round((1 - LESS_THAN_MLA) * mla)
+    mla = latent + rotated + of.indexed
+    eg = eg_latent + rotated + GATE_NUMBERS if eg_latent else round((1 - LESS_THAN_MLA) * mla)
+    if of.gated:
+        eg = mla + GATE_NUMBERS
     both = of.head_dim + of.value_dim
-    own = "MLA" if of.latent else "MHA" if of.kv_heads == of.heads else "GQA"
-    groups = max(of.heads // 8, 1) if own == "MLA" else of.kv_heads
+    own = "EG-MLA" if of.gated else "MLA" if of.latent else "MHA" if of.kv_heads == of.heads else "GQA"
+    groups = max(of.heads // 8, 1) if of.latent else of.kv_heads
     kinds = {
         "MHA": (of.heads * both, f"{of.heads} heads x {both}"),
-        "GQA": (groups * both, f"{groups} heads x {both}" + (", 8 query heads each" if own == "MLA" else "")),
-        "MLA": (mla, f"latent {latent} + rotated {rotated}" + ("" if of.latent else ", as DeepSeek-V2 would have")),
-        "EG-MLA": (eg, f"latent {eg - rotated} + rotated {rotated}" + ("" if eg_latent else ", the paper's least")),
+        "GQA": (groups * both, f"{groups} heads x {both}" + (", 8 query heads each" if of.latent else "")),
+        "MLA": (
+            mla,
+            f"latent {latent} + rotated {rotated}"
+            + (f" + indexer's {of.indexed}" if of.indexed else "" if of.latent else ", as DeepSeek-V2 would have"),
+        ),
+        "EG-MLA": (eg, f"latent {eg_latent or latent} + rotated {rotated} + {GATE_NUMBERS} of the token's"),
     }
+    if not eg_latent and not of.gated:
+        kinds["EG-MLA"] = (eg, f"{eg} numbers, the paper's least")
     ours = kinds[own][0]
     return [
         {

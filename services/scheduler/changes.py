@@ -35,12 +35,12 @@ class Changes:
         self.held: list[tuple[int, int]] = []  # pool, block
         self._saved: list[int] = []
 
-    def grow(self, group: int, slot: int, blocks: Sequence[int]) -> None:
-        """`blocks` are appended to the slot's table."""
+    def grow(self, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Each of `blocks` is appended to the table of the slot in its place."""
         self.any = True
-        slots, grown = self._grown.setdefault(group, ([], []))
-        slots += [slot] * len(blocks)
-        grown += blocks
+        grown = self._grown.setdefault(group, ([], []))
+        grown[0].extend(slots)
+        grown[1].extend(blocks)
 
     def copy(self, pool: int, source: int, target: int) -> None:
         self.any = True

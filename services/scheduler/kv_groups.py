@@ -28,6 +28,7 @@ class KvGroups:
         numbered = list(enumerate(self.groups))
         self._windows = [idx for idx, group in numbered if group.kind == "window"]
         self._states = [idx for idx, group in numbered if group.kind == "state"]
+        self.checkpoints = bool(self._states)
         self._paged = [idx for idx, group in numbered if group.kind != "state"]
         self.prefixes = Prefixes(self.groups, self.pools)
         self._per_pool = [sum(self.groups[idx].pool == pool for idx in self._paged) for pool in range(len(blocks))]
@@ -117,14 +118,17 @@ class KvGroups:
         for row, block in zip(rows, blocks, strict=True):
             row.blocks.append(block)
         if not self.plain:
+            slots = [row.slot for row in rows]
             for group in self._paged[1:]:
-                for row, more in zip(rows, self._pool(group).allocate(len(rows)), strict=True):
-                    self._append(group, row, [more])
+                more = self._pool(group).allocate(len(rows))
+                for row, block in zip(rows, more, strict=True):
+                    row.tables[group].blocks.append(block)
+                self.changes.grow(group, slots, more)
         return blocks
 
     def _append(self, group: int, row: Row, blocks: list[int]) -> None:
         row.tables[group].blocks += blocks
-        self.changes.grow(group, row.slot, blocks)
+        self.changes.grow(group, [row.slot] * len(blocks), blocks)
 
     def slide(self, row: Row, position: int) -> None:
         """Gives back what no token from `position` on reads."""

@@ -145,7 +145,7 @@ def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
         blocks = [row.blocks[-1] for row in entering]
     else:
         blocks = kv.grow(entering)
-    if not plain and state.prefix_cache:
+    if kv.checkpoints and state.prefix_cache:
         for row in entering:
             kv.save(row, row.position_base + position)
     return pack_i32([row.slot for row in entering]), pack_i32(blocks), short

@@ -39,6 +39,11 @@ class Loaded(NamedTuple):
 
 MakeTemplate = Callable[[str, dict[str, str], str], ChatTemplate | Renderer]
 
+CONVERT = (
+    "write a tokenizer.json into the folder (of a tiktoken.model, with the pattern and special tokens of its code, "
+    "transformers.convert_slow_tokenizer.TikTokenConverter makes one)"
+)
+
 
 def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
     """Raises ConfigError when the model's tokenizer cannot be found or used. A service renders in another process."""
@@ -107,6 +112,12 @@ def _from_folder(folder: Path) -> tuple[Tokenizer, dict[str, str], dict[str, str
 def _from_transformers(files: ModelFiles, trust_remote_code: bool) -> tuple[Tokenizer, dict[str, str], dict[str, str]]:
     from transformers import AutoTokenizer  # takes seconds
 
+    own = _json(files.path / "tokenizer_config.json").get("auto_map")
+    if own and not trust_remote_code:
+        raise ConfigError(
+            f"the tokenizer in {files.path} is code of its own (auto_map of tokenizer_config.json: {own}) and there is "
+            f"no tokenizer.json: {CONVERT}, or let that code run with model.trust_remote_code=true"
+        )
     if trust_remote_code:
         log.warning("model.trust_remote_code: code that comes with %s may run in this process", files.path)
     try:
@@ -115,7 +126,8 @@ def _from_transformers(files: ModelFiles, trust_remote_code: bool) -> tuple[Toke
         raise ConfigError(f"no usable tokenizer in {files.path}: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
-        raise ConfigError(f"the tokenizer in {files.path} ({type(tokenizer).__name__}) has no fast form")
+        kind = type(tokenizer).__name__
+        raise ConfigError(f"the tokenizer in {files.path} ({kind}) has no fast form, which is needed here: {CONVERT}")
     specials = {name: value for name in SPECIAL_NAMES if isinstance(value := getattr(tokenizer, name, None), str)}
     return backend, specials, _templates(files.path, _json(files.path / "tokenizer_config.json"))
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from common.errors import ConfigError
 from services.worker.kernels.registry import Bindings
 from services.worker.models.delta_spec import DeltaNames, DeltaSpec
-from services.worker.models.spec import DecoderNames, DecoderSpec, bias_of
+from services.worker.models.spec import DecoderNames, DecoderSpec
+from services.worker.models.spec_latent import LatentSpec, bias_of
 from services.worker.quant.contract import ExpertWeights, StoredTensor, Weight
 from services.worker.quant.narrow import Zeros, narrow
 from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight
@@ -80,9 +81,12 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
         yield names.sinks.format(i=i), Cut(0, heads.query)
         if (delta := spec.delta_of(i)) is not None and names.delta is not None:
             yield from _delta_cuts(delta, names.delta, i, rank)
-        for name, span in zip(names.qkv, rows, strict=True):
-            yield from _rows(name.format(i=i), span)
-        yield from _columns(names.out.format(i=i), heads.query.times(spec.values_dim))
+        if spec.latent is not None:
+            yield from _latent_cuts(spec.latent, names, i, heads.query)
+        else:
+            for name, span in zip(names.qkv, rows, strict=True):
+                yield from _rows(name.format(i=i), span)
+            yield from _columns(names.out.format(i=i), heads.query.times(spec.values_dim))
         yield from _mlp_cuts(spec, names, i, rank)
     if spec.with_mtp and (mtp := names.mtp) is not None:
         for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm, mtp.project):
@@ -100,6 +104,22 @@ def _delta_cuts(spec: DeltaSpec, names: DeltaNames, layer: int, rank: Rank) -> I
     for name in (names.decay, names.decay_bias):
         yield name.format(i=layer), Cut(0, values)
     yield names.out.format(i=layer), Cut(1, values.times(spec.value_dim))
+
+
+def _latent_cuts(spec: LatentSpec, names: DecoderNames, layer: int, heads: Span) -> Iterator[tuple[str, Cut | None]]:
+    """Heads are divided; latents, and what chooses among the tokens, are the same at every rank."""
+    parts = names.latent
+    assert parts is not None, "a model with latent attention names its tensors"
+    for name in (parts.q_a, parts.kv_a, parts.index_k_norm):
+        yield name.format(i=layer), WHOLE
+        yield bias_of(name.format(i=layer)), WHOLE
+    for name in (parts.q_a_norm, parts.kv_a_norm, parts.index_q, parts.index_k, parts.index_weights, parts.gate):
+        yield name.format(i=layer), WHOLE
+    for name in (names.qkv[0], parts.q_b):
+        yield name.format(i=layer), Cut(0, heads.times(spec.query_dim))
+    for name in (parts.kv_b, parts.gate_up, parts.gated_norm):
+        yield from _rows(name.format(i=layer), heads.times(spec.expanded))
+    yield from _columns(names.out.format(i=layer), heads.times(spec.value_dim))
 
 
 def _mlp_cuts(spec: DecoderSpec, names: DecoderNames, layer: int, rank: Rank) -> Iterator[tuple[str, Cut | None]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.worker.graphs import Choice, StepColumns
 from services.worker.groups import GroupStep
-from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
 from services.worker.state import BlockTables, Ints, Rows, Step
 
 Put = Callable[[npt.NDArray[np.generic]], Tensor]
@@ -108,6 +108,7 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
         max_context=int(context.max()),
         num_decode=int(longer[0]) if len(longer) else len(slots),
         table_rows=table_rows,
+        chunk_load=ChunkLoad.of(counts, context),
     )
     return ForwardBatch(
         token_places=put(token_slots * row_len + positions),

@@ -12,7 +12,8 @@ import torch
 from common.errors import ConfigError
 from services.worker.division import Division
 from services.worker.models.delta_spec import delta_shapes
-from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, bias_of
+from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef
+from services.worker.models.spec_latent import bias_of, latent_shapes
 from services.worker.quant.assemble import assemble, take_kv_scales
 from services.worker.quant.by_head import by_head
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, StoredTensor, Weight
@@ -118,7 +119,11 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, hidden), names.final_norm: (hidden,)}
     if not spec.tie_embeddings:
         shapes[names.head] = (spec.vocab_size, hidden)
+    latent = spec.latent
     for i in range(spec.num_layers):
+        if latent is not None and names.latent is not None:
+            sizes = hidden, spec.num_heads, spec.vocab_size
+            shapes |= latent_shapes(latent, names.latent, names.qkv[0], i, *sizes)
         shapes[names.input_norm.format(i=i)] = (hidden,)
         shapes[names.post_norm.format(i=i)] = (hidden,)
         if spec.post_norms:
@@ -128,8 +133,9 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
             shapes |= {name.format(i=i): shape for name, shape in delta_shapes(delta, names.delta, hidden)}
         if spec.has_sinks(i):
             shapes[names.sinks.format(i=i)] = (spec.num_heads,)
-        if (moe := spec.experts_of(i)) is not None and moe.grouped is not None and names.experts is not None:
-            shapes[names.experts.correction.format(i=i)] = (moe.num_experts,)
+        moe, experts = spec.experts_of(i), names.experts
+        if moe is not None and experts is not None and moe.grouped is not None and not moe.grouped.softmax:
+            shapes[experts.correction.format(i=i)] = (moe.num_experts,)
         if spec.qk_norm and delta is None:
             shapes[names.q_norm.format(i=i)] = (spec.head_dim,)
             shapes[names.k_norm.format(i=i)] = (spec.head_dim,)
@@ -148,6 +154,8 @@ def _attention_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> lis
     """As _mlp_shapes, of a layer that attends."""
     if spec.delta_of(layer) is not None:
         return []
+    if spec.latent is not None:
+        return [(names.out, spec.hidden_size, spec.num_heads * spec.latent.value_dim, spec.out_bias)]
     hidden, heads, kv_heads = spec.hidden_size, spec.num_heads, spec.kv_heads_of(layer)
     q_rows = heads * spec.head_dim * (2 if spec.attention_gate else 1)
     rows = q_rows, kv_heads * spec.head_dim, kv_heads * spec.values_dim

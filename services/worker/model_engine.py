@@ -72,8 +72,16 @@ def facts_of(
         "sinks": int(spec.sinks),
         "own_values": int(spec.has_own_values),
     }
+    if (latent := spec.latent) is not None:
+        shapes |= {"kv_lora_rank": latent.latent, "q_lora_rank": latent.query_rank, "latent_row": latent.row}
+        shapes |= {"qk_nope_head_dim": latent.nope_dim, "qk_rope_head_dim": latent.rope_dim}
+        shapes |= {"v_head_dim": latent.value_dim}
+        if (indexer := latent.indexer) is not None:
+            shapes |= {"index_heads": indexer.num_heads, "index_head_dim": indexer.head_dim}
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
+        if (grouped := spec.moe.grouped) is not None:
+            shapes["num_expert_groups"] = grouped.num_groups
     return Facts(device.type, arch_of(device), dtype, shapes)
 
 
@@ -145,6 +153,10 @@ def load_model(
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
+        if spec.latent is not None and kv_dtype != activation:
+            raise ConfigError(
+                f'kv.dtype is "{config.kv.dtype}": latent attention caches latents as they are; set "auto"'
+            )
         kv_each = config.kv.dtype == "fp8_per_token_head"
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
         facts = replace(facts, shapes={**facts.shapes, **coding.ops})

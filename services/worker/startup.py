@@ -32,6 +32,7 @@ from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import GroupedCache
 from services.worker.layers.kv_scales import KvScales
+from services.worker.layers.latent_attention import most_captured
 from services.worker.layers.rope import RopeTable
 from services.worker.runner import Runner
 from services.worker.shortage import is_out_of_memory
@@ -202,6 +203,7 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
         return runner, pools
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     wanted_graphs = graphs.layouts(sizes.most_entries, limit, sizes.step_tokens, parts.shape.max_len)
+    wanted_graphs = tuple(key for key in wanted_graphs if key.chunk <= most_captured(parts.model.spec.latent))
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)

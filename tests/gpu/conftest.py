@@ -25,6 +25,19 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+LATENT: dict[str, Any] = {
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 # name: (transformers config class, changes)
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": (
@@ -124,7 +137,30 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "deepseek_v2": (  # latents as published, of a query none; softmax over groups
+        "DeepseekV2Config",
+        LATENT
+        | {
+            "q_lora_rank": None,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        LATENT | {"q_lora_rank": 256, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
+    "deepseek_v32": (
+        "DeepseekV32Config",
+        LATENT
+        | {"q_lora_rank": 256, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "index_topk": 64}
+        | {"index_n_heads": 32, "index_head_dim": 128},
+    ),
 }
+WITH_FP8_CACHE = [name for name in SMALL if not name.startswith("deepseek")]  # latents are cached as they are
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from common.protocol import Sampling
 from services.worker import graphs
-from tests.gpu.conftest import SMALL
+from tests.gpu.conftest import SMALL, WITH_FP8_CACHE
 
 LEVELS = {"eager": ("worker.compile_level=0",), "graphs": ("worker.compile_level=3",)}
 
@@ -112,7 +112,7 @@ def test_replayed_rows_draw_what_eager_rows_draw(make_small: Callable[[str], Any
     assert same >= 23, f"{same} of 24 rows"
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", WITH_FP8_CACHE)
 def test_an_8_bit_cache_against_fp32(make_small: Callable[[str], Any], name: str) -> None:
     """Four bits of a number's eight are gone: some clear positions turn. Whether kernels do what their ops mean is
     what the next tests show."""

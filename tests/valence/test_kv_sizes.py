@@ -40,7 +40,7 @@ def test_a_latent() -> None:
     found = sizes(DEEPSEEK_V3)
     assert found["MLA (this checkpoint)"] == 70_272 == 61 * 576 * 2  # its paper's figure
     assert found["MHA"] == 61 * 128 * (192 + 128) * 2 and found["GQA"] == found["MHA"] // 8
-    assert sizes(DEEPSEEK_V3, eg_latent=128)["EG-MLA"] == 61 * (128 + 64) * 2
+    assert sizes(DEEPSEEK_V3, eg_latent=128)["EG-MLA"] == 61 * (128 + 64 + 8) * 2
     assert [row["to this"] for row in rows(read(DEEPSEEK_V3), 2)][2:] == ["1.00", "0.40"]
 
 
@@ -53,6 +53,25 @@ def test_the_text_part_counts_and_mistakes_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             read(LLAMA_8B | changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("DeepseekV2ForCausalLM", "MLA"),
+        ("DeepseekV3ForCausalLM", "MLA"),
+        ("DeepseekV32ForCausalLM", "MLA"),
+        ("EgMlaForCausalLM", "EG-MLA"),
+        ("Qwen3ForCausalLM", "GQA"),
+    ],
+)
+def test_figures_are_what_the_worker_allocates(architecture: str, kind: str) -> None:
+    values = config_values(architecture)
+    spec = all_models()[architecture].model.read(Config(values))
+    assert (
+        sizes(values)[f"{kind} (this checkpoint)"]
+        == kept(spec, 16, Storage(torch.bfloat16, torch.bfloat16))[-1]["bytes per token"]
+    )
 
 
 def test_what_sequences_take_of_layers_with_and_without_a_window() -> None:

@@ -38,11 +38,14 @@ SHAPES = (
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
     *("value_dim", "attention_gate", "shared_size"),
     *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps"),
+    *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "latent_row"),
+    *("expert_groups", "top_groups", "softmax_groups", "index_heads", "index_head_dim"),
     "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
+BY_HEADS = ("rope", "rope_kv_write", "kv_write", "paged_attention")  # latent attention calls none of them
 # What a captured decode step calls; these are also captured and replayed.
 CAPTURED = (
     *("gather_tokens", "embedding", "rms_norm", "linear", "norm_linear", "add_linear", "norm_gated_linear"),
@@ -53,6 +56,8 @@ CAPTURED = (
         "gated_delta",
         "gated_rms_norm",
         "sigmoid_gate",
+        "latent_write",
+        "mla_decode",
         "norm_route",
         "moe_gated",
         "moe_clamped",
@@ -91,6 +96,7 @@ def real_cases(op: Op[Any], shapes: Mapping[str, int], device: str) -> tuple[Cas
     sizes = sizes_of(shapes, device)
     make = TABLE.get(op.name) or getattr(sys.modules[op.meaning.__module__], "model_cases", None)
     called = make is not None and (op.name not in MIXTURE or bool(shapes.get("num_experts")))
+    called = called and not (op.name in BY_HEADS and shapes.get("kv_lora_rank"))
     cases = {case.name: case for case in make(shapes, sizes)} if make is not None and called else {}
     if cases or not (shapes.get("uncalled") or shapes.get(op.name)):
         return tuple(cases.values())
@@ -103,7 +109,10 @@ def may_differ(op: Op[Any]) -> float:
 
 
 def _widths(s: Mapping[str, int]) -> tuple[int, int]:
-    """Numbers of what all query heads attend to, and of queries, their gates, keys and values together."""
+    """Numbers that the output projection takes, and that the projection of the residual stream gives."""
+    if latent := s.get("kv_lora_rank"):
+        down = s["q_lora_rank"] or s["num_heads"] * (s["qk_nope_head_dim"] + s["qk_rope_head_dim"])
+        return s["num_heads"] * s["v_head_dim"], down + latent + s["qk_rope_head_dim"]
     queries, values = s["num_heads"] * s["head_dim"], s.get("value_dim") or s["head_dim"]
     gates = queries if s.get("attention_gate") else 0
     return s["num_heads"] * values, queries + gates + s["num_kv_heads"] * (s["head_dim"] + values)

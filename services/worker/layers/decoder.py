@@ -7,29 +7,36 @@ head size.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from services.worker.groups import GroupStep, Layout, Storage, lay_out
+from services.worker.kernels.ops.index_write import IndexNorm
+from services.worker.kernels.ops.latent_write import LatentNorm
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.attention import Attention
 from services.worker.layers.delta_net import DeltaNet, DeltaParts
+from services.worker.layers.gated_latent_attention import EmbeddingGate, GatedLatentAttention
+from services.worker.layers.indexer import Indexer
 from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.latent_attention import LatentAttention, LatentProjection, Projected
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
 from services.worker.layers.mtp import MtpHead, MtpNorms
 from services.worker.layers.rope import Rotation
 from services.worker.models.delta_spec import DeltaSpec
-from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters, bias_of
+from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters
+from services.worker.models.spec_latent import LatentSpec, bias_of
 from services.worker.quant.contract import ExpertBiases, Norm, Weight
 
 Mlp = GatedMlp | NormedMlp | MoeMlp
+Queries = Tensor | Projected  # with what goes into the cache: what `project` gives and `attend` takes
 
 
 class DecoderLayer:
@@ -37,7 +44,7 @@ class DecoderLayer:
 
     def __init__(
         self,
-        attention: Attention | DeltaNet,
+        attention: Attention | DeltaNet | LatentAttention | GatedLatentAttention,
         mlp: Mlp,
         norms: tuple[Norm, Norm],
         bindings: Bindings,
@@ -49,8 +56,8 @@ class DecoderLayer:
         self.input_norm, self.post_norm = norms
         self._rms_norm = bindings(rms_norm)
 
-    def project(self, x: Tensor) -> Tensor:
-        """x: [T, N]; returns queries, keys and values [T, (H + 2K) * D]."""
+    def project(self, x: Tensor) -> Queries:
+        """x: [T, N]; returns queries, keys and values [T, (H + 2K) * D], or what latent attention has for them."""
         return self.attention.project.after_norm(x, self.input_norm)
 
     def finish(self, x: Tensor, attended: Tensor) -> None:
@@ -75,13 +82,13 @@ class ScaledEmbedding:
 Embedding = Weight | ScaledEmbedding
 
 
-def start(embedding: Embedding, first: DecoderLayer, ids: Tensor) -> tuple[Tensor, Tensor]:
+def start(embedding: Embedding, first: DecoderLayer, ids: Tensor) -> tuple[Tensor, Queries]:
     """ids: int [T]; returns the residual stream [T, N] and the first layer's projection."""
     x = embedding.embed(ids)
     return x, first.project(x)
 
 
-def between(layer: DecoderLayer, following: DecoderLayer, x: Tensor, attended: Tensor) -> Tensor:
+def between(layer: DecoderLayer, following: DecoderLayer, x: Tensor, attended: Tensor) -> Queries:
     """From one layer's attention to the next one's: changes x in place, returns the next projection."""
     layer.finish(x, attended)
     return following.project(x)
@@ -95,15 +102,13 @@ def end(layer: DecoderLayer, x: Tensor, attended: Tensor) -> None:
 class Pieces(NamedTuple):
     """The per-token parts of a forward pass, as they are or compiled."""
 
-    start: Callable[[Embedding, DecoderLayer, Tensor], tuple[Tensor, Tensor]] = start
-    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor], Tensor] = between
+    start: Callable[[Embedding, DecoderLayer, Tensor], tuple[Tensor, Queries]] = start
+    between: Callable[[DecoderLayer, DecoderLayer, Tensor, Tensor], Queries] = between
     end: Callable[[DecoderLayer, Tensor, Tensor], None] = end
 
 
 class Decoder:
     """`pieces` may be replaced by compiled ones before the first call."""
-
-    compiles = True  # and can be captured
 
     def __init__(
         self,
@@ -117,6 +122,8 @@ class Decoder:
         self.spec, self.mtp = spec, mtp
         self.embedding, self.layers, self.final_norm, self.head = embedding, layers, final_norm, head
         self.pieces = Pieces()
+        # gates make keys and values of whole contexts, whose lengths no captured step knows
+        self.compiles = spec.latent is None or not spec.latent.gate
 
     def __call__(
         self,
@@ -133,10 +140,13 @@ class Decoder:
         `slots` and `rows` are those of the first group; `beside` has those of the cache's other groups.
         Returns the residual stream of the tokens `outputs` (int64 [S]; None: of all), for `logits`.
         """
+        rows.derived["ids"] = token_ids  # for gates
+        qkv: Any  # whatever the layers' attention projects and takes
         x, qkv = self.pieces.start(self.embedding, self.layers[0], token_ids)
         steps = (GroupStep(slots, rows), *beside)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers[: len(self.layers)], strict=True)):
-            attended = layer.attention.attend(qkv, rotations[layer.rope], layer_cache, *steps[cache.groups[i]])
+            attention: Any = layer.attention
+            attended = attention.attend(qkv, rotations[layer.rope], layer_cache, *steps[cache.groups[i]])
             if layer is not self.layers[-1]:
                 qkv = self.pieces.between(layer, self.layers[i + 1], x, attended)
         if outputs is not None:
@@ -193,7 +203,11 @@ class LayerBuilder:
         spec, names = self.spec, self.names
         input_norm = self.norm(names.input_norm)
         delta = spec.delta_of(self.index)
-        attention = self.attention() if delta is None else self.delta_net(delta)
+        attention: Attention | DeltaNet | LatentAttention | GatedLatentAttention
+        if delta is not None:
+            attention = self.delta_net(delta)
+        else:
+            attention = self.attention() if spec.latent is None else self.latent_attention(spec.latent)
         after_attention = self.norm(names.after_attention) if spec.post_norms else None
         post_norm = self.norm(names.post_norm)
         moe = spec.experts_of(self.index)
@@ -238,6 +252,29 @@ class LayerBuilder:
         parts = DeltaParts(self.tensor(names.conv), decay, bias, norm)
         return DeltaNet(delta, project, out, parts, self.bindings)
 
+    def latent_attention(self, latent: LatentSpec) -> LatentAttention | GatedLatentAttention:
+        spec, names = self.spec, self.names.latent
+        assert names is not None, "a model with latent attention names its tensors"
+        indexer, weights = None, None
+        if latent.indexer is not None and not latent.indexer.shares(self.index):
+            key_norm = IndexNorm(self.tensor(names.index_k_norm), self.tensor(bias_of(names.index_k_norm)))
+            indexer = Indexer(latent.indexer, key_norm, self.bindings)
+            weights = self.tensor(names.index_weights, wide=True)
+        q_up, q_norm, down = None, None, [self.names.qkv[0], names.kv_a]
+        if latent.query_rank:
+            q_up = self.linear(False, names.q_b, *([names.index_q] if indexer else []))
+            q_norm = Norm(self.tensor(names.q_a_norm), latent.norm_eps)
+            down = [names.q_a, names.kv_a, *([names.index_k] if indexer else [])]
+        has_bias = latent.bias and latent.query_rank > 0
+        project = LatentProjection(spec, self.linear(has_bias, *down), q_norm, q_up, weights, self.bindings)
+        kv_norm, kv_up = LatentNorm(self.tensor(names.kv_a_norm), latent.norm_eps), self.tensor(names.kv_b)
+        out = self.linear(spec.out_bias, self.names.out)
+        if latent.gate:
+            parts = (names.gate, names.gate_up, names.gated_norm, bias_of(names.gated_norm))
+            gate = EmbeddingGate(*(self.tensor(name) for name in parts))
+            return GatedLatentAttention(spec, project, kv_norm, kv_up, out, gate, self.bindings)
+        return LatentAttention(spec, project, kv_norm, kv_up, out, indexer, self.bindings)
+
     def mlp(self, gate_up: tuple[str, str], down: str) -> GatedMlp:
         has_bias = self.spec.mlp_bias
         return GatedMlp(self.linear(has_bias, *gate_up), self.linear(has_bias, down), self.spec.activation)
@@ -249,7 +286,7 @@ class LayerBuilder:
         router = Router(
             self.tensor(parts.router, wide),
             self.tensor(bias_of(parts.router), wide) if moe.clamped else None,
-            self.tensor(parts.correction, wide=True) if wide else None,
+            self.tensor(parts.correction, wide=True) if moe.grouped is not None and not moe.grouped.softmax else None,
         )
         numbers = range(moe.num_experts)
         gate, up = ([name.format(i=self.index, e=e) for e in numbers] for name in parts.gate_up)

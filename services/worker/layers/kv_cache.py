@@ -44,7 +44,8 @@ class KvCache:
 
     One allocation, [layers, 2, num_blocks, block_tokens, KV heads, head size]; index 1 is keys, then values. Zero at
     first: masked positions of a read block must hold finite numbers. A layer's part of a block is one run of memory in
-    every layout, so that only `layers` knows which it is.
+    every layout, so that only `layers` knows which it is. Of latent attention [layers, 1, num_blocks, block_tokens, 1,
+    LatentSpec.row]: keys, and values of 0 numbers.
     """
 
     def __init__(self, storage: Tensor, scales: Sequence[KvScale] = (), layout: str = layouts.TOKENS) -> None:
@@ -56,7 +57,9 @@ class KvCache:
         self.groups: tuple[int, ...] = (0,) * len(storage)  # each layer's
         each: Sequence[KvScale | None] = scales or [unscaled(storage)] * len(storage)
         self.layers: list[Any] = [  # LayerKv or LayerState
-            LayerKv(*layouts.pages(layout, layer[0], layer[1]), scale)
+            LayerKv(layer[0], layer[0, ..., :0], scale)
+            if len(layer) == 1
+            else LayerKv(*layouts.pages(layout, layer[0], layer[1]), scale)
             for layer, scale in zip(storage, each, strict=True)
         ]
         # of each pool: its tensors, and which of their dimensions is that of blocks
@@ -64,6 +67,8 @@ class KvCache:
 
     @staticmethod
     def shape(spec: DecoderSpec, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
+        if spec.latent is not None:
+            return spec.num_layers, 1, num_blocks, block_tokens, 1, spec.latent.row
         return spec.num_layers, 2, num_blocks, block_tokens, spec.num_kv_heads, spec.head_dim
 
     @property
@@ -154,15 +159,17 @@ def _allocate(
             made.append(state)
             parts += [(tensor, 0) for tensor in state]
             continue
-        keys, values = (
-            memory.zeros((blocks, block_tokens, kept.heads, dim), storage.pages, device)
-            for dim in (kept.key_dim, kept.value_dim)
-        )
+        keys = memory.zeros((blocks, block_tokens, kept.heads, kept.key_dim), storage.pages, device)
+        parts.append((keys, 0))
+        if not kept.value_dim:
+            made.append(LayerKv(keys, keys[..., :0], unscaled(keys)))  # of latent attention, whose ops know one layout
+            continue
+        values = memory.zeros((blocks, block_tokens, kept.heads, kept.value_dim), storage.pages, device)
+        parts.append((values, 0))
         scale = unscaled(keys)
         if storage.scales_each:
             own = (memory.zeros((blocks, block_tokens, kept.heads), torch.float32, device) for _ in range(2))
             scale = KvScale(*own)
             parts += [(table, 0) for table in scale]
         made.append(LayerKv(*layouts.pages(pages, keys, values), scale))
-        parts += [(keys, 0), (values, 0)]
     return made, parts

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.worker.kernels.ops.moe_route_biased import moe_route_biased
+from services.worker.kernels.ops.moe_route_grouped import moe_route_grouped
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.sigmoid_gate import sigmoid_gate
@@ -16,9 +17,9 @@ from services.worker.quant.contract import ExpertWeights, Norm
 
 
 class Router(NamedTuple):
-    """`weight`: [E, N], `bias`: [E], both of the activations' dtype, but float32 with a correction.
+    """`weight`: [E, N], `bias`: [E], both of the activations' dtype, but float32 with GroupedRouting.
 
-    `correction`: float32 [E], of GroupedRouting, and only of it.
+    `correction`: float32 [E], of GroupedRouting by sigmoid scores, and only of it.
     """
 
     weight: Tensor
@@ -42,9 +43,11 @@ class MoeMlp:
         self._sigmoid_gate = bindings(sigmoid_gate) if shared_gate is not None else None
         self._spec = spec
         # only what is called is asked for: what a start compiles depends on it
-        self._norm_route = bindings(norm_route) if spec.grouped is None else None
+        grouped = spec.grouped
+        self._norm_route = bindings(norm_route) if grouped is None else None
         self._rms_norm = bindings(rms_norm)
-        self._route_biased = bindings(moe_route_biased) if spec.grouped is not None else None
+        self._route_biased = bindings(moe_route_biased) if grouped is not None and not grouped.softmax else None
+        self._route_grouped = bindings(moe_route_grouped) if grouped is not None and grouped.softmax else None
 
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
@@ -64,17 +67,12 @@ class MoeMlp:
         if self._norm_route is not None:
             weight, bias, _ = self.router
             return self._norm_route(x, norm.weight, norm.eps, weight, bias, spec.top_k, spec.renormalize)
-        assert self._route_biased is not None and grouped is not None and correction is not None
+        assert grouped is not None
         normed = self._rms_norm(x, norm.weight, norm.eps)
         # not the op: kernels are bound for the activations' dtype
         logits = functional.linear(normed.float(), self.router.weight, self.router.bias)
-        weights, experts = self._route_biased(
-            logits,
-            correction,
-            grouped.num_groups,
-            grouped.top_groups,
-            spec.top_k,
-            spec.renormalize,
-            grouped.scale,
-        )
-        return normed, weights, experts
+        groups, manner = (grouped.num_groups, grouped.top_groups, spec.top_k), spec.renormalize
+        if self._route_grouped is not None:
+            return normed, *self._route_grouped(logits, *groups, manner, True, grouped.scale)
+        assert self._route_biased is not None and correction is not None
+        return normed, *self._route_biased(logits, correction, *groups, manner, grouped.scale)

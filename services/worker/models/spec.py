@@ -16,6 +16,7 @@ from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.models.config import MOST as MOST
 from services.worker.models.config import Config as Config
 from services.worker.models.delta_spec import DeltaNames, DeltaSpec
+from services.worker.models.spec_latent import LatentNames, LatentSpec
 from services.worker.mtp_names import MtpNames as MtpNames
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
@@ -25,11 +26,6 @@ ROPE_KINDS: Mapping[str, tuple[str, ...]] = {  # and the parameters that each ne
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor",),
 }
-
-
-def bias_of(weight: str) -> str:
-    """The checkpoint name of the bias that belongs to a weight."""
-    return weight.removesuffix(".weight") + ".bias"
 
 
 class Parameters(Protocol):
@@ -77,11 +73,12 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class GroupedRouting:
-    """Sigmoid scores; the choice is by score and a learned correction, in the best groups (DeepSeek-V3)."""
+    """In the best groups, by sigmoid scores and a learned correction (DeepSeek-V3) or by softmax scores (V2)."""
 
     num_groups: int
     top_groups: int
     scale: float  # of the chosen experts' weights
+    softmax: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +131,7 @@ class DecoderSpec:
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
     delta: DeltaSpec | None = None
     attention_gate: bool = False  # the projection of queries has behind each head's a gate of what it attends to
+    latent: LatentSpec | None = None  # of latent attention; each head is a KV head then
     caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
     mtp_layers: int = 0  # that the checkpoint has, for multi-token prediction
     with_mtp: bool = False  # the first of them is the last of `num_layers`
@@ -174,12 +172,17 @@ class DecoderSpec:
         if (delta := self.delta_of(layer)) is not None:
             return delta.cache
         own = PagedKv(self.kv_heads_of(layer), self.head_dim, self.values_dim, self.window_of(layer))
+        if self.latent is not None:
+            own = PagedKv(1, self.latent.row, 0)
         return self.caches[layer] if self.caches else own
 
     @property
     def attention_parity(self) -> int:
         """Tokens of context to which attending costs a token as many operations as its way through the layers."""
         attention = self.hidden_size * (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        per_token = 2 * self.num_heads * self.head_dim
+        if self.latent is not None:
+            attention, per_token = self.latent.costs(self.hidden_size, self.num_heads)
         weights = attending = 0
         for layer in range(self.num_layers):
             moe = self.experts_of(layer)
@@ -188,7 +191,7 @@ class DecoderSpec:
             weights += (attention if delta is None else delta.weights(self.hidden_size)) + 3 * self.hidden_size * inner
             attending += delta is None
         # Two operations for each weight; for each token of context as many for the score and for the sum of values.
-        return max(weights // (2 * attending * self.num_heads * self.head_dim), 1)
+        return max(weights // (attending * per_token), 1)
 
     def experts_of(self, layer: int) -> MoeSpec | None:
         """None: the layer has an ordinary MLP."""
@@ -241,6 +244,7 @@ class DecoderNames:
     after_mlp: str = ""
     delta: DeltaNames | None = None
     mtp: MtpNames | None = None
+    latent: LatentNames | None = None
 
 
 @dataclass(frozen=True)

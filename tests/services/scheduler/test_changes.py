@@ -8,9 +8,9 @@ from services.scheduler.changes import Changes, Columns
 def test_the_first_group_and_pool_have_columns_of_their_own() -> None:
     changes = Changes()
     assert not changes.any
-    changes.grow(0, 3, [7, 8])
-    changes.grow(2, 3, [1])
-    changes.grow(0, 5, [9])
+    changes.grow(0, [3, 3], [7, 8])
+    changes.grow(2, [3], [1])
+    changes.grow(0, [5], [9])
     changes.copy(1, 4, 6)
     changes.copy(0, 2, 0)
     changes.copy(1, 5, 7)

@@ -183,3 +183,15 @@ def test_folder_without_any_tokenizer(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with pytest.raises(ConfigError, match="no such folder"):
         load(Model(source=str(tmp_path)))
+
+
+def test_a_tokenizer_that_is_code_of_its_own_is_refused_with_what_to_do(folder: Path) -> None:
+    """As Kimi-K2's: a tiktoken file and a class beside it."""
+    (folder / "tokenizer.json").unlink()
+    write(
+        folder, "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"tokenization_kimi\.TikTokenTokenizer.*TikTokenConverter.*trust_remote_code"
+    ):
+        load(Model(source=str(folder)))

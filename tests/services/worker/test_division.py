@@ -109,7 +109,14 @@ def test_each_rank_holds_its_share(folder: Path, name: str) -> None:
 
 def test_parts_of_all_ranks_are_the_whole(folder: Path) -> None:
     """Every tensor: its parts side by side, or it at one rank or at all."""
-    for name in ("qwen2", "mixtral", "Glm4MoeForCausalLM"):
+    for name in (
+        "qwen2",
+        "mixtral",
+        "Glm4MoeForCausalLM",
+        "deepseek_v3_yarn",
+        "DeepseekV32ForCausalLM",
+        "EgMlaForCausalLM",
+    ):
         source = open_model(str(folder / name))
         _, model = find_model(source.config["architectures"])  # type: ignore[arg-type]
         spec = model.read(Config(source.config))

@@ -82,6 +82,14 @@ SMALL = {
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "index_topk": 20,
+    "index_n_heads": 16,  # so many that no score is 0, which would be a tie
+    "index_head_dim": 16,
 }
 # By model_type.
 OWN: dict[str, dict[str, Any]] = {
@@ -91,6 +99,10 @@ OWN: dict[str, dict[str, Any]] = {
         "initializer_range": 0.15,
     },
     "mimo_v2_flash": {"num_attention_heads": 8, "head_dim": 24, "v_head_dim": 16},
+}
+LATENT = {
+    "num_key_value_heads": 6,
+    **{key: SMALL[key] for key in SMALL if "lora" in key or key.startswith(("qk_", "v_"))},
 }
 VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 MOE = {"moe_intermediate_size": 40, "num_experts": 6, "num_experts_per_tok": 3}
@@ -122,6 +134,32 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2, "norm_topk_prob": False},
     ),
     "gpt_oss_64": ("GptOssForCausalLM", {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 4}),
+    "deepseek_v2_lite": (  # no latent of the query, all experts in one group
+        "DeepseekV2ForCausalLM",
+        LATENT
+        | {"q_lora_rank": None, "n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3}
+        | {"first_k_dense_replace": 1, "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek_v2_groups": (
+        "DeepseekV2ForCausalLM",
+        LATENT
+        | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
+        | {"topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0},
+    ),
+    "deepseek_v3_yarn": (
+        "DeepseekV3ForCausalLM",
+        LATENT
+        | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "n_group": 4}
+        | {"topk_group": 2, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.8}, "attention_bias": True}
+        | {"first_k_dense_replace": 1, "rope_interleave": False},
+    ),
+    "glm_moe_dsa_shared": (  # the second layer attends to what the first one chose
+        "GlmMoeDsaForCausalLM",
+        LATENT
+        | {"n_routed_experts": 8, "moe_intermediate_size": 40, "num_experts_per_tok": 3, "index_topk": 30}
+        | {"index_n_heads": 16, "index_head_dim": 12, "mlp_layer_types": ["sparse", "dense", "sparse"]}
+        | {"indexer_types": ["full", "shared", "full"], "head_dim": 8},
+    ),
     "mixtral": (
         "MixtralForCausalLM",
         {"sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},
@@ -143,23 +181,31 @@ def small_config(kind: type) -> Any:
         tied = part.tie_word_embeddings
         return kind(text_config=part.to_dict(), vision_config=VISION, tie_word_embeddings=tied)
     known = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    if "kv_lora_rank" in known:
+        known.pop("layer_types", None)
+        known |= {"num_key_value_heads": COMMON["num_attention_heads"], "head_dim": SMALL["qk_rope_head_dim"]}
     return kind(**COMMON | known | OWN.get(default.model_type, {}))
+
+
+def reference_class(architecture: str) -> Any:
+    """transformers' class, or a test's own where there is none."""
+    import transformers
+
+    from tests.services.worker import eg_mla
+
+    return getattr(eg_mla, architecture, None) or getattr(transformers, architecture)
 
 
 def config_values(architecture: str) -> dict[str, Any]:
     """The derived configuration, as config.json has it."""
-    import transformers
-
-    values: dict[str, Any] = small_config(getattr(transformers, architecture).config_class).to_dict()
+    values: dict[str, Any] = small_config(reference_class(architecture).config_class).to_dict()
     return values
 
 
 def make_reference(name: str) -> Any:
     """transformers' model, in float32, weights such that nothing it does is without effect."""
-    import transformers
-
     architecture, changes = VARIANTS.get(name, (name, None))
-    kind = getattr(transformers, architecture)
+    kind = reference_class(architecture)
     torch.manual_seed(sum(map(ord, name)))
     config = small_config(kind.config_class) if changes is None else kind.config_class(**COMMON | changes)
     reference = kind._from_config(config, attn_implementation="eager").eval()

@@ -1,11 +1,23 @@
-"""Multi-head latent attention (DeepSeek-V2) of decode rows on the latent cache, its up-projections absorbed.
+"""Multi-head latent attention (DeepSeek-V2) on the paged cache, its up-projections absorbed: of rows with few tokens.
 
-All heads share one latent per position: keys are the whole of it, values its first `latent` numbers.
+All heads share one latent and one rotated key per position: keys are both, values the latent. The torch meaning is
+grouped-query attention with one KV head, whose keys and values are the pages.
 """
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from services.worker.kernels.ops.paged_attention import (
+    AttentionRows,
+    AttentionSpec,
+    make_attention_rows,
+    paged_attention,
+)
 from services.worker.kernels.registry import Case, Tolerance, op
 
 MAX_VERIFY = 4  # tokens of a row: one, and up to three drafts to verify
@@ -18,62 +30,85 @@ MLA_TOLERANCES = {
 }
 
 
-def make_mla_case(queries: tuple[int, ...], context: tuple[int, ...], num_heads: int) -> Case:
-    """Rows with so many tokens and so many cached positions, these scattered over the cache."""
+def make_mla_case(
+    queries: Sequence[int],
+    context: Sequence[int],
+    num_heads: int,
+    sizes: tuple[int, int] = (LATENT, ROPE),
+    block_tokens: int = 16,
+    more: int = 0,
+    table_rows: bool = False,
+) -> Case:
+    """Rows with so many tokens and so many cached positions, in scattered blocks. `more`: numbers of a page's row that
+    are none of attention's."""
 
-    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int, int, float]:
+    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, float]:
         generator = torch.Generator().manual_seed(sum(context) + num_heads)
-        width, total = LATENT + ROPE, sum(context)
-        q = torch.randn(sum(queries), num_heads, width, generator=generator)
-        cache = torch.randn(total + 16, width, generator=generator)
-        slots = torch.randperm(total + 16, generator=generator)[:total].to(torch.int32)
-        starts = [torch.tensor((0, *counts)).cumsum(0).to(torch.int32) for counts in (queries, context)]
-        return q.to(dtype), cache.to(dtype), *starts, slots, max(queries), LATENT, 192**-0.5
+        latent, rope = sizes
+        needed = [-(-length // block_tokens) for length in context]
+        pool = torch.randperm(sum(needed) + 3, generator=generator)
+        tables = [part.tolist() for part in torch.split(pool[: sum(needed)], needed)] if needed else []
+        q = torch.randn(sum(queries), num_heads, latent + rope, generator=generator).to(dtype)
+        pages = torch.randn(len(pool), block_tokens, latent + rope + more, generator=generator).to(dtype)
+        rows = make_attention_rows(queries, context, tables, block_tokens)
+        if table_rows:
+            places = torch.randperm(len(queries) + 2, generator=generator)[: len(queries)]
+            scattered = torch.zeros(len(queries) + 2, rows.block_tables.shape[1], dtype=torch.int32)
+            scattered[places] = rows.block_tables
+            rows = replace(rows, block_tables=scattered, table_rows=places.to(torch.int32))
+        # a view of heads by turns, as a batched product leaves it, and one of whole queries
+        latents = q[..., :latent].transpose(0, 1).contiguous().transpose(0, 1)
+        return latents, q[..., latent:], pages, rows, 192**-0.5
 
-    name = f"{len(queries)}x{max(queries)}x{max(context)}h{num_heads}"
-    return Case(name, make)
+    odd = "" if sizes == (LATENT, ROPE) else f"d{sizes[0]}+{sizes[1]}"
+    odd += (f"b{block_tokens}" if block_tokens != 16 else "") + (f"m{more}" if more else "")
+    most = f"{len(queries)}x{max(queries, default=0)}x{max(context, default=0)}"
+    return Case(f"{most}h{num_heads}{odd}{'r' if table_rows else ''}", make)
 
 
-def latent_attention(
-    q: Tensor, cache: Tensor, query_starts: Tensor, kv_starts: Tensor, kv_slots: Tensor, latent: int, scale: float
-) -> Tensor:
-    """Every token against every listed slot, what is not its own masked: no value decides what is computed."""
-    token = torch.arange(len(q), device=q.device)
-    place = torch.arange(len(kv_slots), device=q.device)
-    row = torch.searchsorted(query_starts, token, right=True) - 1
-    kv_row = torch.searchsorted(kv_starts, place, right=True) - 1
-    # a row's tokens are the last of its context
-    last = kv_starts[1:][row] - query_starts[1:][row] + token
-    seen = (row[:, None] == kv_row) & (place <= last[:, None])
-    keys = cache.index_select(0, kv_slots).float()
-    scores = torch.einsum("thd,kd->htk", q.float(), keys) * scale
-    shares = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
-    return torch.einsum("htk,kd->thd", shares, keys[:, :latent]).to(q.dtype)
+def latent_attention(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    latent = q_latent.shape[2]
+    q = torch.cat((q_latent, q_rope), -1)
+    # what else lies in a row is multiplied by zero
+    q = functional.pad(q, (0, pages.shape[2] - q.shape[2]))
+    keys = pages.unsqueeze(2)
+    return paged_attention.meaning(q, keys, keys, rows, AttentionSpec(scale))[..., :latent].contiguous()
+
+
+# of no published model: what else pages may be; AITER has no kernels for them
+SMALL: tuple[Any, ...] = (
+    ((1, 1), (130, 20), 6, (24, 8), 8, 16),
+    ((1, 1, 3), (70, 7, 9), 8, (64, 16), 1),
+    ((), (), 16, (64, 16)),
+)
 
 
 @op(
     cases=[
         make_mla_case((1,), (77,), 16),
-        make_mla_case((1, 1, 1), (5, 300, 1), 128),
-        make_mla_case((4, 4), (40, 4), 16),
-        make_mla_case((2, 3, 1), (9, 200, 33), 20),
+        make_mla_case((1, 1, 1), (5, 40, 1), 128, table_rows=True),
+        make_mla_case((2, 4, 1), (9, 40, 33), 20),
+        *(make_mla_case(*small) for small in SMALL),
     ],
     tolerances=MLA_TOLERANCES,
 )
-def mla_decode(
-    q: Tensor,
-    cache: Tensor,
-    query_starts: Tensor,
-    kv_starts: Tensor,
-    kv_slots: Tensor,
-    max_query: int,
-    latent: int,
-    scale: float,
-) -> Tensor:
-    """softmax(q @ keys.T * scale) @ keys[:, :latent], causal. Returns a new [T, H, latent].
+def mla_decode(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    """softmax((q_latent @ latents.T + q_rope @ keys.T) * scale) @ latents, causal. Returns a new [T, H, L], contiguous.
 
-    q: [T, H, D], query and its rotary part; cache: [S, D]; row j has tokens query_starts[j] to query_starts[j + 1] - 1
-    (int32 [R + 1]; `max_query` the most, at most 4), the last of its context, which lies in the cache's slots
-    kv_slots[kv_starts[j]] to kv_slots[kv_starts[j + 1] - 1] (int32 [R + 1] and [at least the sum]).
+    q_latent: [T, H, L], queries by the absorbed up-projection of keys; q_rope: [T, H, R], rotated; last dimensions
+    dense. pages: [num_blocks, B, W], contiguous, W >= L + R: latents, rotated keys, and what is no part of it; all
+    finite. Rows have at most MAX_VERIFY tokens.
     """
-    return latent_attention(q, cache, query_starts, kv_starts, kv_slots, latent, scale)
+    return latent_attention(q_latent, q_rope, pages, rows, scale)
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of models with latent attention."""
+    for rows in sizes.decode if shapes.get("kv_lora_rank") else ():
+        yield latent_case(shapes, [1] * rows, [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, rows))])
+
+
+def latent_case(shapes: Mapping[str, int], queries: Sequence[int], context: Sequence[int]) -> Case:
+    latent, rope = shapes["kv_lora_rank"], shapes["qk_rope_head_dim"]
+    more = shapes["latent_row"] - latent - rope
+    return make_mla_case(queries, context, shapes["num_heads"], (latent, rope), shapes["block_tokens"], more)

@@ -1,5 +1,8 @@
 """Routing in groups of experts with a bias on the choice, not on the weight (DeepSeek-V3, balanced without a loss)."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -48,3 +51,11 @@ def moe_route_biased(
     choice = scores + bias.float()
     group_scores = grouped(choice, choice.shape[1] // num_groups).topk(2, dim=-1).values.sum(-1)
     return scaled_weights(scores, best_experts(choice, group_scores, top_groups, top_k), renormalize, scale)
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of mixtures in groups by sigmoid scores."""
+    groups = shapes.get("expert_groups", 0)
+    for tokens in sizes.all if groups and not shapes.get("softmax_groups") else ():
+        counts = shapes["num_experts"], (groups, shapes["top_groups"]), shapes["top_k"]
+        yield make_biased_route_case(tokens, *counts)

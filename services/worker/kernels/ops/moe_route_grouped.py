@@ -1,5 +1,8 @@
 """Routing in groups of experts (DeepSeek-V2): first the best groups, then the best experts of those."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,3 +74,11 @@ def moe_route_grouped(
     scores = wide.softmax(dim=-1) if softmax else wide.sigmoid()
     group_scores = grouped(scores, scores.shape[1] // num_groups).amax(-1)
     return scaled_weights(scores, best_experts(scores, group_scores, top_groups, top_k), renormalize, scale)
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of mixtures in groups by softmax scores."""
+    groups = shapes.get("expert_groups", 0)
+    for tokens in sizes.all if groups and shapes.get("softmax_groups") else ():
+        counts = shapes["num_experts"], (groups, shapes["top_groups"]), shapes["top_k"]
+        yield make_grouped_route_case(tokens, *counts, bool(shapes.get("renormalize")), True)

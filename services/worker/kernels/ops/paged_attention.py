@@ -8,7 +8,7 @@ Decode rows of similar length share one call; a row whose blocks are one run is 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,22 @@ class Group:
     num_rows: int
 
 
+class ChunkLoad(NamedTuple):
+    """What the rows from the first one with more tokens than one on have to do, as the host knows it."""
+
+    context: int  # positions of all their contexts together
+    pairs: int  # of a token and a position that it sees
+    all_context: int  # positions of all rows' contexts
+
+    @classmethod
+    def of(cls, counts: npt.NDArray[np.int64], context: npt.NDArray[np.int64]) -> "ChunkLoad":
+        """By row: its tokens, and its context with them; the first rows may be such that decode."""
+        longer = np.flatnonzero(counts > 1)
+        first = int(longer[0]) if len(longer) else len(counts)
+        total, counts, context = int(context.sum()), counts[first:], context[first:]
+        return cls(int(context.sum()), int((counts * context - counts * (counts - 1) // 2).sum()), total)
+
+
 @dataclass(frozen=True)
 class AttentionRows:
     """Which tokens belong to which row, and where the rows' KV lies. Row j's tokens are the last of its context."""
@@ -58,6 +74,12 @@ class AttentionRows:
     max_context: int  # an upper bound where the step is replayed
     num_decode: int = 0  # the first rows that have exactly one token each; others may have one too
     table_rows: Tensor | None = None  # int32 [R]: row j's blocks are block_tables[table_rows[j]], not block_tables[j]
+    chunk_load: ChunkLoad | None = None  # None: the step is replayed with other rows
+
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What implementations make of the rows once for all layers, by a name of their own."""
+        return {}
 
     @cached_property
     def tables(self) -> Tensor:
@@ -179,6 +201,7 @@ def make_attention_rows(
         max_query=max(counts, default=0),
         max_context=max(context, default=0),
         num_decode=next((row for row, count in enumerate(counts) if count != 1), len(counts)),
+        chunk_load=ChunkLoad.of(np.array(counts, np.int64), np.array(context, np.int64)),
     )
 
 

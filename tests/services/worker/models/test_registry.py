@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -307,6 +308,21 @@ def test_drill_a_made_up_model_is_one_file(
         ("Glm4MoeForCausalLM", {"n_group": 8}, "1 of 8 groups of 8 experts"),
         ("Glm4MoeForCausalLM", {"topk_group": 3}, "3 of 2 groups"),
         ("Glm4MoeForCausalLM", {"num_experts_per_tok": 5}, "more than the chosen groups have"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "'norm_topk_prob' is True, supported: False"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "'topk_method' is 'noaux_tc'"),
+        ("DeepseekV3ForCausalLM", {"topk_method": "greedy"}, "'topk_method' is 'greedy'"),
+        ("DeepseekV3ForCausalLM", {"num_key_value_heads": 2}, "'num_key_value_heads' is 2, supported: 6"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 0}, "'kv_lora_rank' is 0"),
+        ("DeepseekV3ForCausalLM", {"v_head_dim": 10**9}, "'v_head_dim' is 1000000000"),
+        ("DeepseekV3ForCausalLM", {"q_lora_rank": -1}, "'q_lora_rank' is -1"),
+        ("DeepseekV3ForCausalLM", {"partial_rotary_factor": 0.5, "rope_parameters": None}, "4 of the 8 numbers"),
+        ("DeepseekV32ForCausalLM", {"index_head_dim": 4}, "'index_head_dim' is 4, of which 8 are to be rotated"),
+        ("DeepseekV32ForCausalLM", {"index_topk": 0}, "16 index heads that choose 0 tokens"),
+        ("DeepseekV32ForCausalLM", {"q_lora_rank": 0}, "'q_lora_rank' is 0"),
+        ("DeepseekV32ForCausalLM", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' has"),
+        ("GlmMoeDsaForCausalLM", {"indexer_types": ["shared", "full", "full"]}, "of which the first is full"),
+        ("GlmMoeDsaForCausalLM", {"indexer_types": None, "index_topk_pattern": "FSX"}, "'X'"),
+        ("EgMlaForCausalLM", {"gate_embedding_dim": 0}, "'gate_embedding_dim' is 0"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(architecture: str, changes: dict[str, Any], text: str) -> None:
@@ -327,6 +343,44 @@ def test_configurations_of_the_years_before() -> None:
     qwen = config_values("Qwen2ForCausalLM") | {"layer_types": None, "max_window_layers": 1}
     assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen)).windows == (0, 24, 24)
     assert all_models()["Qwen2ForCausalLM"].model.read(Config(qwen | {"use_sliding_window": None})).windows == ()
+
+
+def test_published_configurations_of_latent_attention() -> None:
+    """Kimi-K2's numbers under its own model_type; V2-Lite's without a latent of the query; GLM-5's schedules."""
+    yarn = {"type": "yarn", "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0, "beta_slow": 1.0}
+    kimi: dict[str, Any] = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "kimi_k2",
+        "hidden_size": 7168,
+        "ep_size": 1,
+    }
+    kimi |= {"num_attention_heads": 64, "num_key_value_heads": 64, "num_hidden_layers": 61, "vocab_size": 163_840}
+    kimi |= {"intermediate_size": 18_432, "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_group": 1}
+    kimi |= {"topk_group": 1, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+    kimi |= {"q_lora_rank": 1536, "kv_lora_rank": 512, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    kimi |= {"routed_scaling_factor": 2.827, "norm_topk_prob": True, "max_position_embeddings": 131_072}
+    kimi |= {"rope_theta": 50_000.0, "rope_scaling": yarn | {"original_max_position_embeddings": 4096}}
+    kimi |= {"moe_layer_freq": 1, "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    spec = find_model(kimi["architectures"])[1].read(Config(kimi))
+    assert spec.latent is not None and (spec.latent.row, spec.head_dim, spec.rope.rotary_dim) == (576, 192, 64)
+    assert spec.moe is not None and spec.moe.grouped is not None and spec.moe.dense_layers == (0,)
+    assert (spec.moe.num_experts, spec.moe.grouped.num_groups, spec.moe.grouped.scale) == (384, 1, 2.827)
+    assert spec.attention_scale == pytest.approx(192**-0.5 * (0.1 * math.log(32) + 1) ** 2)
+    lite = kimi | {"architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None, "topk_method": "greedy"}
+    lite |= {"scoring_func": "softmax", "norm_topk_prob": False, "n_routed_experts": 64}
+    spec = all_models()["DeepseekV2ForCausalLM"].model.read(Config(lite))
+    assert spec.latent is not None and spec.latent.query_rank == 0
+    assert spec.moe is not None and spec.moe.grouped is not None and spec.moe.grouped.softmax
+    glm = config_values("GlmMoeDsaForCausalLM") | {"num_hidden_layers": 6, "indexer_types": None}
+    glm |= {"mlp_layer_types": None}
+    for keys, wanted in (
+        ({"index_topk_pattern": "FSSFSF"}, "FSSFSF"),
+        ({"index_topk_freq": 2}, "FFSFSF"),
+        ({"index_topk_freq": 1}, ""),
+    ):
+        latent = all_models()["GlmMoeDsaForCausalLM"].model.read(Config(glm | keys)).latent
+        assert latent is not None and latent.indexer is not None
+        assert "".join("FS"[shared] for shared in latent.indexer.shared) == wanted
 
 
 def test_the_document_lists_every_file() -> None:

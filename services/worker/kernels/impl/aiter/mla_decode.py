@@ -6,25 +6,19 @@ from torch import Tensor
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.impl.aiter._mla import ARGUMENTS, WIDER, WIDER_ONCE, attended, padded_heads, refuses_latent
 from services.worker.kernels.ops.mla_decode import MAX_VERIFY, mla_decode
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Facts, Impl
 
 DECODE = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale"))
 LATER = Function("aiter.mla:mla_decode_fwd", needs=(*ARGUMENTS, "sm_scale", "page_size"))  # has more numbers of heads
 
 
-def attend(
-    q: Tensor,
-    cache: Tensor,
-    query_starts: Tensor,
-    kv_starts: Tensor,
-    kv_slots: Tensor,
-    max_query: int,
-    latent: int,
-    scale: float,
-) -> Tensor:
-    heads = padded_heads(q.shape[1], max_query, WIDER_ONCE if LATER.missing() else WIDER)
-    assert heads is not None and max_query <= MAX_VERIFY, (q.shape, max_query)
-    return attended(DECODE, heads, q, cache, (query_starts, kv_starts, kv_slots), max_query, latent, scale)
+def attend(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    heads = padded_heads(q_latent.shape[1], rows.max_query, WIDER_ONCE if LATER.missing() else WIDER)
+    assert heads is not None and rows.max_query <= MAX_VERIFY, (q_latent.shape, rows.max_query)
+    if not len(q_latent):
+        return torch.empty_like(q_latent)
+    return attended(DECODE, heads, (q_latent, q_rope), pages, rows, scale)
 
 
 def refuses(facts: Facts) -> str | None:

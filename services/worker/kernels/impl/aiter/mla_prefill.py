@@ -6,24 +6,16 @@ from torch import Tensor
 from services.worker.kernels.impl.aiter._host import Function, refusal
 from services.worker.kernels.impl.aiter._mla import ARGUMENTS, attended, refuses_latent
 from services.worker.kernels.ops.mla_prefill import mla_prefill
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Facts, Impl
 
 PREFILL = Function("aiter.mla:mla_prefill_fwd", needs=(*ARGUMENTS, "sm_scale"))
 HEADS = (16, 128)
 
 
-def attend(
-    q: Tensor,
-    cache: Tensor,
-    query_starts: Tensor,
-    kv_starts: Tensor,
-    kv_slots: Tensor,
-    max_query: int,
-    latent: int,
-    scale: float,
-) -> Tensor:
-    heads = next(heads for heads in HEADS if heads >= q.shape[1])
-    return attended(PREFILL, heads, q, cache, (query_starts, kv_starts, kv_slots), max_query, latent, scale)
+def attend(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    heads = next(heads for heads in HEADS if heads >= q_latent.shape[1])
+    return attended(PREFILL, heads, (q_latent, q_rope), pages, rows, scale)
 
 
 def refuses(facts: Facts) -> str | None:

@@ -23,6 +23,24 @@ def rotate(low, high, cos_low, cos_high, sin_low, sin_high):  # type: ignore[no-
 
 
 @triton.jit
+def load_turned(  # type: ignore[no-untyped-def]
+    x_ptr, cos_ptr, sin_ptr, rows, mask, HALF: tl.constexpr, HALF_PADDED: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Halves [rows, padded half] of `rows` (offsets from x_ptr) with 2 * HALF numbers each, turned."""
+    offsets = tl.arange(0, HALF_PADDED)
+    inside = offsets < HALF
+    mask = mask & inside[None, :]
+    if INTERLEAVED:
+        low = tl.load(x_ptr + rows + 2 * offsets[None, :], mask=mask, other=0.0)
+        high = tl.load(x_ptr + rows + 2 * offsets[None, :] + 1, mask=mask, other=0.0)
+    else:
+        low = tl.load(x_ptr + rows + offsets[None, :], mask=mask, other=0.0)
+        high = tl.load(x_ptr + rows + HALF + offsets[None, :], mask=mask, other=0.0)
+    cos_low, cos_high, sin_low, sin_high = load_angles(cos_ptr, sin_ptr, offsets, inside, HALF)
+    return rotate(low.to(tl.float32), high.to(tl.float32), cos_low, cos_high, sin_low, sin_high)
+
+
+@triton.jit
 def stored(x, cache_ptr, scale_ptr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """As the cache holds x. LIMIT: the largest of its 8-bit floats, which hold x / scale; 0: it has wider ones."""
     if LIMIT > 0:

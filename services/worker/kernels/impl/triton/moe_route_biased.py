@@ -27,24 +27,38 @@ def route_in_groups(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     TOP_K_PAD: tl.constexpr,
     RENORMALIZE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """logits [T, GROUPS * SIZE]; bias [GROUPS * SIZE]; weights float32 [T, K]; experts int32 [T, K]. Grid (T)."""
+    """logits [T, GROUPS * SIZE]; bias [GROUPS * SIZE], None for the choice of moe_route_grouped.
+
+    weights float32 [T, K]; experts int32 [T, K]. Grid (T).
+    """
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PAD)
     place = tl.arange(0, SIZE_PAD)
     rank = tl.arange(0, TOP_K_PAD)
     expert = group[:, None] * SIZE + place[None, :]
     real = (group < GROUPS)[:, None] & (place < SIZE)[None, :]
-    bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + expert, mask=real, other=0.0).to(tl.float32)
     wait(PDL)
     release(PDL)
     logits = tl.load(logits_ptr + token * (GROUPS * SIZE) + expert, mask=real, other=0.0).to(tl.float32)
-    scores = tl.sigmoid(logits)
-    choice = tl.where(real, scores + bias, float("-inf"))
-    best, first = tl.max(choice, axis=1, return_indices=True, return_indices_tie_break_left=True)
-    second = tl.max(tl.where(place[None, :] == first[:, None], float("-inf"), choice), axis=1)
-    left = tl.where(group < GROUPS, best + second, float("-inf"))
+    if SOFTMAX:
+        logits = tl.where(real, logits, float("-inf"))
+        scores = tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0))
+        scores = scores / tl.sum(tl.sum(scores, axis=1), axis=0)
+    else:
+        scores = tl.sigmoid(logits)
+    if bias_ptr is not None:
+        choice = tl.where(real, scores + bias, float("-inf"))
+        best, first = tl.max(choice, axis=1, return_indices=True, return_indices_tie_break_left=True)
+        second = tl.max(tl.where(place[None, :] == first[:, None], float("-inf"), choice), axis=1)
+        left = tl.where(group < GROUPS, best + second, float("-inf"))
+    else:
+        choice = tl.where(real, scores, float("-inf"))
+        left = tl.max(choice, axis=1)
     is_open = tl.zeros([GROUPS_PAD], tl.int32)
     for _ in tl.static_range(TOP_GROUPS):
         chosen_group = tl.argmax(left, axis=0, tie_break_left=True)
@@ -72,6 +86,14 @@ def route_in_groups(  # type: ignore[no-untyped-def]
 def run(
     logits: Tensor, bias: Tensor, num_groups: int, top_groups: int, top_k: int, renormalize: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
+    return launch(logits, bias, (num_groups, top_groups, top_k), renormalize, False, scale)
+
+
+def launch(
+    logits: Tensor, bias: Tensor | None, counts: tuple[int, int, int], renormalize: bool, softmax: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`counts`: groups, of which so many are open, and experts of a token."""
+    num_groups, top_groups, top_k = counts
     num_tokens, num_experts = logits.shape
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits.device)
     experts = torch.empty(num_tokens, top_k, dtype=torch.int32, device=logits.device)
@@ -91,6 +113,7 @@ def run(
             TOP_K=top_k,
             TOP_K_PAD=triton.next_power_of_2(top_k),
             RENORMALIZE=renormalize,
+            SOFTMAX=softmax,
             num_warps=1,
             **options(logits.device),
         )
@@ -103,29 +126,35 @@ def refuses(facts: Facts) -> str | None:
     return needs_gpu(facts)
 
 
-def _aot(name: str, groups: int, size: int, top_groups: int, top_k: int) -> AotCase:
+def aot_case(name: str, groups: int, size: int, top_groups: int, top_k: int, softmax: bool = False) -> AotCase:
+    """`softmax`: as moe_route_grouped asks for it."""
     return AotCase(
         name,
         route_in_groups,
         {
             "logits_ptr": "*fp32:16",
-            "bias_ptr": "*fp32:16",
+            "bias_ptr": None if softmax else "*fp32:16",
             "weights_ptr": "*fp32:16",
             "experts_ptr": "*i32:16",
             "scale": "fp32",
             "GROUPS": groups,
-            "GROUPS_PAD": groups,
+            "GROUPS_PAD": triton.next_power_of_2(groups),
             "SIZE": size,
-            "SIZE_PAD": size,
+            "SIZE_PAD": triton.next_power_of_2(size),
             "TOP_GROUPS": top_groups,
             "TOP_K": top_k,
-            "TOP_K_PAD": top_k,
-            "RENORMALIZE": True,
+            "TOP_K_PAD": triton.next_power_of_2(top_k),
+            "RENORMALIZE": not softmax,
+            "SOFTMAX": softmax,
             "PDL": False,
         },
         num_warps=1,
     )
 
 
-AOT: tuple[AotCase, ...] = (_aot("glm_4_5_air", 1, 128, 1, 8), _aot("deepseek_v3", 8, 32, 4, 8))
+AOT: tuple[AotCase, ...] = (
+    aot_case("glm_4_5_air", 1, 128, 1, 8),
+    aot_case("deepseek_v3", 8, 32, 4, 8),
+    aot_case("kimi_k2", 1, 384, 1, 8),
+)
 IMPL = Impl(moe_route_biased, "triton", run, refuses)

@@ -5,27 +5,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Op
 
 
-def formula(
-    q: Tensor, cache: Tensor, query_starts: Tensor, kv_starts: Tensor, kv_slots: Tensor, latent: int, scale: float
-) -> Tensor:
-    out = torch.zeros(*q.shape[:2], latent, dtype=torch.float64)
-    for row in range(len(query_starts) - 1):
-        keys = cache[kv_slots[kv_starts[row] : kv_starts[row + 1]].long()].double()
-        tokens = range(int(query_starts[row]), int(query_starts[row + 1]))
+def formula(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
+    latent, rope = q_latent.shape[2], q_rope.shape[2]
+    out = torch.zeros(q_latent.shape, dtype=torch.float64)
+    for row, context in enumerate(rows.context_lens.tolist()):
+        position = torch.arange(context)
+        table = rows.block_tables[row if rows.table_rows is None else int(rows.table_rows[row])].long()
+        cached = pages[table[position // rows.block_tokens], position % rows.block_tokens].double()
+        latents, keys = cached[:, :latent], cached[:, latent : latent + rope]
+        tokens = range(int(rows.query_starts[row]), int(rows.query_starts[row + 1]))
         for place, token in enumerate(tokens):
-            seen = keys[: len(keys) - len(tokens) + place + 1]
-            out[token] = (q[token].double() @ seen.T * scale).softmax(-1) @ seen[:, :latent]
+            seen = context - len(tokens) + place + 1
+            scores = q_latent[token].double() @ latents[:seen].T + q_rope[token].double() @ keys[:seen].T
+            out[token] = (scores * scale).softmax(-1) @ latents[:seen]
     return out
 
 
 def check(op: Op[Any]) -> None:
     for dtype, tolerance in op.tolerances.items():
         for case in op.cases:
-            q, cache, query_starts, kv_starts, kv_slots, max_query, latent, scale = case.make(dtype)
-            got = op.meaning(q, cache, query_starts, kv_starts, kv_slots, max_query, latent, scale)
-            assert got.dtype == dtype
-            wanted = formula(q, cache, query_starts, kv_starts, kv_slots, latent, scale)
+            arguments = case.make(dtype)
+            got = op.meaning(*arguments)
+            assert got.dtype == dtype and got.is_contiguous()
+            wanted = formula(*arguments)
             torch.testing.assert_close(got.double(), wanted, rtol=tolerance.relative, atol=tolerance.absolute)

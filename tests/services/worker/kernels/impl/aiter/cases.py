@@ -1,6 +1,10 @@
 """The cases that the provider is driven with, by op: the op's own, and those of the shapes that AITER is built for."""
 
+import torch
+
 from services.worker.kernels.ops.kv_write import make_kv_case
+from services.worker.kernels.ops.mla_decode import mla_decode
+from services.worker.kernels.ops.mla_prefill import mla_prefill
 from services.worker.kernels.ops.paged_attention import Extras, make_attention_case
 from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
 from services.worker.kernels.registry import Case, all_ops
@@ -82,3 +86,5 @@ SCALED = (
     "tensor_scaled_linear",
 )
 CASES |= {name: all_ops()[name].cases for name in SCALED}
+LATENT = (mla_decode, mla_prefill)
+CASES |= {op.name: tuple(c for c in op.cases if c.make(torch.float32)[2].shape[2] == 576) for op in LATENT}

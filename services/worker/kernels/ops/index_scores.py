@@ -1,0 +1,63 @@
+"""The lightning indexer of sparse attention (DeepSeek-V3.2): how much each token wants each position of its context."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
+from services.worker.kernels.registry import Case, Tolerance, op
+
+
+def make_index_case(context: Sequence[int], num_heads: int, head_dim: int, before: int, block_tokens: int = 16) -> Case:
+    """A row of one token for each context; `before`: numbers of a page's row before the key."""
+
+    def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, int]:
+        generator = torch.Generator().manual_seed(sum(context) + num_heads)
+        needed = [-(-length // block_tokens) for length in context]
+        pool = torch.randperm(sum(needed) + 3, generator=generator)
+        tables = [part.tolist() for part in torch.split(pool[: sum(needed)], needed)]
+        q = torch.randn(len(context), num_heads + 2, head_dim, generator=generator).to(dtype)[:, 2:]
+        weights = torch.randn(len(context), num_heads, generator=generator)
+        pages = torch.randn(len(pool), block_tokens, before + head_dim, generator=generator).to(dtype)
+        rows = make_attention_rows([1] * len(context), context, tables, block_tokens)
+        return q, weights, pages, rows, max(context) + 3
+
+    return Case(f"{len(context)}x{max(context)}h{num_heads}x{head_dim}b{before}p{block_tokens}", make)
+
+
+@op(
+    cases=[
+        make_index_case((70, 5), 64, 128, 64),
+        make_index_case((130, 1, 33), 5, 16, 32, 8),
+    ],
+    tolerances={
+        torch.float32: Tolerance(1e-4, 1e-4, "order of sums"),
+        torch.bfloat16: Tolerance(1e-3, 1e-3, "order of sums: products of 8 bits are exact in fp32"),
+        torch.float16: Tolerance(1e-3, 1e-3, "order of sums: products of 11 bits are exact in fp32"),
+    },
+)
+def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, width: int) -> Tensor:
+    """sum over h of weights[t, h] * relu(q[t, h] @ key), -inf behind a row's context. Returns a new float32 [T, width].
+
+    q: [T, H, D], heads of a token side by side; weights: float32 [T, H]; pages: [num_blocks, B, W], contiguous: keys
+    are the last D numbers of a row. Each row has one token. `width`: at least the longest context.
+    """
+    head_dim, page = q.shape[2], rows.block_tokens
+    position = torch.arange(width, device=q.device)
+    used = (position // page).clamp_(max=rows.tables.shape[1] - 1)
+    slots = rows.tables[:, used].to(torch.int64) * page + position % page
+    seen = position < rows.context_lens[:, None]
+    keys = pages.view(-1, pages.shape[2])[:, -head_dim:][slots.masked_fill(~seen, 0)].float()
+    scores = torch.einsum("thd,tkd->thk", q.float(), keys).relu_()
+    return torch.einsum("th,thk->tk", weights, scores).masked_fill(~seen, -torch.inf)
+
+
+def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+    """Of models that choose tokens."""
+    heads = shapes.get("index_heads", 0)
+    for rows in sizes.decode if heads else ():
+        context = [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, min(rows, 16)))]
+        before = shapes["latent_row"] - shapes["index_head_dim"]
+        yield make_index_case(context, heads, shapes["index_head_dim"], before, shapes["block_tokens"])

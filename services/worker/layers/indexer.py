@@ -1,0 +1,89 @@
+"""Which tokens of its context a token attends to: DeepSeek-V3.2's lightning indexer, and GLM-5's, which layers share.
+
+Scores are relu(q_h . k) of each index head, summed with the token's own weights (DeepSeek-V3.2-Exp's report, equation
+1); the best `top_k` positions are attended to. Index keys lie behind the latents in the rows of the same pages. The
+choice is kept with the step's rows, where layers without an indexer of their own find it.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from services.worker.kernels.ops.index_scores import index_scores
+from services.worker.kernels.ops.index_write import IndexNorm, index_write
+from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.registry import Bindings
+from services.worker.kernels.row_parts import by_token
+from services.worker.models.spec_latent import IndexerSpec
+
+SCORES_BYTES = 256 << 20  # of one piece of a step's tokens
+
+
+class IndexQueries(NamedTuple):
+    """q: [T, H, D]; k: [T, D]; neither rotated. weights: float32 [T, H]."""
+
+    q: Tensor
+    k: Tensor
+    weights: Tensor
+
+
+class Indexer:
+    def __init__(self, spec: IndexerSpec, norm: IndexNorm, bindings: Bindings) -> None:
+        """`norm`: of the keys."""
+        self.norm, self._spec = norm, spec
+        self._write, self._scores = bindings(index_write), bindings(index_scores)
+
+    def write(self, given: IndexQueries, rotation: tuple[Tensor, Tensor], pages: Tensor, slots: Tensor) -> None:
+        """Rotates the queries in place; the keys go into the pages."""
+        self._write(given.q, given.k, *rotation, self.norm, pages, slots, self._spec.interleaved)
+
+    def choose(self, given: IndexQueries, pages: Tensor, rows: AttentionRows) -> None:
+        """Keeps with the rows what `chosen` gives. The queries are rotated, the keys in the pages."""
+        single, width = by_token(rows, len(given.q)), rows.max_context
+        together = max(SCORES_BYTES // (4 * width), 1)
+        slots = [
+            self._best(given, pages, part_of_tokens(single, first, min(first + together, len(given.q))), width, first)
+            for first in range(0, len(given.q), together)
+        ]
+        rows.derived["chosen"] = AttentionRows(
+            query_starts=single.query_starts,
+            context_lens=single.context_lens.clamp(max=self._spec.top_k),
+            block_tables=slots[0] if len(slots) == 1 else torch.cat(slots),
+            block_tokens=1,
+            max_query=1,
+            max_context=min(self._spec.top_k, width),
+            num_decode=len(given.q),
+        )
+
+    def _best(self, given: IndexQueries, pages: Tensor, rows: AttentionRows, width: int, first: int) -> Tensor:
+        """int32 [t, K]: slots, the best first. Behind a context shorter than K lie some that nobody reads."""
+        tokens = slice(first, first + len(rows.context_lens))
+        scores = self._scores(given.q[tokens], given.weights[tokens], pages, rows, width)
+        best = scores.topk(min(self._spec.top_k, width), dim=-1).indices
+        assert rows.table_rows is not None
+        block = rows.block_tables[rows.table_rows[:, None].long(), best // rows.block_tokens]
+        return (block * rows.block_tokens + best % rows.block_tokens).to(torch.int32)
+
+
+def part_of_tokens(rows: AttentionRows, first: int, last: int) -> AttentionRows:
+    """Of rows that have one token each."""
+    if (first, last) == (0, len(rows.context_lens)):
+        return rows
+    assert rows.table_rows is not None
+    return AttentionRows(
+        query_starts=rows.query_starts[: last - first + 1],
+        context_lens=rows.context_lens[first:last],
+        block_tables=rows.block_tables,
+        block_tokens=rows.block_tokens,
+        max_query=1,
+        max_context=rows.max_context,
+        num_decode=last - first,
+        table_rows=rows.table_rows[first:last],
+    )
+
+
+def chosen(rows: AttentionRows) -> AttentionRows:
+    """Each token as a row of its own, its context the chosen tokens, in pages of one token."""
+    found: AttentionRows = rows.derived["chosen"]
+    return found

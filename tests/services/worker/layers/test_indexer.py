@@ -1,0 +1,52 @@
+"""What the indexer chooses. Families: models/test_registry.py."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from services.worker.kernels.ops.index_write import IndexNorm
+from services.worker.kernels.ops.paged_attention import make_attention_rows
+from services.worker.kernels.registry import Facts, bind
+from services.worker.layers import indexer as module
+from services.worker.layers.indexer import Indexer, IndexQueries, chosen
+from services.worker.models.spec_latent import IndexerSpec
+from tests.services.worker.layers.test_decoder import run
+
+BINDINGS = bind(("torch",), Facts("cpu"))
+
+
+@pytest.mark.parametrize("together", [1 << 20, 1])
+def test_each_token_gets_the_best_of_its_own_context(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a few tokens are scored at a time."""
+    monkeypatch.setattr(module, "SCORES_BYTES", together)
+    generator = torch.Generator().manual_seed(2)
+    heads, dim, top_k, tables = 5, 8, 4, [[2, 0, 5], [4]]
+    rows = make_attention_rows([1, 3], [10, 3], tables, 4)
+    pages = torch.randn(6, 4, 12 + dim, generator=generator)
+    q = torch.randn(4, heads, dim, generator=generator)
+    weights = torch.randn(4, heads, generator=generator)
+    indexer = Indexer(IndexerSpec(heads, dim, top_k, False), IndexNorm(torch.ones(dim), torch.zeros(dim)), BINDINGS)
+    indexer.choose(IndexQueries(q, torch.empty(4, dim), weights), pages, rows)
+    found = chosen(rows)
+    assert found.block_tokens == 1 and found.context_lens.tolist() == [4, 1, 2, 3]
+    for token, (row, context) in enumerate([(0, 10), (1, 1), (1, 2), (1, 3)]):
+        slots = [tables[row][position // 4] * 4 + position % 4 for position in range(context)]
+        keys = pages.view(-1, 12 + dim)[slots, 12:]
+        scores = (weights[token, :, None] * (q[token] @ keys.T).relu()).sum(0)
+        wanted = {slots[place] for place in scores.topk(min(top_k, context)).indices.tolist()}
+        assert set(found.block_tables[token, : min(top_k, context)].tolist()) == wanted
+
+
+def test_a_layer_without_an_indexer_attends_to_what_the_one_before_chose(make_tiny: Callable[[str], Any]) -> None:
+    """Its own choice would give other logits."""
+    tiny, prompt = make_tiny("glm_moe_dsa_shared"), list(range(3, 90))
+    layers = [layer.attention for layer in tiny.decoder.layers]
+    assert [layer.indexer is None for layer in layers] == [False, True, False]
+    before = run(tiny.decoder, prompt, [len(prompt)])
+    layers[0].indexer.norm.weight.neg_()
+    try:
+        assert (run(tiny.decoder, prompt, [len(prompt)]) - before).abs().max() > 0.01
+    finally:
+        layers[0].indexer.norm.weight.neg_()
