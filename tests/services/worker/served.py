@@ -19,7 +19,7 @@ from services.worker.runner import Runner
 from services.worker.state import Rows
 
 FLOAT = Storage(torch.float32, torch.float32)
-SHAPE = Shape(8, 96, 8)
+SHAPE = Shape(8, 200, 8)
 FEW = Scheduler(max_rows=8, step_tokens=40)
 
 
