@@ -17,7 +17,6 @@ from torch.nn import functional
 from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
 from services.worker.kernels.registry import Case, Tolerance, op
 
-
 MOST_ROWS = 16  # of a self-test's steps: a model's state may have megabytes a row and layer
 
 
