@@ -145,7 +145,8 @@ def test_the_scheduler_serves_it_in_the_least_memory(
     longest = max(LENGTHS) + NEW
     pools = [blocks + 1 for blocks in needs(layout.groups, len(layout.pools), longest, size)]
     whole = -(-longest // size) * len(layout.pages)
-    assert layout.is_plain or pools[0] < whole, "freeing must be needed"
+    slides = any(group.kind == "window" for group in layout.groups)
+    assert not slides or pools[0] < whole, "freeing must be needed"
     served = Served(decoder, pools, every=16)
     assert served.generate(PROMPTS, NEW) == wanted(name)
     assert served.core.metrics()["preemptions"] > 0 or len(layout.groups) == 1
