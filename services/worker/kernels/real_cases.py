@@ -185,9 +185,9 @@ def _ropes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _rope_writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     for tokens in sizes.all:
-        heads = s["num_heads"], s["num_kv_heads"], s["head_dim"], s["rotary_dim"]
-        flags = bool(s.get("qk_norm")), s.get("kv_fp8", 0)
-        yield make_rope_kv_case(tokens, *heads, *flags, s["block_tokens"], s.get("value_dim", 0))
+        sizes_of_heads = s["head_dim"], s.get("value_dim") or s["head_dim"]
+        heads = s["num_heads"], s["num_kv_heads"], sizes_of_heads, s["rotary_dim"]
+        yield make_rope_kv_case(tokens, *heads, bool(s.get("qk_norm")), s.get("kv_fp8", 0), s["block_tokens"])
 
 
 def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:

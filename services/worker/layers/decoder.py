@@ -30,8 +30,7 @@ from services.worker.layers.mlp import GatedMlp, NormedMlp
 from services.worker.layers.moe import MoeMlp, Router
 from services.worker.layers.mtp import MtpHead, MtpNorms
 from services.worker.layers.rope import Rotation
-from services.worker.models.delta_spec import DeltaSpec
-from services.worker.models.spec import DecoderNames, DecoderSpec, ModelDef, MoeSpec, Parameters
+from services.worker.models.spec import DecoderNames, DecoderSpec, DeltaSpec, ModelDef, MoeSpec, Parameters
 from services.worker.models.spec_latent import LatentSpec, bias_of
 from services.worker.quant.contract import ExpertBiases, Norm, Weight
 

@@ -10,7 +10,7 @@ from services.worker.kernels.ops.gated_rms_norm import gated_rms_norm
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.linear import Linear
-from services.worker.models.delta_spec import DeltaSpec
+from services.worker.models.spec import DeltaSpec
 from services.worker.quant.contract import Norm
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.models.config import MOST as MOST
 from services.worker.models.config import Config as Config
-from services.worker.models.delta_spec import DeltaNames, DeltaSpec
+from services.worker.models.delta_spec import DeltaNames
+from services.worker.models.delta_spec import DeltaSpec as DeltaSpec
 from services.worker.models.spec_latent import LatentNames, LatentSpec
 from services.worker.mtp_names import MtpNames as MtpNames
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight

@@ -23,19 +23,19 @@ def make_rope_kv_case(
     num_tokens: int,
     num_heads: int,
     num_kv_heads: int,
-    head_dim: int,
+    head_dims: int | tuple[int, int],
     rotary_dim: int,
     normed: bool,
     fp8: int = 0,
     block_tokens: int = 8,
-    value_dim: int = 0,
 ) -> Case:
-    """`value_dim`: 0 is head_dim."""
+    """`head_dims`: of a key and of a value, where these differ."""
+    head_dim, value_dim = (head_dims, head_dims) if isinstance(head_dims, int) else head_dims
 
     def make(dtype: torch.dtype) -> tuple[Tensor | HeadNorm | KvScale | None, ...]:
         generator = torch.Generator().manual_seed(num_tokens)
-        narrower = num_kv_heads * (head_dim - value_dim) if value_dim else 0
-        qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim - narrower, generator=generator)
+        width = (num_heads + num_kv_heads) * head_dim + num_kv_heads * value_dim
+        qkv = torch.randn(num_tokens, width, generator=generator)
         angle = torch.rand(num_tokens, 1, rotary_dim // 2, generator=generator) * 6.28
         # both are views of one table
         table = torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), -1).to(dtype)
@@ -51,11 +51,11 @@ def make_rope_kv_case(
         elif fp8:
             cache, kv_scale = cache.to(torch.float8_e4m3fn), KvScale(torch.tensor([0.8]), torch.tensor([0.3]))
         cos, sin = table[..., :rotary_dim], table[..., rotary_dim:]
-        values = cache[1][..., :value_dim].contiguous() if value_dim else cache[1]
+        values = cache[1] if value_dim == head_dim else cache[1][..., :value_dim].contiguous()
         return qkv.to(dtype), cos, sin, cache[0], values, slots, norm, kv_scale
 
     suffix = ("normed" if normed else "") + ("", "fp8", "fp8each")[fp8]
-    suffix += (f"b{block_tokens}" if block_tokens != 8 else "") + (f"v{value_dim}" if value_dim else "")
+    suffix += (f"b{block_tokens}" if block_tokens != 8 else "") + (f"v{value_dim}" if value_dim != head_dim else "")
     name = f"{num_tokens}x{num_heads}+{num_kv_heads}x{head_dim}r{rotary_dim}{suffix}"
     return Case(name, make)
 

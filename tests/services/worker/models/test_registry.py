@@ -146,7 +146,8 @@ def test_the_scheduler_serves_it_in_the_least_memory(
     longest = max(LENGTHS) + NEW
     pools = [blocks + 1 for blocks in needs(layout.groups, len(layout.pools), longest, size)]
     whole = -(-longest // size) * len(layout.pages)
-    assert layout.is_plain or pools[0] < whole, "freeing must be needed"
+    slides = any(group.kind == "window" for group in layout.groups)
+    assert not slides or pools[0] < whole, "freeing must be needed"
     served = Served(decoder, pools, every=16)
     assert served.generate(PROMPTS, NEW) == wanted(name)
     assert served.core.metrics()["preemptions"] > 0 or len(layout.groups) == 1
@@ -304,6 +305,19 @@ def test_drill_a_made_up_model_is_one_file(
         ("Gemma3ForCausalLM", {"query_pre_attn_scalar": -1}, "'query_pre_attn_scalar' is -1"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "'sliding_window_pattern' is 0"),
         ("Gemma3ForCausalLM", {"rope_parameters": None, "rope_local_base_freq": -1.0}, "'rope_theta' is -1.0"),
+        ("Qwen3NextForCausalLM", {"layer_types": ["linear_attention"] * 3}, "'layer_types' has no full_attention"),
+        ("Qwen3NextForCausalLM", {"layer_types": [SLIDING] * 3}, "'layer_types' has 'sliding_attention'"),
+        ("Qwen3NextForCausalLM", {"layer_types": None, "full_attention_interval": 0}, "'full_attention_interval' is 0"),
+        ("Qwen3NextForCausalLM", {"linear_num_value_heads": 6}, "6 value heads cannot share 4 key heads"),
+        ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 1}, "'linear_conv_kernel_dim' is 1"),
+        ("Qwen3NextForCausalLM", {"shared_expert_intermediate_size": -1}, "'shared_expert_intermediate_size' is -1"),
+        ("MiMoV2FlashForCausalLM", {"attention_value_scale": None}, "'attention_value_scale' is missing"),
+        ("MiMoV2FlashForCausalLM", {"v_head_dim": 0}, "'v_head_dim' is 0"),
+        ("MiMoV2FlashForCausalLM", {"swa_head_dim": 32}, "'swa_head_dim' is 32, supported: 24"),
+        ("MiMoV2FlashForCausalLM", {"swa_num_key_value_heads": 3}, "8 query heads cannot share 3 KV heads"),
+        ("MiMoV2FlashForCausalLM", {"add_full_attention_sink_bias": True}, "'add_full_attention_sink_bias' is True"),
+        ("MiMoV2FlashForCausalLM", {"mlp_layer_types": ["dense"]}, "'mlp_layer_types' is"),
+        ("MiMoV2FlashForCausalLM", {"scoring_func": "softmax"}, "'scoring_func' is 'softmax'"),
         ("Glm4MoeForCausalLM", {"n_group": 3}, "1 of 3 groups of 8 experts"),
         ("Glm4MoeForCausalLM", {"n_group": 8}, "1 of 8 groups of 8 experts"),
         ("Glm4MoeForCausalLM", {"topk_group": 3}, "3 of 2 groups"),

@@ -3,8 +3,8 @@ import torch
 from services.worker.kernels.ops.rope_kv_write import HeadNorm, make_rope_kv_case, rope_kv_write
 
 OWN_VALUES = (
-    make_rope_kv_case(7, 8, 4, 48, 16, False, value_dim=32),
-    make_rope_kv_case(3, 4, 2, 24, 24, True, value_dim=20),
+    make_rope_kv_case(7, 8, 4, (48, 32), 16, False),
+    make_rope_kv_case(3, 4, 2, (24, 20), 24, True),
 )
 
 

@@ -20,8 +20,8 @@ def test_values_of_their_own_size(hold: Holder) -> None:
     hold(
         IMPL,
         cases=[
-            make_rope_kv_case(5, 8, 4, 24, 16, True, value_dim=20),
-            make_rope_kv_case(40, 4, 2, 24, 8, False, value_dim=16),
+            make_rope_kv_case(5, 8, 4, (24, 20), 16, True),
+            make_rope_kv_case(40, 4, 2, (24, 16), 8, False),
         ],
     )
 
