@@ -24,7 +24,7 @@ from tests.services.worker.mtp_checkpoint import make_mtp
 from tests.services.worker.tiny import Tiny
 
 BLOCK_TOKENS, ROWS, MAX_LEN = 8, 6, 200
-FACTS = ModelFacts("tiny", "tiny", 131, MAX_LEN, (2, 41), BLOCK_TOKENS, 40)
+FACTS = ModelFacts("tiny", "tiny", 131, MAX_LEN, (2, 41), BLOCK_TOKENS, 26)
 Said = dict[int, tuple[list[int], FinishReason]]
 
 
@@ -101,8 +101,9 @@ def test_the_same_is_said(tiny: Tiny, wanted: Said, method: Any, tokens: int) ->
     drafting = choose_drafting(settings, tiny.decoder, Shape(ROWS, MAX_LEN, BLOCK_TOKENS), no_model)
     said, figures = say(tiny, drafting, tokens)
     assert said == wanted
-    assert figures["drafts"] > 50 and figures["cached_tokens"] > 0 and figures["preemptions"] > 0
-    assert method == "mtp" or figures["accepted_tokens"] > 20
+    names = ("drafts", "draft_tokens", "cached_tokens", "preemptions", *(["accepted_tokens"] * (method == "ngram")))
+    met = {name: figures[name] for name in names}
+    assert all(met.values()), met
     assert {reason for _, reason in wanted.values()} >= {FinishReason.EOS, FinishReason.LENGTH}
 
 
