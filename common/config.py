@@ -91,11 +91,18 @@ class Worker(Branch, frozen=True):
 
 class Speculative(Branch, frozen=True):
     method: Literal["", "ngram", "draft", "mtp"] = ""  # who proposes tokens to be verified; empty: nobody
-    tokens: Annotated[int, Meta(ge=1, le=8)] = 4  # drafts of a row in a step, at most
+    tokens: Annotated[int, Meta(ge=0, le=8)] = 0  # drafts of a row in a step, at most; 0: 1 for mtp, else 4
     ngram_min: Annotated[int, Meta(ge=1, le=16)] = 2  # ngram: what was found again has at least so many tokens
     ngram_max: Annotated[int, Meta(ge=1, le=16)] = 4
     model: str = ""  # draft: the smaller model of the same vocabulary, named as model.source
     max_rows: Positive = 64  # no drafts in larger steps; below, they are off where they cost more than they save
+
+    @property
+    def drafts(self) -> int:
+        """Drafts of a row in a step, at most; 0 without a method."""
+        if not self.method:
+            return 0
+        return self.tokens or (1 if self.method == "mtp" else 4)
 
 
 class Api(Branch, frozen=True):

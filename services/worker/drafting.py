@@ -56,10 +56,10 @@ def choose_drafting(
         shortest, longest = config.ngram_min, config.ngram_max
         if longest < shortest:
             raise ConfigError(f"speculative.ngram_max is {longest}, less than speculative.ngram_min, {shortest}")
-        return Drafting(config.tokens, lambda site: ngram_drafts(site.bindings, shortest, longest))
+        return Drafting(config.drafts, lambda site: ngram_drafts(site.bindings, shortest, longest))
     if config.method == "mtp":
         return Drafting(
-            config.tokens, lambda site: mtp_drafts(site.bindings, site.model, site.cache, site.rope), spare=1
+            config.drafts, lambda site: mtp_drafts(site.bindings, site.model, site.cache, site.rope), spare=1
         )
     return _by_model(config, target, shape, load(config.model)) if config.method == "draft" else None
 
@@ -83,4 +83,4 @@ def _by_model(config: Speculative, target: Decoder, shape: memory.Shape, smaller
         return model_drafts(bindings, model, KvCache(storage, layout=bindings.layout), rope)
 
     block_bytes = math.prod(KvCache.shape(spec, 1, shape.block_tokens)) * kv_dtype.itemsize
-    return Drafting(config.tokens, make, block_bytes, spare=1)
+    return Drafting(config.drafts, make, block_bytes, spare=1)

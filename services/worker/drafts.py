@@ -43,8 +43,9 @@ def spread(step: Step, rows: Rows) -> Entries:
     sizes[: step.drafting] = counts
     repeats = np.concatenate((counts, np.ones(len(step.slots) - step.drafting, np.int64)))
     ahead = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    slots, positions, samples = (np.repeat(column, repeats) for column in (step.slots, step.positions, step.samples))
-    offsets, lengths = np.repeat(offsets, repeats), np.repeat(step.counts, repeats)
+    slots, samples = np.repeat(step.slots, repeats), np.repeat(step.samples, repeats)
+    positions, lengths = np.repeat(step.positions, repeats), np.repeat(step.counts, repeats)
+    offsets = np.repeat(offsets, repeats)
     positions[: len(ahead)] += ahead
     offsets[: len(ahead)] = ahead
     lengths[: len(ahead)] = 1

@@ -54,7 +54,7 @@ class NullEngine:
             eos_token_ids=(config.worker.null_echo,) if config.worker.null_echo >= 0 else (),
             block_tokens=config.kv.block_tokens,
             num_blocks=config.kv.blocks or DEFAULT_BLOCKS,
-            drafts=config.speculative.tokens if config.speculative.method else 0,
+            drafts=config.speculative.drafts,
             draft_rows=config.speculative.max_rows,
         )
         self.max_rows = config.scheduler.max_rows

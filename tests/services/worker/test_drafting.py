@@ -14,6 +14,11 @@ from services.worker.kernels.registry import Facts, bind
 from services.worker.memory import Shape
 
 
+def test_a_head_drafts_one_token_unless_told_otherwise() -> None:
+    drafts = [Speculative(method=method).drafts for method in ("", "ngram", "draft", "mtp")]
+    assert drafts == [0, 4, 4, 1] and Speculative(method="mtp", tokens=3).drafts == 3
+
+
 def test_without_a_method_there_are_no_drafts(tiny: Any) -> None:
     assert choose_drafting(Speculative(), tiny.decoder, Shape(4, 200, 8), load=lambda name: tiny) is None
 

@@ -45,6 +45,28 @@ def test_only_sampling_rows_give_tokens(engine: NullEngine) -> None:
     assert step(engine, [], [], [], b"") == []
 
 
+def test_with_drafts_a_sequence_says_the_same_in_fewer_steps() -> None:
+    engine = NullEngine(load(None, ["scheduler.max_rows=8", "speculative.method=ngram"]), lambda stage: None)
+    assert engine.facts.drafts == 4
+    first = step(engine, [start(0, 70), start(5, 71)], [0, 5], [1, 1], b"\x01\x01")
+    alone = [first, *(step(engine, [], [0, 5], [at, at], b"\x01\x01") for at in range(2, 40))]
+    wanted = {0: [tokens[0] for tokens in alone], 5: [tokens[1] for tokens in alone]}
+    engine.reset()
+    first = step(engine, [start(0, 70), start(5, 71)], [0, 5], [1, 1], b"\x01\x01")
+    said = {0: first[:1], 5: first[1:]}
+    seen = set()
+    for _ in range(8):
+        columns = {"slots": pack_i32([5, 0]), "positions": pack_i32([90, 90]), "counts": pack_i32([5, 3])}
+        done = engine.execute(StepPlan(1, samples=b"\x01\x01", drafting=2, **columns))
+        counts, drafted = done.counts()
+        assert drafted == bytes([4, 2]) and 1 <= counts[0] <= 5 and 1 <= counts[1] <= 3
+        tokens = unpack_i32(done.tokens()).tolist()
+        said[5] += tokens[: counts[0]]
+        said[0] += tokens[counts[0] :]
+        seen |= set(counts)
+    assert len(seen) > 1 and all(tokens == wanted[slot][: len(tokens)] for slot, tokens in said.items())
+
+
 def test_the_vocabulary_size_is_read_or_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 99}))
     assert vocab_size(ModelFiles("folder", tmp_path, "x")) == 99
