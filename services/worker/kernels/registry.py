@@ -125,6 +125,11 @@ class Impl(Generic[F]):
         if wanted != given:
             raise TypeError(f"{self.provider}/{self.op.name}: signature {given} is not the op's {wanted}")
 
+    def refusal(self, facts: Facts) -> str | None:
+        if self.op.in_cache and facts.shapes.get("kv_fp8") == 2 and not self.scales_each:
+            return "takes one scale for all keys and values, not one for each token and head"
+        return self.refuses(facts)
+
 
 class Binding(NamedTuple):
     """One row of the table: what runs, and why."""
@@ -250,9 +255,7 @@ def bind(
         own = found[item.name].layout(facts)
         if item.in_cache and layout not in (None, own):
             return f"takes KV pages {own}, and not all ops can"
-        if item.in_cache and facts.shapes.get("kv_fp8") == 2 and not found[item.name].scales_each:
-            return "takes one scale for all keys and values, not one for each token and head"
-        return found[item.name].refuses(facts)
+        return found[item.name].refusal(facts)
 
     def candidates(item: Op[Any]) -> list[str]:
         return [choices[item.name]] if item.name in choices else list(priority)
