@@ -515,3 +515,15 @@ def test_streams_say_what_whole_replies_say() -> None:
                     assert counts == sorted(counts)
 
     scenario(main)
+
+
+def test_each_prompt_is_echoed_before_its_choices() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            asked = {"model": "tiny", "prompt": ["ab", "cd"], "n": 2, "echo": True, "max_tokens": 1}
+            choices = (await client.post("/v1/completions", json=asked)).json()["choices"]
+            assert [choice["text"] for choice in choices] == ["ab t0", "ab t0", "cd t0", "cd t0"]
+            ids = (await client.post("/v1/completions", json={**asked, "prompt": [97, 98], "n": 1})).json()
+            assert ids["choices"][0]["text"] == "ab t0"
+
+    scenario(main)

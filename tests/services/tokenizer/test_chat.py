@@ -141,3 +141,24 @@ def test_template_arguments_are_checked(kwargs: Any) -> None:
 def test_a_template_whose_code_does_not_compile() -> None:
     with pytest.raises(Reject, match="cannot be compiled"):
         ChatTemplate("{% break %}", {})
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "{{ arguments }}",
+        "{{ '' + arguments }}",
+        "{{ arguments + '' }}",
+        "{{ '' ~ arguments }}",
+        "{{ arguments | string }}",
+    ],
+)
+def test_arguments_print_as_the_text_that_they_were(printed: str) -> None:
+    """Templates of DeepSeek join them to other text, others ask for their items or make JSON of them."""
+    written = '{"b":  1, "a": "é"}'
+    call = {"type": "function", "function": {"name": "f", "arguments": written}}
+    messages = json.dumps([{"role": "assistant", "tool_calls": [call]}]).encode()
+    head = "{% set arguments = messages[0].tool_calls[0].function.arguments %}"
+    assert ChatTemplate(head + printed, {}).render(messages, b"", True, 100) == written
+    items = "{% for key in arguments.keys() %}{{ key }}{% endfor %}{{ arguments is mapping }}{{ arguments | tojson }}"
+    assert ChatTemplate(head + items, {}).render(messages, b"", True, 100) == 'baTrue{"b": 1, "a": "é"}'
