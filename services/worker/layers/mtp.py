@@ -5,7 +5,7 @@ are the model's own. Its keys and values lie in a layer of the model's cache, at
 """
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Bindings
-from services.worker.layers.attention import Attention
 from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.linear import Linear
 from services.worker.layers.rope import Rotation
@@ -38,10 +37,10 @@ class Embeds(Protocol):
 class Layer(Protocol):
     """layers/decoder.py's."""
 
-    attention: Attention
+    attention: Any
     rope: int
 
-    def project(self, x: Tensor) -> Tensor: ...
+    def project(self, x: Tensor) -> Any: ...
 
     def finish(self, x: Tensor, attended: Tensor) -> None: ...
 
