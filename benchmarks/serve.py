@@ -28,6 +28,7 @@ from benchmarks.latency import Bounds, Summary, flat, summarize
 from benchmarks.load import StreamResult, encode_request
 from benchmarks.long_prompt import LongPrompt, Shock, TooShort, compare, run_long_prompt
 from benchmarks.peers import PEERS
+from benchmarks.published import PUBLISHED
 from benchmarks.report import GateRed, Result, save
 from benchmarks.serve_client import Clients, default_clients
 from benchmarks.system import System, cpu_seconds
@@ -254,9 +255,7 @@ def run_all(server: Server, arguments: argparse.Namespace, clients: Clients) -> 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *models.PUBLISHED])}, or a model source"
-    )
+    parser.add_argument("--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *PUBLISHED])}, or a model source")
     parser.add_argument("--url", default="", help="load this running server instead of starting one")
     parser.add_argument("--api-key", default="", help="key for --url; empty: VALENCE_API_KEY")
     parser.add_argument("--workload", default="random", choices=["random", "shared-prefix", "chat", "long-prompt"])

@@ -22,6 +22,7 @@ from benchmarks import models, plots, trace
 from benchmarks.gpus import BF16, QUANTIZED
 from benchmarks.offline import Offline, Run
 from benchmarks.peers import MACHINE, PEERS, VLLM, Figures
+from benchmarks.published import PUBLISHED
 from benchmarks.report import GateRed, Result, save
 from benchmarks.roofline import decode_floor_ms, offline_floor_s, prefill_floor_s
 from benchmarks.shapes import ModelShape
@@ -219,9 +220,7 @@ def bars(lines: Sequence[Line]) -> list[plots.Bars]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *models.PUBLISHED])}, or a model source"
-    )
+    parser.add_argument("--model", default="0.6b", help=f"{', '.join([*models.SHAPES, *PUBLISHED])}, or a model source")
     parser.add_argument("--format", default="", choices=("", *QUANTIZED), help="of the weights, converted at load")
     parser.add_argument("--batches", default="1,16,64,256,512", help="numbers of sequences")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")

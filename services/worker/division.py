@@ -77,14 +77,14 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
             yield name.format(i=i), WHOLE
         heads = heads_of(rank, spec.num_heads, spec.kv_heads_of(i))
         query = heads.query.times(spec.head_dim * (2 if spec.attention_gate else 1))
-        rows = query, heads.kv.times(spec.head_dim), heads.kv.times(spec.values_dim)
+        qkv = query, heads.kv.times(spec.head_dim), heads.kv.times(spec.values_dim)
         yield names.sinks.format(i=i), Cut(0, heads.query)
         if (delta := spec.delta_of(i)) is not None and names.delta is not None:
             yield from _delta_cuts(delta, names.delta, i, rank)
         if spec.latent is not None:
             yield from _latent_cuts(spec.latent, names, i, heads.query)
         else:
-            for name, span in zip(names.qkv, rows, strict=True):
+            for name, span in zip(names.qkv, qkv, strict=True):
                 yield from _rows(name.format(i=i), span)
             yield from _columns(names.out.format(i=i), heads.query.times(spec.values_dim))
         yield from _mlp_cuts(spec, names, i, rank)

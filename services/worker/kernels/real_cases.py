@@ -210,8 +210,8 @@ def _writes(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
 
 def _attentions(s: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     heads = s["num_heads"], s["num_kv_heads"], s["head_dim"]
-    more = s.get("kv_fp8", 0), False, s.get("value_dim", 0)
-    extras = Extras(s["block_tokens"], s.get("window", 0), 0.0, bool(s.get("sinks")), *more)
+    extras = Extras(s["block_tokens"], s.get("window", 0), sinks=bool(s.get("sinks")), fp8=s.get("kv_fp8", 0))
+    extras = extras._replace(value_dim=s.get("value_dim", 0))
 
     def case(name: str, counts: Sequence[int], context: Sequence[int]) -> Case:
         return make_attention_case(name, counts, context, heads, extras=extras)

@@ -33,7 +33,7 @@ class ByHead:
         return self.whole.source
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        rows = self.whole.dense(dtype).flatten(1).split([self.heads * part for part in self.parts])
+        rows = torch.split(self.whole.dense(dtype).flatten(1), [self.heads * part for part in self.parts])
         return torch.cat([part.view(self.heads, -1, part.shape[1]) for part in rows], 1).flatten(0, 1)
 
     def blocks(self) -> torch.Tensor:

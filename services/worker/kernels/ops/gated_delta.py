@@ -74,9 +74,9 @@ def gated_delta(
     num_tokens, heads, _ = qkv.shape
     share = value_heads // heads
     wide = qkv.float()
-    q, k = (_unit(part).repeat_interleave(share, 1) for part in wide[..., : 2 * key_dim].split(key_dim, -1))
+    q, k = (_unit(part).repeat_interleave(share, 1) for part in torch.split(wide[..., : 2 * key_dim], key_dim, -1))
     v = wide[..., 2 * key_dim :].reshape(num_tokens, value_heads, value_dim)
-    strength, forgetting = (part.reshape(num_tokens, value_heads) for part in gates.float().split(share, -1))
+    strength, forgetting = (part.reshape(num_tokens, value_heads) for part in torch.split(gates.float(), share, -1))
     beta, log_decay = strength.sigmoid(), -decay * functional.softplus(forgetting + bias)
     inputs = (q * key_dim**-0.5, k, v, log_decay, beta)
     out = torch.empty(num_tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
@@ -84,12 +84,12 @@ def gated_delta(
     if len(singles.tokens):
         held = state.index_select(0, singles.blocks).masked_fill_(singles.is_first[:, None, None, None], 0)
         ones = (part.index_select(0, singles.tokens) for part in inputs)
-        out[singles.tokens] = _one_token(*ones, held).to(out.dtype)
+        out[singles.tokens] = _one_token(held, *ones).to(out.dtype)
         state.index_copy_(0, singles.blocks, held)
     for begin, end, block, is_first in chunks:
         held = torch.zeros_like(state[block]) if is_first else state[block]
         by_head = (part[begin:end].transpose(0, 1) for part in inputs)
-        attended, state[block] = _many_tokens(*by_head, held)
+        attended, state[block] = _many_tokens(held, *by_head)
         out[begin:end] = attended.transpose(0, 1).to(out.dtype)
     return out
 
@@ -98,7 +98,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
 
 
-def _one_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+def _one_token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     """q, k: [n, H, D]; v: [n, H, E]; the gates: [n, H]; state: [n, H, D, E], changed in place. Returns [n, H, E]."""
     state.mul_(log_decay.exp()[..., None, None])
     correction = (v - (k[..., None, :] @ state).squeeze(-2)) * beta[..., None]
@@ -107,7 +107,7 @@ def _one_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
 
 
 def _many_tokens(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As _one_token for n tokens one after the other: q, k: [H, n, D]; the others alike; state: [H, D, E].
 

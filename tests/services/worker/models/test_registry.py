@@ -150,7 +150,7 @@ def test_the_scheduler_serves_it_in_the_least_memory(
     assert not slides or pools[0] < whole, "freeing must be needed"
     served = Served(decoder, pools, every=16)
     assert served.generate(PROMPTS, NEW) == wanted(name)
-    assert served.core.metrics()["preemptions"] > 0 or len(layout.groups) == 1
+    assert served.core.metrics()["preemptions"] > 0 or not slides
     assert served.generate(PROMPTS[::-1], NEW) == wanted(name)[::-1]
     roomy = Served(decoder, [5 * blocks for blocks in pools], every=16)
     assert roomy.generate(PROMPTS, NEW, n=2) == [output for output in wanted(name) for _ in range(2)]

@@ -124,7 +124,8 @@ IMPL = Impl(causal_conv, "triton", causal_conv_by_rows, needs_gpu)
 
 
 def _aot(name: str, is_decode: bool) -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32") | {"blocks_ptr": "*i64"}
+    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32")
+    signature["blocks_ptr"] = "*i64"
     signature |= dict.fromkeys(("x_ptr", "weight_ptr", "state_ptr", "out_ptr"), "*bf16:16")
     signature |= {"first_row": "i32", "stride_t": "i32:16", "STRIDE_H": 768, "PDL": False}
     signature |= _sizes(16, 512, 4, is_decode)

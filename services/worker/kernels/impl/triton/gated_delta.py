@@ -242,7 +242,8 @@ IMPL = Impl(gated_delta, "triton", gated_delta_by_state, needs_gpu)
 
 
 def _aot(name: str, is_decode: bool) -> AotCase:
-    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32") | {"blocks_ptr": "*i64"}
+    signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32")
+    signature["blocks_ptr"] = "*i64"
     signature |= dict.fromkeys(("qkv_ptr", "gates_ptr", "out_ptr"), "*bf16:16")
     signature |= dict.fromkeys(("decay_ptr", "bias_ptr", "state_ptr"), "*fp32:16")
     signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False, **_sizes(16, 2, 128, 128, is_decode)}
