@@ -47,7 +47,7 @@ OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "to
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
 BY_HEADS = ("rope", "rope_kv_write", "kv_write", "paged_attention")  # latent attention calls none of them
 # What a captured decode step calls; these are also captured and replayed.
-CAPTURED = (
+CAPTURED: tuple[str, ...] = (
     *("gather_tokens", "embedding", "rms_norm", "linear", "norm_linear", "add_linear", "norm_gated_linear"),
     *(
         "rope_kv_write",

@@ -17,26 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.impl.triton._prefill_parts import Tile as Tile
 from services.worker.kernels.impl.triton._prefill_parts import choose_splits, count_blocks, expected_blocks
+from services.worker.kernels.impl.triton._prefill_parts import default_tile as default_tile
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
 
 SHORT = 1024  # tokens: contexts up to here may have a tile of their own
 LOG2E = 1.4426950408889634
 HIDDEN = tl.constexpr(-1.0e30)  # finite, so that a row without a key so far gives no NaN; later keys wipe it out
-
-
 _COMPILED: set[tuple[object, ...]] = set()  # kinds of calls that `prefill` has compiled all variants for
-
-
-class Tile(NamedTuple):
-    """How one program is shaped. `max_registers` (per thread, NVIDIA): 0 leaves it to the compiler."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    max_registers: int = 0
 
 
 @triton.jit
@@ -500,8 +490,14 @@ def _plan(sight: Sight, tile: Tile, num_splits: int) -> Plan:
         sums=(num_splits, num_tokens, num_heads, value_dim) if num_splits > 1 else (),
         join_grid=(num_tokens, triton.cdiv(num_heads, block_h)),
         join_numbers=(
-            *(sight.first_token, num_tokens, num_splits, num_heads),
-            *(value_dim, sight.value_scale, block_e, block_h),
+            sight.first_token,
+            num_tokens,
+            num_splits,
+            num_heads,
+            value_dim,
+            sight.value_scale,
+            block_e,
+            block_h,
         ),
     )
 
@@ -553,15 +549,6 @@ def forget_choices() -> None:
     _choose.cache_clear()
 
 
-def default_tile(itemsize: int, head_dim: int, small_lds: bool) -> Tile:
-    """`small_lds`: at most 64 KiB of shared memory (gfx942); there the queries stay in registers."""
-    if itemsize > 2:
-        return Tile(32, 32, 4, 1)
-    if head_dim > 128:
-        return Tile(64, 32, 4, 1) if small_lds else Tile(128, 32, 8, 3)
-    return Tile(128, 64, 4, 2) if small_lds else Tile(128, 64, 8, 3)
-
-
 def _aot(
     name: str, head_dim: int, group: int, amd: bool, extras: bool = False, split: bool = False, value_dim: int = 0
 ) -> AotCase:
@@ -587,9 +574,7 @@ def _aot_join(name: str, head_dim: int) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(JOIN_RUNTIME_ONLY, "i32")
     signature |= {"sums_ptr": "*fp32:16", "parts_ptr": "*fp32:16", "out_ptr": "*bf16:16", "v_scale_ptr": None}
     signature |= {"NUM_HEADS": 32, "VALUE_DIM": head_dim, "BLOCK_E": triton.next_power_of_2(head_dim), "BLOCK_H": 8}
-    signature["VALUE_SCALE"] = 1.0
-    signature["PDL"] = False
-    return AotCase(name, join_kernel, signature, hot=False)
+    return AotCase(name, join_kernel, signature | {"VALUE_SCALE": 1.0, "PDL": False}, hot=False)
 
 
 AOT: tuple[AotCase, ...] = (
@@ -598,10 +583,7 @@ AOT: tuple[AotCase, ...] = (
         for head_dim, group in ((64, 3), (128, 4), (192, 2), (256, 2))
         for amd in (True, False)
     ),
-    *(
-        _aot(f"128_extras_split_{'amd' if amd else 'nvidia'}", 128, 8, amd, extras=True, split=True)
-        for amd in (True, False)
-    ),
+    *(_aot(f"128_extras_split_{'amd' if amd else 'nvidia'}", 128, 8, amd, True, True) for amd in (True, False)),
     *(_aot(f"192_values128_{'amd' if amd else 'nvidia'}", 192, 8, amd, value_dim=128) for amd in (True, False)),
     _aot_join("join_128", 128),
 )

@@ -1,15 +1,35 @@
-"""In how many parts the attention of prompts reads the context: pure, from host numbers only.
+"""In how many parts the attention of prompts reads the context, and in which tiles: pure, from host numbers only.
 
 Where programs are too few for the device and the context is long, parts of it go to programs of their own.
 """
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 
 MAX_SPLITS = 16
 MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
 JOIN_KEYS = 45  # keys that a program reads while a MiB of a part's sums is stored and joined, measured on an H200
+
+
+class Tile(NamedTuple):
+    """How one program is shaped. `max_registers` (per thread, NVIDIA): 0 leaves it to the compiler."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    max_registers: int = 0
+
+
+def default_tile(itemsize: int, head_dim: int, small_lds: bool) -> Tile:
+    """`small_lds`: at most 64 KiB of shared memory (gfx942); there the queries stay in registers."""
+    if itemsize > 2:
+        return Tile(32, 32, 4, 1)
+    if head_dim > 128:
+        return Tile(64, 32, 4, 1) if small_lds else Tile(128, 32, 8, 3)
+    return Tile(128, 64, 4, 2) if small_lds else Tile(128, 64, 8, 3)
 
 
 def count_blocks(num_tokens: int, num_rows: int, block_q: int) -> int:
