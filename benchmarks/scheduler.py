@@ -16,7 +16,7 @@ from random import Random
 from benchmarks.report import Result, report
 from common.columns import pack_i32, unpack_i32
 from common.config import Kv, Scheduler
-from common.protocol import Abort, Admit, ModelFacts, Sampling, StepPlan, StepResult, WorkerReady, make_seq_id
+from common.protocol import Abort, Admit, KvGroup, ModelFacts, Sampling, StepPlan, StepResult, WorkerReady, make_seq_id
 from services.scheduler.blocks import BlockPool
 from services.scheduler.events import FleetEvent, GroupReady, GroupResult, SendPlan
 from services.scheduler.fleet import Fleet
@@ -26,19 +26,27 @@ BLOCK_TOKENS = 16
 VOCAB = 50_000
 EOS = (0, 2)
 GROUP = 7
+FULL = KvGroup("full")
+KINDS = {  # of layers: those of gpt-oss, Gemma 3 27B and Qwen3-Next
+    "window_128": (FULL, KvGroup("window", window=128)),
+    "six_windows_1024": (FULL, *[KvGroup("window", window=1024)] * 6),
+    "state": (FULL, KvGroup("state", 1, every=4096)),
+}
 
 
 class Bench:
     """A fleet of one group with `rows` running sequences, and the plans it waits for."""
 
-    def __init__(self, rows: int, random: Random, prefixes: int = 0) -> None:
+    def __init__(self, rows: int, random: Random, prefixes: int = 0, groups: tuple[KvGroup, ...] = ()) -> None:
         """`prefixes`: how many prompts of CONTEXT tokens the cache can hold beside the rows before it must evict."""
         blocks = (rows + 2) * (2 * CONTEXT // BLOCK_TOKENS) + prefixes * (CONTEXT // BLOCK_TOKENS)
         self.random = random
         self.fleet = Fleet(Scheduler(max_rows=rows + 1, step_tokens=(rows + 1) * CONTEXT), Kv(), seed=1)
         self.plans: list[StepPlan] = []
         self.counter = 0
-        facts = ModelFacts("bench", "bench", VOCAB, 8192, EOS, BLOCK_TOKENS, blocks)
+        blocks *= sum(group.pool == 0 for group in groups) or 1
+        states = (4 * rows,) * any(group.pool for group in groups)
+        facts = ModelFacts("bench", "bench", VOCAB, 8192, EOS, BLOCK_TOKENS, blocks, groups=groups, pools=states)
         self.handle(GroupReady(GROUP, WorkerReady(facts, rows + 1)))
 
     def handle(self, *events: FleetEvent) -> None:
@@ -63,9 +71,9 @@ class Bench:
             self.handle(self.result())
 
 
-def step_times_us(rows: int, steps: int, random: Random) -> list[float]:
+def step_times_us(rows: int, steps: int, random: Random, groups: tuple[KvGroup, ...] = ()) -> list[float]:
     """Times of single decode steps with `rows` rows around CONTEXT tokens."""
-    bench = Bench(rows, random)
+    bench = Bench(rows, random, groups=groups)
     lengths = [CONTEXT - steps // 2 + row % BLOCK_TOKENS for row in range(rows)]
     bench.handle(*[bench.admit(bench.prompt(length)) for length in lengths])
     bench.settle()
@@ -153,6 +161,11 @@ def main() -> None:
         value, spread = median_of(options.rounds, partial(step_times_us, rows, 512, random))
         conditions = f"context {CONTEXT}, blocks of {BLOCK_TOKENS}, 2 plans in flight; {spread}"
         results.append(Result(f"scheduler_step_us_{rows}", value, "us", conditions))
+    for name, groups in KINDS.items():
+        value, spread = median_of(options.rounds, partial(step_times_us, 256, 512, random, groups))
+        results.append(
+            Result(f"scheduler_step_us_256_{name}", value, "us", f"as above, {len(groups)} groups; {spread}")
+        )
     value, spread = median_of(options.rounds, partial(churn_times_us, 256, 512, random))
     conditions = f"as above, but in every step 2 rows end and 2 prompts of {CONTEXT} start; {spread}"
     results.append(Result("scheduler_churn_step_us_256", value, "us", conditions))

@@ -45,9 +45,7 @@ class Kv(Branch, frozen=True):
     dtype: Literal["auto", "fp8"] = "auto"  # auto: as activations; fp8: 8-bit floats (e4m3)
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
-    checkpoint_tokens: NonNegative = (
-        0  # from one to the next of a recurrent state's; 0: by their bytes
-    )
+    checkpoint_tokens: NonNegative = 0  # from one to the next of a recurrent state's; 0: by their bytes
 
 
 class Scheduler(Branch, frozen=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from common.values import KvGroup
+from common.protocol import KvGroup, ModelFacts
 
 STATE_BLOCKS = 2  # a live one, and the checkpoint that it may be copied from
 
@@ -40,3 +40,9 @@ def longest(groups: Sequence[KvGroup], pools: Sequence[int], most: int, block_to
         fits = all(need <= blocks for need, blocks in zip(needed, pools, strict=True))
         low, high = (middle, high) if fits else (low, middle - 1)
     return min(low * block_tokens, most)
+
+
+def longest_of(model: ModelFacts) -> int:
+    """The same of a worker."""
+    groups = model.groups or (KvGroup("full"),)
+    return longest(groups, (model.num_blocks, *model.pools), model.max_model_len, model.block_tokens)

@@ -9,14 +9,14 @@ from typing import Literal
 
 import msgspec
 
+from common.kinds import FinishReason as FinishReason
+from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
 from common.values import Copies as Copies
-from common.values import FinishReason as FinishReason
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
-from common.values import PromptKind as PromptKind
 from common.values import RowTable as RowTable
 from common.values import Struct as Struct
 

@@ -3,7 +3,6 @@
 Structs travel as msgpack arrays and grow only by fields appended with defaults. `_i32` in a comment: a packed column.
 """
 
-from enum import IntEnum
 from typing import Literal
 
 import msgspec
@@ -11,23 +10,6 @@ import msgspec
 
 class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A value inside a message."""
-
-
-class FinishReason(IntEnum):
-    """Why a sequence ended. The API turns these into OpenAI's words."""
-
-    EOS = 1
-    STOP_TOKEN = 2
-    STOP_STRING = 3
-    LENGTH = 4
-    ABORT = 5
-    ERROR = 6
-
-
-class PromptKind(IntEnum):
-    TEXT = 0
-    TOKENS = 1
-    CHAT = 2
 
 
 class KvGroup(Struct, frozen=True):

@@ -104,8 +104,8 @@ def kept(spec: DecoderSpec, block_tokens: int, storage: Storage, every: int = 0)
         size = sum(number * each for number, each in zip(blocks, block_bytes, strict=True))
         together[_column(tokens)] = round(size / MIB, 1)
     words = f"together, {len(layout.groups)} block tables, blocks of {block_tokens} tokens"
-    every = {"kept": words, "layers": spec.num_layers, "bytes per token": _per_token(caches, storage)}
-    return [*found, every | together]
+    together |= {"kept": words, "layers": spec.num_layers, "bytes per token": _per_token(caches, storage)}
+    return [*found, {key: together[key] for key in found[0]}]
 
 
 def _column(tokens: int) -> str:

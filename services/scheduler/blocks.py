@@ -39,7 +39,7 @@ class BlockPool:
         # What a findable block holds: parent digest + token bytes, and the digest of these.
         self._keys: list[bytes | None] = [None] * num_blocks
         self._digests: list[bytes] = [b""] * num_blocks
-        self._homes = [self._by_digest] * num_blocks  # the index that has it
+        self._homes: list[dict[bytes, int] | None] = [None] * num_blocks  # the index that has it, if not the first
 
     @property
     def free_blocks(self) -> int:
@@ -85,12 +85,21 @@ class BlockPool:
     def _evict(self, count: int) -> None:
         if count > len(self._idle):
             raise NoSpace(f"{count} more blocks needed than the {self.free_blocks} that can be had")
-        idle, free, keys, digests, homes = self._idle, self._free, self._keys, self._digests, self._homes
+        idle, free = self._idle, self._free
         for _ in range(count):
             block, _ = idle.popitem(last=False)
-            del homes[block][digests[block]]
-            keys[block] = None
+            self._unlist(block)
             free.append(block)
+
+    def _unlist(self, block: int) -> None:
+        """Nobody finds the block any more."""
+        home = self._homes[block]
+        if home is None:
+            home = self._by_digest
+        else:
+            self._homes[block] = None
+        del home[self._digests[block]]
+        self._keys[block] = None
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more user for each of these blocks, which must be in use or idle."""
@@ -186,7 +195,8 @@ class BlockPool:
                 by_digest[parent] = block
                 keys[block] = key
                 digests[block] = parent
-                homes[block] = by_digest
+                if group:
+                    homes[block] = by_digest
                 published.append(block)
         return published
 
@@ -197,15 +207,13 @@ class BlockPool:
             self._by_digest[digest] = block
             self._keys[block] = key
             self._digests[block] = digest
-            self._homes[block] = self._by_digest
         return digest
 
     def withdraw(self, blocks: Iterable[int]) -> None:
         """These blocks' content cannot be trusted: nobody finds them any more. Users keep them."""
         for block in blocks:
             if self._keys[block] is not None:
-                del self._homes[block][self._digests[block]]
-                self._keys[block] = None
+                self._unlist(block)
                 if self._references[block] == 0:
                     del self._idle[block]
                     self._free.append(block)
@@ -234,8 +242,11 @@ class BlockPool:
         findable = {block: key for block, key in enumerate(self._keys) if key is not None}
         assert idle == findable.keys() & unused, "idle blocks differ from the findable unreferenced ones"
         assert sum(map(len, self._indexes.values())) == len(findable), "the indexes differ from the findable blocks"
-        for block in findable:
-            assert self._homes[block].get(self._digests[block]) == block, f"block {block} is not found by its digest"
-            assert any(self._homes[block] is index for index in self._indexes.values()), f"block {block} has no index"
+        for block in range(self.num_blocks):
+            home = self._homes[block]
+            assert home is None or block in findable, f"block {block} is in an index and cannot be found"
+            assert block not in findable or (home or self._by_digest).get(self._digests[block]) == block, (
+                f"block {block} is not found by its digest"
+            )
         for block, key in findable.items():
             assert xxh3_128_digest(key, self._hash_seed) == self._digests[block], f"digest of block {block} is wrong"

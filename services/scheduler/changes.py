@@ -22,27 +22,28 @@ class Columns(NamedTuple):
     saved: Sequence[int] = ()  # labels of checkpoints that the plan makes
 
 
-NONE = Columns()
 Pairs = tuple[list[int], list[int]]
 
 
 class Changes:
+    """`any`: there is something to be told."""
+
     def __init__(self) -> None:
+        self.any = False
         self._grown: dict[int, Pairs] = {}  # by group: slots, blocks
         self._copied: dict[int, Pairs] = {}  # by pool: sources, targets
         self.held: list[tuple[int, int]] = []  # pool, block
         self._saved: list[int] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._grown or self._copied or self.held)
-
-    def grow(self, group: int, slot: int, blocks: Sequence[int]) -> None:
-        """`blocks` are appended to the slot's table."""
-        slots, grown = self._grown.setdefault(group, ([], []))
-        slots += [slot] * len(blocks)
-        grown += blocks
+    def grow(self, group: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Each of `blocks` is appended to the table of the slot in its place."""
+        self.any = True
+        grown = self._grown.setdefault(group, ([], []))
+        grown[0].extend(slots)
+        grown[1].extend(blocks)
 
     def copy(self, pool: int, source: int, target: int) -> None:
+        self.any = True
         sources, targets = self._copied.setdefault(pool, ([], []))
         sources.append(source)
         targets.append(target)
@@ -55,8 +56,6 @@ class Changes:
 
     def drain(self) -> Columns:
         """Forgets all; who calls it gives back what is `held` before."""
-        if not self:
-            return NONE
         grown = {group: (pack_i32(slots), pack_i32(blocks)) for group, (slots, blocks) in self._grown.items()}
         copied = {pool: (pack_i32(source), pack_i32(target)) for pool, (source, target) in self._copied.items()}
         columns = Columns(
@@ -66,5 +65,6 @@ class Changes:
             tuple(Copies(pool, *pair) for pool, pair in copied.items()),
             self._saved,
         )
+        self.any = False
         self._grown, self._copied, self._saved, self.held = {}, {}, [], []
         return columns

@@ -12,7 +12,7 @@ from common.kv_needs import first_block, window_blocks
 from common.protocol import KvGroup, ModelFacts
 from services.scheduler import policy
 from services.scheduler.blocks import BlockPool
-from services.scheduler.changes import NONE, Changes, Columns
+from services.scheduler.changes import Changes, Columns
 from services.scheduler.prefixes import Hit, Prefixes
 from services.scheduler.request import Row, Table
 
@@ -33,7 +33,7 @@ class KvGroups:
         self.prefixes = Prefixes(self.groups, self.pools)
         self._per_pool = [sum(self.groups[idx].pool == pool for idx in self._paged) for pool in range(len(blocks))]
         self.chunk = chunk
-        self._changes = Changes()
+        self.changes = Changes()
 
     def _pool(self, group: int) -> BlockPool:
         return self.pools[self.groups[group].pool]
@@ -88,8 +88,8 @@ class KvGroups:
             if group.kind == "state":
                 live = pool.allocate(1)
                 for checkpoint in blocks:
-                    self._changes.copy(group.pool, checkpoint, live[0])
-                    self._changes.hold(group.pool, checkpoint)
+                    self.changes.copy(group.pool, checkpoint, live[0])
+                    self.changes.hold(group.pool, checkpoint)
                 tables.append(Table(live))
                 continue
             rest = hit.donor is not None and (known - 1) % self.block_tokens > 0
@@ -98,30 +98,37 @@ class KvGroups:
             if rest and hit.donor is not None:
                 theirs = hit.donor.tables[idx]
                 source, target = (each.blocks[hit.num_blocks - each.first] for each in (theirs, table))
-                self._changes.copy(group.pool, source, target)
+                self.changes.copy(group.pool, source, target)
             tables.append(table)
         return tables
 
     # Steps
 
     def can_grow(self, rows: int) -> bool:
-        """Whether so many rows can get one more block in each of their tables."""
+        """Whether so many rows can get one more block in each of their tables of pages."""
+        if self.plain:
+            return self.pools[0].can_allocate(rows)
         return all(
             pool.can_allocate(rows * tables) for pool, tables in zip(self.pools, self._per_pool, strict=True) if tables
         )
 
-    def grow(self, rows: Sequence[Row]) -> None:
-        """One more block in each table of pages."""
+    def grow(self, rows: Sequence[Row]) -> list[int]:
+        """One more block in each table of pages; returns those of the first group."""
         blocks = self.pools[0].allocate(len(rows))
         for row, block in zip(rows, blocks, strict=True):
             row.blocks.append(block)
-        for group in self._paged[1:]:
-            for row, block in zip(rows, self._pool(group).allocate(len(rows)), strict=True):
-                self._append(group, row, [block])
+        if not self.plain:
+            slots = [row.slot for row in rows]
+            for group in self._paged[1:]:
+                more = self._pool(group).allocate(len(rows))
+                for row, block in zip(rows, more, strict=True):
+                    row.tables[group].blocks.append(block)
+                self.changes.grow(group, slots, more)
+        return blocks
 
     def _append(self, group: int, row: Row, blocks: list[int]) -> None:
         row.tables[group].blocks += blocks
-        self._changes.grow(group, row.slot, blocks)
+        self.changes.grow(group, [row.slot] * len(blocks), blocks)
 
     def slide(self, row: Row, position: int) -> None:
         """Gives back what no token from `position` on reads."""
@@ -172,17 +179,15 @@ class KvGroups:
                 continue
             number = self.groups[group].pool
             block = pool.allocate(1)[0]
-            self._changes.copy(number, row.tables[group].blocks[0], block)
+            self.changes.copy(number, row.tables[group].blocks[0], block)
             row.saved.append((group, idx + 1, block))
-            self._changes.save(self._label(number, block))
+            self.changes.save(self._label(number, block))
 
     def drain(self) -> Columns:
         """What rows have got since the last call, for a plan."""
-        if not self._changes:
-            return NONE
-        for pool, block in self._changes.held:
+        for pool, block in self.changes.held:
             self.pools[pool].release((block,))
-        return self._changes.drain()
+        return self.changes.drain()
 
     # Publication
 
@@ -250,7 +255,7 @@ class KvGroups:
 
     def check(self, rows: Sequence[Row]) -> None:
         """Asserts the invariants of all pools, and that nothing waits for a plan, given all rows."""
-        assert not self._changes, "a plan was made without its blocks"
+        assert not self.changes.any, "a plan was made without its blocks"
         for number, pool in enumerate(self.pools):
             tables = [
                 table.blocks

@@ -74,9 +74,6 @@ def _issue(state: State, flight: Flight, fill: Fill) -> None:
 def _pack(worker: Worker, flight: Flight, growth: Growth, fill: Fill | None) -> StepPlan:
     removed, roster = worker.slots.drain_removed(), flight.roster
     grown_slots, grown_blocks, _ = growth
-    changes = worker.kv.drain()
-    if changes.saved:
-        flight.published = [*flight.published, *changes.saved]
     slots = positions = counts = samples = b""
     if roster is not None:
         slots, counts, samples = roster.slots_column, roster.counts_column, roster.samples_column
@@ -86,20 +83,26 @@ def _pack(worker: Worker, flight: Flight, growth: Growth, fill: Fill | None) -> 
         added = fill.added
         slots, positions = slots + pack_i32(fill.slots), positions + pack_i32(fill.positions)
         counts, samples = counts + pack_i32(fill.counts), samples + fill.samples
+    if not worker.kv.changes.any:
+        return StepPlan(
+            flight.step, removed, added, grown_slots, grown_blocks, b"", b"", slots, positions, counts, samples
+        )
+    columns = worker.kv.drain()
+    flight.published = [*flight.published, *columns.saved]
     return StepPlan(
         flight.step,
         removed,
         added,
-        grown_slots + changes.grown_slots,
-        grown_blocks + changes.grown_blocks,
-        changes.copy_source,
-        changes.copy_target,
+        grown_slots + columns.grown_slots,
+        grown_blocks + columns.grown_blocks,
+        columns.copy_source,
+        columns.copy_target,
         slots,
         positions,
         counts,
         samples,
-        changes.grown,
-        changes.copies,
+        columns.grown,
+        columns.copies,
     )
 
 
@@ -121,20 +124,21 @@ def _step_rows(state: State, worker: Worker, flight: Flight) -> Growth:
 
 def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
     """One more block for each row, the most urgent first where blocks are short."""
-    kv = worker.kv
-    if not kv.plain:
+    kv, plain, position = worker.kv, worker.kv.plain, worker.rows.tick + 1
+    if not plain:
         for row in entering:
-            kv.slide(row, row.position_base + worker.rows.tick + 1)
-    short = not kv.can_grow(len(entering))
+            kv.slide(row, row.position_base + position)
+    short = not (worker.pool.can_allocate(len(entering)) if plain else kv.can_grow(len(entering)))
     if short:
         entering.sort(key=state.rank)
         entering = [row for row in entering if row.alive and _make_room(state, worker, row)]
+        blocks = [row.blocks[-1] for row in entering]
     else:
-        kv.grow(entering)
+        blocks = kv.grow(entering)
     if kv.checkpoints and state.prefix_cache:
         for row in entering:
-            kv.save(row, row.position_base + worker.rows.tick + 1)
-    return pack_i32([row.slot for row in entering]), pack_i32([row.blocks[-1] for row in entering]), short
+            kv.save(row, row.position_base + position)
+    return pack_i32([row.slot for row in entering]), pack_i32(blocks), short
 
 
 def _make_room(state: State, worker: Worker, row: Row) -> bool:

@@ -7,8 +7,8 @@ and arrival, a rank those of all tenants; smaller is sooner.
 import math
 from collections.abc import Iterable
 
-from common.kv_needs import longest
-from common.protocol import KvGroup, ModelFacts, WorkerReady
+from common.kv_needs import longest_of
+from common.protocol import ModelFacts, WorkerReady
 
 Key = tuple[float, int]
 Rank = tuple[float, int, Key]  # what the tenant was served, its number, key
@@ -128,6 +128,4 @@ def _absurd_groups(model: ModelFacts) -> str:
             return f"a window of {group.window} tokens"
         if group.kind == "state" and (group.every < 1 or group.every % block_tokens):
             return f"checkpoints every {group.every} tokens, with blocks of {block_tokens}"
-    groups = model.groups or (KvGroup("full"),)
-    room = longest(groups, pools, model.max_model_len, block_tokens)
-    return "" if room else f"no room for a token in pools of {pools} blocks"
+    return "" if longest_of(model) else f"no room for a token in pools of {pools} blocks"

@@ -13,8 +13,8 @@ from math import inf
 
 import msgspec
 
-from common import kv_needs
 from common.config import Kv, Scheduler
+from common.kv_needs import longest_of
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
@@ -129,13 +129,13 @@ class State:
         filled = worker.rows.flush_filled_blocks(tick)
         if not self.prefix_cache:
             return
-        pool = worker.pool
+        pool, plain = worker.pool, worker.kv.plain
         block_tokens, width = pool.block_tokens, pool.block_tokens * TOKEN_BYTES
         for row in filled:
             sequence = row.sequence
             full = (row.position_base + tick + 1) // block_tokens
             last, chain = full - 1, sequence.chain
-            if row.published == last and len(chain) == last and worker.kv.plain:
+            if plain and row.published == last and len(chain) == last:
                 parent = chain[-1] if last else sequence.request.root
                 key = parent + sequence.tokens[last * width : full * width]
                 chain.append(pool.publish_one(row.blocks[last], key))
@@ -233,8 +233,7 @@ class State:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
         kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens)
-        blocks = [pool.num_blocks for pool in kv.pools]
-        longest = kv_needs.longest(kv.groups, blocks, facts.max_model_len, facts.block_tokens)
+        longest = longest_of(facts)
         max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(
             facts=facts,

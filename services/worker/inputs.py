@@ -14,7 +14,7 @@ from torch import Tensor
 from services.worker.graphs import Choice, StepColumns
 from services.worker.groups import GroupStep
 from services.worker.kernels.ops.paged_attention import AttentionRows
-from services.worker.state import Ints, Rows, Step
+from services.worker.state import BlockTables, Ints, Rows, Step
 
 Put = Callable[[npt.NDArray[np.generic]], Tensor]
 
@@ -93,9 +93,8 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
     row_len = rows.tokens.shape[1]
     samples = step.samples
     everything = max_query == 1 and bool(samples.all())
-    width = -(-int(context.max()) // rows.block_tokens)
-    on_host = rows.resident is None
     if rows.resident is None:
+        width = -(-int(context.max()) // rows.block_tokens)
         tables, table_rows = put(rows.tables[slots, :width]), None
     else:
         tables, table_rows = rows.resident, put(slots.astype(np.int32))
@@ -118,23 +117,32 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
         rows=first,
         outputs=None if everything else put(ends[samples] - 1),
         sampled_places=put(slots[samples] * row_len + context[samples]),
-        beside=tuple(
-            GroupStep(put(more.tables[slots, 0].astype(np.int64)), first)
-            if more.is_state
-            else GroupStep(
-                put(kv_slots(rows, token_slots, positions, more.tables)),
-                replace(first, block_tables=put(more.tables[slots, :width]) if on_host else more.resident),
-            )
-            for more in rows.beside
-        ),
+        beside=tuple(_beside(more, first, token_slots, positions, slots, put) for more in rows.beside),
     )
 
 
-def kv_slots(rows: Rows, slots: Ints, positions: Ints, tables: npt.NDArray[np.int32] | None = None) -> Ints:
-    """Where the token at `positions` of each slot has its key and value; `tables`: another group's than the first."""
-    block, offset = np.divmod(positions, rows.block_tokens)
-    blocks = (rows.tables if tables is None else tables)[slots, block]
-    return blocks * np.int64(rows.block_tokens) + offset
+def _beside(
+    more: BlockTables, first: AttentionRows, token_slots: Ints, positions: Ints, slots: Ints, put: Put
+) -> GroupStep:
+    """Of a group behind the first one, whose rows are `first`."""
+    if more.is_state:
+        return GroupStep(put(more.tables[slots, 0].astype(np.int64)), first)
+    places = put(places_of(more.tables, token_slots, positions, first.block_tokens))
+    if more.resident is not None:
+        return GroupStep(places, replace(first, block_tables=more.resident))
+    width = -(-first.max_context // first.block_tokens)
+    return GroupStep(places, replace(first, block_tables=put(more.tables[slots, :width])))
+
+
+def kv_slots(rows: Rows, slots: Ints, positions: Ints) -> Ints:
+    """Where the token at `positions` of each slot has its key and value, in the first group."""
+    return places_of(rows.tables, slots, positions, rows.block_tokens)
+
+
+def places_of(tables: npt.NDArray[np.int32], slots: Ints, positions: Ints, block_tokens: int) -> Ints:
+    """The same by any group's tables."""
+    block, offset = np.divmod(positions, block_tokens)
+    return tables[slots, block] * np.int64(block_tokens) + offset
 
 
 def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scratch: Sequence[int]) -> Ints:
@@ -163,7 +171,7 @@ def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scr
         else:
             line = next(lines)
             line[:] = padding + free * rows.block_tokens
-            line[live] = kv_slots(rows, token_rows[live], tokens[1, live], more.tables)
+            line[live] = places_of(more.tables, token_rows[live], tokens[1, live], rows.block_tokens)
     np.multiply(token_rows, row_len, out=tokens[0], dtype=np.int64)
     tokens[0] += tokens[1]
     sampled, where = step.slots[step.samples], place[step.samples]

@@ -1,7 +1,7 @@
 """Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
 
 import copy
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -211,21 +211,17 @@ class Driver:
         chunk: int = 2048,
     ) -> list[list[int]]:
         """All prompts at once: prompts in chunks of one row each, then decode steps of all; two plans in flight."""
-        facts, taken, added = self.engine.facts, Counter[int](), []
+        facts, added = self.engine.facts, []
+        free = [count() for _ in (0, *facts.pools)]
         for slot, prompt in enumerate(prompts):
-            tables = []
-            for group in facts.groups or (KvGroup("full"),):
-                needed = 1 if group.kind == "state" else -(-(len(prompt) + num_tokens) // facts.block_tokens)
-                first = taken[group.pool]
-                taken[group.pool] += needed
-                tables.append(RowTable(0, pack_i32(range(first, first + needed))))
+            needed = -(-(len(prompt) + num_tokens) // facts.block_tokens)
+            blocks, *others = [
+                pack_i32(next(free[group.pool]) for _ in range(1 if group.kind == "state" else needed))
+                for group in facts.groups or (KvGroup("full"),)
+            ]
+            tables = tuple(RowTable(0, each) for each in others)
             given = sampling[slot] if sampling else GREEDY
-            ids, others = pack_i32(prompt), tuple(tables[1:])
-            added.append(RowStart(slot, slot, ids, len(prompt), 0, tables[0].blocks, given, tables=others))
-        sizes = facts.num_blocks, *facts.pools
-        assert all(taken[pool] <= blocks for pool, blocks in enumerate(sizes)), (
-            "more than the cache has: raise kv.blocks"
-        )
+            added.append(RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, blocks, given, tables=tables))
         outputs: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[tuple[list[int], Any]] = deque()
 

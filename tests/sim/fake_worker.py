@@ -58,7 +58,7 @@ class FakeWorker:
         assert sum(counts) <= self.step_tokens, "the step exceeds its budget"
         assert not self.chunk_tokens or max(counts) <= self.chunk_tokens, "a chunk is too long"
         self.unheard_failures += fails or bool(failed)
-        self._copy(plan)
+        self._copy(plan, fails)
         self._check_writes(slots, positions, counts)
         tokens = []
         for place, (slot, position, count, samples) in enumerate(
@@ -119,7 +119,8 @@ class FakeWorker:
             added.seq_id, added.sampling, added.num_prompt, tokens, histories, added.computed, tables
         )
 
-    def _copy(self, plan: StepPlan) -> None:
+    def _copy(self, plan: StepPlan, fails: bool) -> None:
+        """A step that fails may not have copied anything."""
         for copies in (Copies(0, plan.copy_source, plan.copy_target), *plan.copies):
             sources, targets = unpack_i32(copies.source), unpack_i32(copies.target)
             assert not set(sources) & set(targets), "a copy's source is another one's target"
@@ -130,6 +131,8 @@ class FakeWorker:
                 checkpoint = target not in users
                 assert users.get(target, 0) <= 1, "the copy's target is shared"
                 assert not checkpoint or isinstance(found, tuple) or self._excused(), "only states have checkpoints"
+                if fails:
+                    found = {}
                 self.kv[copies.pool, target] = found if isinstance(found, tuple) else dict(found)
 
     def _check_writes(self, slots: memoryview, positions: memoryview, counts: memoryview) -> None:

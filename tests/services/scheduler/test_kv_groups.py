@@ -134,6 +134,25 @@ def test_no_checkpoint_is_made_where_rows_need_the_blocks() -> None:
     assert len(harness.finished) == 2 and not any(copies)
 
 
+def test_a_plan_does_not_take_the_checkpoint_that_it_copies() -> None:
+    """Three blocks: two checkpoints and one for a live state, where two rows want to go on from the checkpoints."""
+    harness = serving(FULL, STATE, states=3, step_tokens=64, plans_in_flight=1)
+    prompts = ids(12), ids(12, 40)
+    for prompt in prompts:
+        harness.admit(prompt, max_tokens=1)
+        harness.run()
+    harness.send(*(harness.message(prompt, max_tokens=3) for prompt in prompts))
+    starts = []
+    while harness.plans:
+        (plan,) = harness.plans
+        starts.append([row.computed for row in plan.added])
+        for copies in plan.copies:
+            assert not set(unpack_i32(copies.source)) & set(unpack_i32(copies.target))
+        harness.answer()
+    assert starts[0] == [8], "the other one has to wait"
+    assert len(harness.finished) == 4 and harness.all_free()
+
+
 def test_a_failed_step_takes_its_checkpoints_with_it() -> None:
     harness = serving(FULL, STATE, step_tokens=8, plans_in_flight=2)
     harness.admit(ids(21), max_tokens=2)

@@ -88,7 +88,7 @@ class Recurrent:
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(
-            vocab_size=101, ropes=(RopeSpec(1e4, 2, max_position=96),), num_layers=2, num_kv_heads=1, head_dim=2
+            vocab_size=101, ropes=(RopeSpec(1e4, 2, max_position=200),), num_layers=2, num_kv_heads=1, head_dim=2
         )
         self.final_norm = SimpleNamespace(weight=torch.ones(2))
         self.kept = (PagedKv(1, 2, 2), RecurrentState((StateTensor((1,), torch.float64), StateTensor((2, 3)))))

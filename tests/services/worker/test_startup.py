@@ -9,9 +9,10 @@ import torch
 
 from common import config as configuration
 from common import env
+from common.columns import unpack_i32
 from common.errors import ConfigError
 from common.metrics import checked
-from common.protocol import Progress
+from common.protocol import KvGroup, Progress
 from services.worker import compile as levels
 from services.worker import memory, warmup
 from services.worker.graphs import GraphKey
@@ -51,6 +52,22 @@ def test_all_plans_of_a_start_run(parts: Parts) -> None:
     plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
     run_all(runner, plans, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(plans) - 1, len(plans)) and not runner.rows.live.any()
+
+
+def test_all_plans_of_a_start_run_in_groups(make_tiny: Callable[[str], Any]) -> None:
+    parts = make_parts(make_tiny("GptOssForCausalLM"))
+    assert len(parts.groups) == 3
+    sizes = warmup.Sizes(parts.shape, 24, 0, parts.groups)
+    plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
+    run_all(parts.runner(parts.small(sizes)), plans, lambda done, total: None)
+
+
+def test_a_small_cache_has_a_state_for_each_of_a_few_rows(parts: Parts) -> None:
+    groups = (KvGroup("full"), KvGroup("state", 1, every=8))
+    sizes = warmup.Sizes(parts.shape, 24, 0, groups)
+    for plan in warmup.all_kinds(sizes):
+        live = [unpack_i32(row.tables[0].blocks)[0] for row in plan.added]
+        assert len(set(live)) == len(live) and max(live) < sizes.num_states
 
 
 def test_blocks_are_of_the_kv_dtype(make_tiny: Callable[[str], Any]) -> None:

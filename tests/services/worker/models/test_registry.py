@@ -27,7 +27,7 @@ from services.worker.models.registry import Found, all_models, find_model, index
 from services.worker.models.spec import SLIDING, Config
 from services.worker.sampler import Sampler
 from tests.services.worker.layers.test_decoder import run
-from tests.services.worker.served import FLOAT, SHAPE, Served
+from tests.services.worker.served import FLOAT, SHAPE, Served, Serving
 from tests.services.worker.tiny import (
     VARIANTS,
     VOCABULARY,
@@ -155,7 +155,25 @@ def test_the_scheduler_serves_it_in_the_least_memory(
     assert roomy.generate(PROMPTS, NEW, n=2) == [output for output in wanted(name) for _ in range(2)]
     before = roomy.core.metrics()["cached_tokens"]
     assert roomy.generate(PROMPTS, NEW) == wanted(name)
-    assert roomy.core.metrics()["cached_tokens"] >= before + 16 + 56
+    # a hit on states ends at a checkpoint, which the prompt's last tokens are beyond
+    found = 48 if any(group.kind == "state" for group in layout.groups) else 56
+    assert roomy.core.metrics()["cached_tokens"] >= before + 16 + found
+
+
+def test_an_engine_gives_pages_back_and_says_so(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]]
+) -> None:
+    """With the kernels of this host, in a pool that cannot hold all layers' pages of the longest sequence."""
+    folder = make_tiny("GptOssForCausalLM").folder
+    settings = ["model.dtype=float32", "worker.device=cpu", "model.max_len=96", "kv.block_tokens=8", "kv.blocks=22"]
+    engine = ModelEngine(configuration.load(None, [f"model.source={folder}", *settings]), lambda progress: None)
+    assert [group.kind for group in engine.facts.groups] == ["full", "window", "window"]
+    assert (engine.facts.num_blocks, engine.facts.pools) == (22, ()) and 22 < 3 * 96 // 8
+    limits = configuration.Scheduler(max_rows=4, step_tokens=32)
+    serving = Serving(engine.facts, lambda plan: engine.execute(plan).tokens(), limits)
+    for _ in range(2):
+        assert serving.generate(PROMPTS, NEW) == wanted("GptOssForCausalLM")
+    assert serving.core.metrics()["preemptions"] > 0
 
 
 @pytest.mark.parametrize("name", all_models())
