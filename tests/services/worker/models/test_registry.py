@@ -156,7 +156,9 @@ def test_the_scheduler_serves_it_in_the_least_memory(
     assert roomy.generate(PROMPTS, NEW, n=2) == [output for output in wanted(name) for _ in range(2)]
     before = roomy.core.metrics()["cached_tokens"]
     assert roomy.generate(PROMPTS, NEW) == wanted(name)
-    assert roomy.core.metrics()["cached_tokens"] >= before + 16 + 56
+    # a hit on states ends at a checkpoint, which the prompt's last tokens are beyond
+    found = 48 if any(group.kind == "state" for group in layout.groups) else 56
+    assert roomy.core.metrics()["cached_tokens"] >= before + 16 + found
 
 
 def test_an_engine_gives_pages_back_and_says_so(
