@@ -119,6 +119,7 @@ class Runner:
             width = 2 * (width + max_rows * rows.drafts.most)
         self._results = Results(width, device)
         self._graphs: Graphs | None = None
+        self._capturing = bindings.capturing
         self._drafts = drafts
 
     def execute(self, plan: StepPlan) -> StepTokens:
@@ -275,5 +276,6 @@ class Runner:
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
-        captured.capture(padding, self._forward, report)
+        with self._capturing():
+            captured.capture(padding, self._forward, report)
         self._graphs = captured
