@@ -37,9 +37,12 @@ def measure(config: Config, rows: list[int], rounds: int) -> dict[tuple[str, int
             now = offline.core.metrics()
             drafts, tried, held = (now[name] - before[name] for name in ("drafts", "draft_tokens", "accepted_tokens"))
             places = [now[f"accepted_at_{place}"] - before[f"accepted_at_{place}"] for place in range(8)]
-            by_place = ", ".join(f"{place / drafts:.2f}" for place in places if place) if drafts else ""
-            note = f"{held / tried:.2f} held, {1 + held / drafts:.2f} tokens per row and step; by place {by_place}"
-            found[task, count] = best, outputs, note if drafts else "no drafts"
+            note = "no drafts"
+            if drafts:
+                by_place = ", ".join(f"{place / drafts:.2f}" for place in places if place)
+                length = 1 + held / drafts
+                note = f"{held / tried:.2f} held, {length:.2f} tokens per row and step; by place {by_place}"
+            found[task, count] = best, outputs, note
     return found
 
 
