@@ -26,5 +26,5 @@ def test_narrow_weights_lower_the_floor_by_what_they_save() -> None:
     bf16 = decode_floor_ms(LLAMA_8B, 1, 640)
     shares = {name: decode_floor_ms(LLAMA_8B, 1, 640, form) / bf16 for name, form in QUANTIZED.items()}
     assert shares["fp8"] == shares["int8"] == pytest.approx(0.54, abs=0.02), "the head stays in bf16"
-    assert shares["mxfp4"] == pytest.approx(shares["int4"], abs=0.01) == pytest.approx(0.32, abs=0.02)
+    assert shares["mxfp4"] == pytest.approx(0.32, abs=0.02) and shares["int4"] < shares["mxfp4"]
     assert offline_floor_s(LLAMA_8B, 1, 512, 256, QUANTIZED["int4"]) < offline_floor_s(LLAMA_8B, 1, 512, 256)

@@ -56,6 +56,17 @@ CAPTURED = (
         "store_tokens",
     ),
 )
+CAPTURED += (
+    *(
+        "norm_narrow_linear",
+        "norm_gated_narrow_linear",
+        "add_narrow_linear",
+        "row_scaled_linear",
+        "block_scaled_linear",
+    ),
+    *("int4_linear", "mxfp4_weight_linear", "quantize_rows", "quantize_groups", "norm_quantize_rows", "moe_row_scaled"),
+    *("moe_block_scaled", "moe_int4", "moe_mxfp4_weight"),
+)
 DRAWN = ("draw", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 DECODE_CONTEXT = 777  # tokens: several partitions of any attention kernel, and no whole number of pages
 

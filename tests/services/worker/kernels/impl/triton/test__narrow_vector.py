@@ -14,10 +14,10 @@ from tests.services.worker.kernels.impl.triton.narrow import activations, close,
     [
         ("rows", 96, 30, Plan(1, 4, 128)),  # one tile, wider than K
         ("rows8", 80, 18, Plan(1, 8, 32, 2)),  # a last tile that is half empty, a last program too
-        ("blocks", 256, 128, Plan(1, 8, 64, 1)),
-        ("int8", 160, 18, Plan(1, 2, 64, 1)),
+        ("blocks", 256, 128, Plan(1, 32, 128, 1)),
+        ("int8", 160, 18, Plan(1, 8, 64, 1)),
         ("int4", 96, 34, Plan(1, 4, 64, 1)),
-        ("int4z", 256, 20, Plan(1, 1, 512, 2)),
+        ("int4z", 256, 12, Plan(1, 4, 512, 2)),
         ("mxfp4", 160, 10, Plan(1, 4, 64, 1)),
     ],
 )
@@ -37,5 +37,5 @@ def test_pairs_are_multiplied_by_their_experts(device: torch.device, form: str) 
     for tiled in (False, True) if form == "rows" else (False,):
         narrow = Narrow(form, tile_weight(numbers) if tiled else numbers, scales, group=32)
         result = torch.full((4, 32), torch.nan, dtype=x.dtype, device=device)
-        launch_vector(Inputs(x.to(device)), narrow, result, Plan(1, 8, 64, 1), experts=experts.to(device), top_k=2)
+        launch_vector(Inputs(x.to(device)), narrow, result, Plan(1, 16, 64, 1), experts=experts.to(device), top_k=2)
         close(result, wanted)
