@@ -9,10 +9,8 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from services.worker.kernels.packing.fnuz import FNUZ_ARCHS
 from services.worker.kernels.registry import Facts
 
-FP4_ARCHS = ("gfx950",)
 Constant = int | float | bool | str | None
 
 
@@ -38,25 +36,6 @@ def needs_gpu(facts: Facts) -> str | None:
     if facts.device == "cuda" or knobs.runtime.interpret:
         return None
     return "needs a GPU"
-
-
-def needs_halves(facts: Facts) -> str | None:
-    """The refusal of products that matrix units make of microscaled numbers with activations of 16 bits."""
-    return needs_gpu(facts) or ("needs activations of 16 bits" if facts.dtype == torch.float32 else None)
-
-
-def needs_scaled_dot(facts: Facts) -> str | None:
-    """The refusal of products of two microscaled operands."""
-    return needs_gpu(facts) or ("no product of two microscaled operands" if facts.arch in FNUZ_ARCHS else None)
-
-
-def needs_fp4_unit(facts: Facts) -> str | None:
-    """The refusal of products of FP4 by FP4: without a unit they round activations for nothing, and weights alone in
-    FP4 have ops of their own. Formats ask who has this op before they choose.
-    """
-    if facts.device == "cuda" and facts.arch not in FP4_ARCHS:
-        return "this GPU has no unit for FP4"
-    return needs_halves(facts)
 
 
 @cache

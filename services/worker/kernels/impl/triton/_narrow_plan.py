@@ -15,13 +15,16 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton._dense import BLOCKS_LIMIT, PARTS_LIMIT, Device, describe, workspace
 from services.worker.kernels.impl.triton._dense_matrix import part_size
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, options
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
 from services.worker.kernels.impl.triton._narrow_matrix import narrow_matrix_kernel
 from services.worker.kernels.impl.triton._narrow_vector import narrow_vector_kernel
+from services.worker.kernels.packing.fnuz import FNUZ_ARCHS
 from services.worker.kernels.packing.weight_tiles import matrix_shape
+from services.worker.kernels.registry import Facts
 from services.worker.kernels.tuned import table
 
 FOUR_BITS = ("mxfp4", "int4")
+FP4_ARCHS = ("gfx950",)
 ASKED = ("form", "rows", "out", "in", "group", "x_bytes", "gated")  # what a row of the table is for
 
 
@@ -130,6 +133,25 @@ def shares_fit(plan: Plan, out: int, inner: int, gated: bool) -> bool:
     numbers = blocks * plan.parts * part_size(plan.block_n, plan.block_m, gated)
     whole = inner % (plan.block_k * plan.parts) == 0
     return plan.parts == 1 or (whole and blocks <= BLOCKS_LIMIT and numbers <= PARTS_LIMIT)
+
+
+def needs_halves(facts: Facts) -> str | None:
+    """The refusal of products that matrix units make of microscaled numbers with activations of 16 bits."""
+    return needs_gpu(facts) or ("needs activations of 16 bits" if facts.dtype == torch.float32 else None)
+
+
+def needs_scaled_dot(facts: Facts) -> str | None:
+    """The refusal of products of two microscaled operands."""
+    return needs_gpu(facts) or ("no product of two microscaled operands" if facts.arch in FNUZ_ARCHS else None)
+
+
+def needs_fp4_unit(facts: Facts) -> str | None:
+    """The refusal of products of FP4 by FP4: without a unit they round activations for nothing, and weights alone in
+    FP4 have ops of their own. Formats ask who has this op before they choose.
+    """
+    if facts.device == "cuda" and facts.arch not in FP4_ARCHS:
+        return "this GPU has no unit for FP4"
+    return needs_halves(facts)
 
 
 def strides(scales: Tensor | None, rows: int, by_column: bool) -> tuple[int, int]:

@@ -3,10 +3,9 @@
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe
-from services.worker.kernels.impl.triton._launch import needs_halves
 from services.worker.kernels.impl.triton._moe_plan import Experts
 from services.worker.kernels.impl.triton._narrow_moe import Routed
-from services.worker.kernels.impl.triton._narrow_plan import Narrow
+from services.worker.kernels.impl.triton._narrow_plan import Narrow, needs_halves
 from services.worker.kernels.impl.triton.moe_gated import Biases
 from services.worker.kernels.ops.moe_mxfp4_weight import moe_mxfp4_weight
 from services.worker.kernels.registry import Impl

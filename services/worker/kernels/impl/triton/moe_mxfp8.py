@@ -3,9 +3,8 @@
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_moe, _quantize
-from services.worker.kernels.impl.triton._launch import needs_scaled_dot
 from services.worker.kernels.impl.triton._narrow_moe import Routed
-from services.worker.kernels.impl.triton._narrow_plan import Narrow
+from services.worker.kernels.impl.triton._narrow_plan import Narrow, needs_scaled_dot
 from services.worker.kernels.ops.moe_mxfp8 import moe_mxfp8
 from services.worker.kernels.registry import Impl
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_plan
-from services.worker.kernels.impl.triton._launch import needs_halves
-from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
+from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, needs_halves
 from services.worker.kernels.ops.mxfp4_weight_linear import mxfp4_weight_linear
 from services.worker.kernels.registry import Impl
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_plan
-from services.worker.kernels.impl.triton._launch import needs_scaled_dot
-from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
+from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, needs_scaled_dot
 from services.worker.kernels.ops.mxfp8_linear import mxfp8_linear
 from services.worker.kernels.registry import Impl
 
