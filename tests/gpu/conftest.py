@@ -1,7 +1,7 @@
 """Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
