@@ -328,15 +328,16 @@ def bucket_of(num_rows: int) -> int:
     return next((size for size in ROW_BUCKETS if num_rows <= size), int(triton.next_power_of_2(num_rows)))
 
 
-def _join_sizes(num_heads: int, latent: int, block_kv: int, num_rows: int) -> dict[str, int]:
+def _join_sizes(num_heads: int, latent: int, block_kv: int, num_rows: int) -> dict[str, Any]:
     share = share_of(num_heads, 8)
     padded, block_d = int(triton.next_power_of_2(share)), max(16, int(triton.next_power_of_2(latent)))
     return {
         "NUM_KV_HEADS": num_heads // share,
         "SHARE": share,
-        "HEAD_DIM": latent,
+        "VALUE_DIM": latent,
         "WINDOW": 0,
-        "BLOCK_D": block_d,
+        "VALUE_SCALE": 1.0,
+        "BLOCK_E": block_d,
         "BLOCK_KV": block_kv,
         "BLOCK_R": bucket_of(num_rows),
         "SHARE_PADDED": padded,
