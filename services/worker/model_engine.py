@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import fallback, memory
-from services.worker.binding import Bench, bind_tested
+from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.graphs import RING
@@ -128,7 +128,12 @@ def load_model(
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype)
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():
-            bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
+            bindings, verdicts = bind_tested(
+                config, facts, spec, level, bench, lambda what, done: stages("self-test", done)
+            )
+        if group is not None:
+            group.must_equal("kernels", bindings.digest)
+            bindings = with_right_sums(config, facts, level, bindings, verdicts, group)
         policy = choose_policy(config.model.dtype, device, bindings)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
@@ -137,8 +142,6 @@ def load_model(
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
-    if group is not None:
-        group.must_equal("kernels", bindings.digest)
     division = Division(whole, model.names, group.rank, bindings) if group is not None else None
     is_random = config.model.weights == "random"
     if model is fallback.MODEL:

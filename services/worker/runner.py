@@ -96,6 +96,7 @@ class Runner:
         self._tables = Tables(1 + len(rows.beside) - states, states)
         # the block of each group that padding writes: the last one
         self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
+        self._capturing = bindings.capturing
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
@@ -200,5 +201,6 @@ class Runner:
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
-        captured.capture(padding, self._forward, report)
+        with self._capturing():
+            captured.capture(padding, self._forward, report)
         self._graphs = captured

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -105,7 +106,8 @@ def _by_token(facts: Facts) -> str:
 class Impl(Generic[F]):
     """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None.
 
-    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py).
+    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py). `around_capture`: gives what
+    graphs that call it must be captured in.
     """
 
     op: Op[F]
@@ -113,6 +115,7 @@ class Impl(Generic[F]):
     run: F
     refuses: Callable[[Facts], str | None] = _accept
     layout: Callable[[Facts], str] = _by_token
+    around_capture: Callable[[], AbstractContextManager[Any]] | None = None
 
     def __post_init__(self) -> None:
         wanted, given = inspect.signature(self.op.meaning), inspect.signature(self.run)
@@ -135,12 +138,17 @@ class Bindings:
     """
 
     def __init__(
-        self, table: Sequence[Binding], chosen: Mapping[str, Callable[..., Any]], layout: str = TOKENS
+        self,
+        table: Sequence[Binding],
+        chosen: Mapping[str, Callable[..., Any]],
+        layout: str = TOKENS,
+        around_capture: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     ) -> None:
         self.table = tuple(table)
         self.layout = layout
         self.asked: set[str] = set()
         self._chosen = dict(chosen)
+        self._around_capture = dict(around_capture or {})
 
     def __call__(self, wanted: Op[F]) -> F:
         self.asked.add(wanted.name)
@@ -149,6 +157,14 @@ class Bindings:
 
     def provider(self, wanted: Op[Any]) -> str:
         return next(row.provider for row in self.table if row.op == wanted.name)
+
+    def capturing(self) -> ExitStack:
+        """The context around the capture of graphs: what those ops want that somebody has asked for."""
+        with ExitStack() as stack:
+            for name, enter in self._around_capture.items():
+                if name in self.asked:
+                    stack.enter_context(enter())
+            return stack.pop_all()
 
     @property
     def digest(self) -> str:
@@ -249,13 +265,17 @@ def bind(
     layout = shared[0] if shared else TOKENS
     table: list[Binding] = []
     chosen: dict[str, Callable[..., Any]] = {}
+    around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
     for item in ops.values():
         refusals: list[str] = []
         for provider in candidates(item):
             if (reason := refusal(item, provider, layout)) is None:
                 why = "chosen" if item.name in choices else "; ".join(refusals) or "first choice"
                 table.append(Binding(item.name, provider, why))
-                run = item.meaning if provider == "torch" else impls[provider][0][item.name].run
+                impl = None if provider == "torch" else impls[provider][0][item.name]
+                run = item.meaning if impl is None else impl.run
+                if impl is not None and impl.around_capture is not None:
+                    around[item.name] = impl.around_capture
                 if opaque and (provider != "torch" or item.by_value):
                     run = traceable(f"{provider}_{item.name}", run, item.meaning, item.writes)
                 chosen[item.name] = run
@@ -263,4 +283,4 @@ def bind(
             refusals.append(f"{provider}: {reason}")
         else:
             raise BindError(f"op {item.name}: no provider can run it on {facts.device} ({'; '.join(refusals)})")
-    return Bindings(table, chosen, layout)
+    return Bindings(table, chosen, layout, around)
