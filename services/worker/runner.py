@@ -129,19 +129,12 @@ class Runner:
             width = 2 * (width + max_rows * rows.drafts.most)
         self._results = Results(width, device)
         self._graphs: Graphs | None = None
-<<<<<<< HEAD
         self._capturing = bindings.capturing
-=======
->>>>>>> groups
         states = sum(more.is_state for more in rows.beside)
         self._tables = Tables(1 + len(rows.beside) - states, states)
         # the block of each group that padding writes: the last one
         self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
-<<<<<<< HEAD
         self._drafts = drafts
-=======
-        self._capturing = bindings.capturing
->>>>>>> groups
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
