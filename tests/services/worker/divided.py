@@ -39,7 +39,7 @@ def tokens_of(folder: Path, place: Place | None = None) -> list[list[int]]:
     """By prompt, with the sampling of that place; prompts go in chunks."""
     ranks = 1 if place is None else place.ranks
     settings = [
-        *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=200"),
+        *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=300"),
         *("scheduler.max_rows=8", "kv.block_tokens=8", 'worker.kernels=["torch"]', f"worker.tensor_parallel={ranks}"),
     ]
     engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
