@@ -14,7 +14,7 @@ from triton.errors import TritonError
 
 from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B
 from benchmarks.tuning import Bench, Row, Section, Tuned, seconds
-from services.worker.kernels.impl.triton import _narrow_fused, _narrow_plan, _quantize
+from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, Plan
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
 
@@ -46,7 +46,7 @@ class Job(NamedTuple):
 
 
 def jobs() -> list[Job]:
-    found = {}
+    found: dict[Job, None] = {}
     for shape in (LLAMA_8B, QWEN3_30B_A3B):
         sizes = [(shape.qkv_width, shape.hidden), (shape.hidden, shape.q_width)]
         sizes += [] if shape.experts else [(2 * shape.inner, shape.hidden), (shape.hidden, shape.inner)]
@@ -83,7 +83,7 @@ def best(bench: Bench, job: Job, narrow: Narrow, wide: Tensor) -> Row:
     group = 128 if narrow.form == "blocks" else 0
     inputs = Inputs(*_quantize.launch(x, narrow.weight.dtype, group)[:2]) if job.rounded else Inputs(x)
     x_bytes = inputs.x.element_size()
-    device = _narrow_plan.describe(bench.device)
+    device = _dense.describe(bench.device)
     asked = (narrow.form, job.rows, job.out, job.inner, narrow.group, x_bytes, False)
     out = torch.empty(rows, job.out, dtype=torch.bfloat16, device=bench.device)
     wanted = x.float() @ wide.T

@@ -42,7 +42,7 @@ SHAPES = (
 OWN = ("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
 # What a captured decode step calls; these are also captured and replayed.
-CAPTURED = (
+CAPTURED: tuple[str, ...] = (
     *("gather_tokens", "embedding", "rms_norm", "linear", "norm_linear", "add_linear", "norm_gated_linear"),
     *(
         "rope_kv_write",
