@@ -78,7 +78,7 @@ def log_probabilities(decoder: Decoder, ids: list[int], kv: str) -> torch.Tensor
     dtype = decoder.final_norm.weight.dtype if kv == "auto" else torch.float8_e4m3fn
     pages = -(-len(ids) // PAGE)
     shape = KvCache.shape(decoder.spec, pages, PAGE)
-    scales: list[KvScale] = KvScales(kv == "fp8_per_token_head").make(shape, dtype, CPU, zeros)
+    scales: list[KvScale] = KvScales(kv == "fp8_per_token_head").make(shape, dtype, CPU)
     cache = KvCache(zeros(shape, dtype, CPU), scales)
     rope = RopeTable(decoder.spec.ropes, len(ids), decoder.final_norm.weight)
     places = torch.arange(len(ids))

@@ -46,6 +46,7 @@ class Kv(Branch, frozen=True):
     dtype: Literal["auto", "fp8", "fp8_per_token_head"] = "auto"
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
+    checkpoint_tokens: NonNegative = 0  # from one to the next of a recurrent state's; 0: by their bytes
 
 
 class Scheduler(Branch, frozen=True):
@@ -106,6 +107,12 @@ class Api(Branch, frozen=True):
     metrics: Literal["main", "admin", "both"] = "both"  # where GET /metrics is
     max_messages: Positive = 2048  # of one chat
     door: bool = False  # listen by sockets of `python -m services.api.door`, which alone needs a network
+    storage_dir: str = ""  # files and batches of users; empty: a folder of this user's data, by port
+    max_file_bytes: Positive = 200 * 1024 * 1024  # of one file; more is answered 413
+    storage_bytes: Positive = 20 * 1024 * 1024 * 1024  # of all files together
+    batch_requests: Positive = 64  # requests of batches that a replica has open at once
+    max_batch_requests: Positive = 50_000  # of one batch
+    max_batches: Positive = 100  # of one API key that have not ended
 
 
 class Tokenizer(Branch, frozen=True):

@@ -5,14 +5,20 @@ Structs travel as msgpack arrays and grow only by fields appended with defaults.
 `_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
 """
 
-from enum import IntEnum
 from typing import Literal
 
 import msgspec
 
+from common.kinds import FinishReason as FinishReason
+from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
+from common.values import Copies as Copies
+from common.values import Growth as Growth
+from common.values import KvGroup as KvGroup
+from common.values import RowTable as RowTable
+from common.values import Struct as Struct
 
 PROTOCOL_VERSION = 1
 
@@ -20,29 +26,8 @@ ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
 State = Literal["starting", "ready", "draining", "failed"]
 
 
-class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A value inside a message."""
-
-
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A whole frame's payload; tagged with its class name."""
-
-
-class FinishReason(IntEnum):
-    """Why a sequence ended. The API turns these into OpenAI's words."""
-
-    EOS = 1
-    STOP_TOKEN = 2
-    STOP_STRING = 3
-    LENGTH = 4
-    ABORT = 5
-    ERROR = 6
-
-
-class PromptKind(IntEnum):
-    TEXT = 0
-    TOKENS = 1
-    CHAT = 2
 
 
 class Peer(Struct, frozen=True):
@@ -88,6 +73,8 @@ class ModelFacts(Struct, frozen=True):
     ops_hash: str = ""
     kv_dtype: str = ""
     attention_parity: int = 0  # context to which attending costs a token as much as the weights do; 0: not known
+    groups: tuple[KvGroup, ...] = ()  # (): one, of all layers, that keeps all blocks
+    pools: tuple[int, ...] = ()  # blocks of the pools behind the first one, which has num_blocks
 
 
 class Finished(Struct, frozen=True):
@@ -133,6 +120,8 @@ class RowStart(Struct, frozen=True):
     computed: int
     blocks: bytes  # _i32: block table so far
     sampling: Sampling
+    first: int = 0  # of `blocks`, as in RowTable
+    tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
 
 
 class Load(Struct, frozen=True):
@@ -156,7 +145,7 @@ class Member(Struct, frozen=True):
     state: State
     progress: int = 0  # grows while work gets done
     stage: Progress | None = None
-    counters: dict[str, float] = {}
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):
@@ -338,6 +327,8 @@ class StepPlan(Message, frozen=True):
     positions: bytes = b""  # _i32
     counts: bytes = b""  # _i32
     samples: bytes = b""  # one byte per row
+    grown: tuple[Growth, ...] = ()  # of groups behind the first one
+    copies: tuple[Copies, ...] = ()  # of pools behind the first one
 
 
 class StepResult(Message, frozen=True):

@@ -311,10 +311,17 @@ def kv(
     config: ConfigFile = "",
     settings: Settings = None,
 ) -> None:
-    """Show what a token costs in the KV cache, by this checkpoint's attention and by others."""
+    """Show what a token costs in the KV cache, by this attention and by others, and what whole sequences take."""
+    from valence.listings import kept
     from valence.listings import kv as listed
 
-    print_listing(listed(_load(config, model, None, "", settings), eg_latent), as_json)
+    loaded = _load(config, model, None, "", settings)
+    by_attention, by_layers = listed(loaded, eg_latent), kept(loaded)
+    if as_json:
+        print_listing([*by_attention, *by_layers], as_json)
+    else:
+        print_listing(by_attention, as_json)
+        print_listing(by_layers, as_json)
 
 
 @app.command()

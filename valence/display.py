@@ -108,11 +108,14 @@ def announce(
     console: Console, url: str, model: ModelFacts, logs: Path, command: str, elapsed_s: float, keyed: bool = False
 ) -> None:
     """What a person needs once everything is ready. `keyed`: the API asks for keys."""
-    kv_tokens = model.num_blocks * model.block_tokens
+    pools = " + ".join(f"{blocks:,}" for blocks in (model.num_blocks, *model.pools))
+    tables = (
+        f"{len(model.groups)} block tables" if model.groups else f"{model.num_blocks * model.block_tokens:,} in all"
+    )
     lines = [
         f"Ready after {elapsed_s:.1f} s: {model.name} ({model.architecture}, {model.dtype or 'unknown dtype'}), "
         f"at most {model.max_model_len:,} tokens per request",
-        f"KV cache: {model.num_blocks:,} blocks of {model.block_tokens} tokens, {kv_tokens:,} in all"
+        f"KV cache: {pools} blocks of {model.block_tokens} tokens, {tables}"
         + (f", in {model.kv_dtype}" if model.kv_dtype else ""),
         "",
         f"  URL   {url}",

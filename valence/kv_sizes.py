@@ -1,16 +1,21 @@
-"""What a token costs in the KV cache: by a checkpoint's own attention, and by the others side by side. Pure.
+"""What a token costs in the KV cache: by a checkpoint's own attention, and by the others side by side; and what a
+sequence really takes, layer by layer. Pure.
 
 Numbers of one token and layer, for H query heads, K KV heads, heads of D (values of V): MHA H * (D + V), GQA
 K * (D + V), MLA (DeepSeek-V2, arXiv 2405.04434) a latent and one rotated key for all heads, EG-MLA (arXiv 2509.16686)
 the same with a smaller latent: what gates it comes from an embedding of the token, so that it is in no cache.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from services.worker.models.spec import Config
+from common.kv_needs import needs
+from services.worker.groups import Storage, bytes_of, lay_out
+from services.worker.models.caches import LayerCache, PagedKv
+from services.worker.models.spec import Config, DecoderSpec
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
+SEQUENCES = (1024, 8192, 131_072)  # tokens
 # DeepSeek-V2's latent and rotated key in heads' sizes, for a checkpoint that has neither
 LATENT, ROTATED = 4, 0.5
 LESS_THAN_MLA = 0.599  # what EG-MLA's paper says that it saves at most
@@ -77,3 +82,45 @@ def rows(attention: Attention, number_bytes: int, eg_latent: int = 0) -> list[di
         }
         for kind, (numbers, formula) in kinds.items()
     ]
+
+
+def kept(spec: DecoderSpec, block_tokens: int, storage: Storage, every: int = 0) -> list[dict[str, Any]]:
+    """What a running sequence has in the cache: one record per kind of layers, and all together in pages."""
+    caches = [spec.cache_of(layer) for layer in range(spec.num_layers)]
+    layout = lay_out(caches, block_tokens, storage, every)
+    kinds: dict[str, list[LayerCache]] = {}
+    for cache in caches:
+        words = f"the last {cache.window:,} tokens" if isinstance(cache, PagedKv) and cache.window else "all tokens"
+        kinds.setdefault(words if isinstance(cache, PagedKv) else "a state", []).append(cache)
+    found = [
+        {"kept": kind, "layers": len(layers), "bytes per token": _per_token(layers, storage)}
+        | {_column(tokens): round(_size(layers, tokens, storage) / MIB, 1) for tokens in SEQUENCES}
+        for kind, layers in kinds.items()
+    ]
+    block_bytes = layout.block_bytes(block_tokens, storage)
+    together: dict[str, Any] = {}
+    for tokens in SEQUENCES:
+        blocks = needs(layout.groups, len(layout.pools), tokens, block_tokens)
+        size = sum(number * each for number, each in zip(blocks, block_bytes, strict=True))
+        together[_column(tokens)] = round(size / MIB, 1)
+    words = f"together, {len(layout.groups)} block tables, blocks of {block_tokens} tokens"
+    together |= {"kept": words, "layers": spec.num_layers, "bytes per token": _per_token(caches, storage)}
+    return [*found, {key: together[key] for key in found[0]}]
+
+
+def _column(tokens: int) -> str:
+    return f"MiB of {tokens:,} tokens"
+
+
+def _per_token(caches: Sequence[LayerCache], storage: Storage) -> int:
+    """What one token more adds, of layers that keep all tokens or have not kept a whole window yet."""
+    return sum(bytes_of(cache, 1, storage) for cache in caches if isinstance(cache, PagedKv))
+
+
+def _size(caches: Sequence[LayerCache], tokens: int, storage: Storage) -> int:
+    return sum(
+        bytes_of(cache, min(tokens, cache.window or tokens), storage)
+        if isinstance(cache, PagedKv)
+        else bytes_of(cache, 1, storage)
+        for cache in caches
+    )

@@ -3,7 +3,8 @@
 Owned by the core's state; the planner takes and publishes, releases give back. Invariants (`check`): a block is in
 use (references > 0), idle (0 references, findable by its digest, evicted oldest first) or free (holds nothing).
 The digest of a block chains over all tokens before it: xxh3_128(parent digest + token bytes); the hashed bytes are
-kept and compared on a hit, so that a collision cannot hand out another prompt's KV.
+kept and compared on a hit, so that a collision cannot hand out another prompt's KV. Groups of layers that share a pool
+have an index each; `group` may be left out for the first one.
 """
 
 from collections import OrderedDict
@@ -33,10 +34,12 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
-        self._by_digest: dict[bytes, int] = {}
+        self._by_digest: dict[bytes, int] = {}  # of the first group
+        self._indexes: dict[int, dict[bytes, int]] = {0: self._by_digest}  # of each group
         # What a findable block holds: parent digest + token bytes, and the digest of these.
         self._keys: list[bytes | None] = [None] * num_blocks
         self._digests: list[bytes] = [b""] * num_blocks
+        self._homes: list[dict[bytes, int] | None] = [None] * num_blocks  # the index that has it, if not the first
 
     @property
     def free_blocks(self) -> int:
@@ -82,12 +85,21 @@ class BlockPool:
     def _evict(self, count: int) -> None:
         if count > len(self._idle):
             raise NoSpace(f"{count} more blocks needed than the {self.free_blocks} that can be had")
-        idle, free, keys, digests, by_digest = self._idle, self._free, self._keys, self._digests, self._by_digest
+        idle, free = self._idle, self._free
         for _ in range(count):
             block, _ = idle.popitem(last=False)
-            del by_digest[digests[block]]
-            keys[block] = None
+            self._unlist(block)
             free.append(block)
+
+    def _unlist(self, block: int) -> None:
+        """Nobody finds the block any more."""
+        home = self._homes[block]
+        if home is None:
+            home = self._by_digest
+        else:
+            self._homes[block] = None
+        del home[self._digests[block]]
+        self._keys[block] = None
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more user for each of these blocks, which must be in use or idle."""
@@ -110,13 +122,28 @@ class BlockPool:
                 else:
                     idle[block] = None
 
-    def match(self, tokens: bytes | bytearray, most: int, root: bytes, chain: list[bytes]) -> list[int]:
+    def extend(self, tokens: bytes | bytearray, count: int, root: bytes, chain: list[bytes]) -> None:
+        """Appends the digests that `chain` lacks of the first `count` blocks of `tokens`."""
+        width = self.block_tokens * TOKEN_BYTES
+        parent = chain[-1] if chain else root
+        for idx in range(len(chain), count):
+            parent = xxh3_128_digest(parent + tokens[idx * width : (idx + 1) * width], self._hash_seed)
+            chain.append(parent)
+
+    def find(self, tokens: bytes | bytearray, idx: int, root: bytes, chain: list[bytes], group: int) -> int | None:
+        """The findable block that holds block `idx` of `tokens`, whose digests `chain` has that far."""
+        block = self._indexes.get(group, {}).get(chain[idx])
+        width = self.block_tokens * TOKEN_BYTES
+        key = (chain[idx - 1] if idx else root) + tokens[idx * width : (idx + 1) * width]
+        return None if block is None or self._keys[block] != key else block
+
+    def match(self, tokens: bytes | bytearray, most: int, root: bytes, chain: list[bytes], group: int = 0) -> list[int]:
         """The findable blocks that hold the longest prefix of `tokens`, at most `most` of them. Takes nothing.
 
         `chain` caches the digests of the blocks of `tokens`; missing ones are appended as far as the search gets.
         """
         width = self.block_tokens * TOKEN_BYTES
-        by_digest, keys = self._by_digest, self._keys
+        by_digest, keys = self._indexes.get(group, {}), self._keys
         found: list[int] = []
         parent = root
         for idx in range(most):
@@ -131,15 +158,26 @@ class BlockPool:
         return found
 
     def publish(
-        self, blocks: Sequence[int], first: int, last: int, tokens: bytearray, root: bytes, chain: list[bytes]
+        self,
+        blocks: Sequence[int],
+        first: int,
+        last: int,
+        tokens: bytearray,
+        root: bytes,
+        chain: list[bytes],
+        group: int = 0,
+        missing: int = 0,
     ) -> list[int]:
-        """Makes blocks[first:last] of a table findable; `tokens` are the table's from its start, at least up to `last`.
+        """Makes blocks first .. last - 1 of a table findable; `tokens` are the table's from its start, up to `last`.
+
+        `blocks` may lack the `missing` first blocks of the table.
 
         Only for blocks whose content is computed by plans that are already issued. A block whose content another one
         already offers stays private. Returns the blocks that became findable.
         """
         width = self.block_tokens * TOKEN_BYTES
-        by_digest, keys, digests, seed = self._by_digest, self._keys, self._digests, self._hash_seed
+        by_digest = self._indexes.setdefault(group, {}) if group else self._by_digest
+        keys, digests, homes, seed = self._keys, self._digests, self._homes, self._hash_seed
         parent = chain[first - 1] if first else root
         part = bytes(tokens[first * width : last * width])
         published: list[int] = []
@@ -152,11 +190,13 @@ class BlockPool:
             else:
                 parent = xxh3_128_digest(key, seed)
                 chain.append(parent)
-            block = blocks[idx]
+            block = blocks[idx - missing]
             if parent not in by_digest and keys[block] is None:
                 by_digest[parent] = block
                 keys[block] = key
                 digests[block] = parent
+                if group:
+                    homes[block] = by_digest
                 published.append(block)
         return published
 
@@ -173,8 +213,7 @@ class BlockPool:
         """These blocks' content cannot be trusted: nobody finds them any more. Users keep them."""
         for block in blocks:
             if self._keys[block] is not None:
-                del self._by_digest[self._digests[block]]
-                self._keys[block] = None
+                self._unlist(block)
                 if self._references[block] == 0:
                     del self._idle[block]
                     self._free.append(block)
@@ -202,7 +241,12 @@ class BlockPool:
         assert free | idle == unused, "free and idle blocks differ from the unreferenced ones"
         findable = {block: key for block, key in enumerate(self._keys) if key is not None}
         assert idle == findable.keys() & unused, "idle blocks differ from the findable unreferenced ones"
-        by_digest = {self._digests[block]: block for block in findable}
-        assert by_digest == self._by_digest, "digests differ from the findable blocks"
+        assert sum(map(len, self._indexes.values())) == len(findable), "the indexes differ from the findable blocks"
+        for block in range(self.num_blocks):
+            home = self._homes[block]
+            assert home is None or block in findable, f"block {block} is in an index and cannot be found"
+            assert block not in findable or (home or self._by_digest).get(self._digests[block]) == block, (
+                f"block {block} is not found by its digest"
+            )
         for block, key in findable.items():
             assert xxh3_128_digest(key, self._hash_seed) == self._digests[block], f"digest of block {block} is wrong"

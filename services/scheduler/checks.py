@@ -1,5 +1,6 @@
 """Recomputes every invariant of the core's state from scratch. For tests and the simulator; O(everything)."""
 
+from common.kv_needs import first_block, window_blocks
 from services.scheduler.request import NEVER, Row, Sequence, Stage
 from services.scheduler.state import State, Worker, by_key
 from services.scheduler.tenants import Tenant
@@ -59,7 +60,7 @@ def _check_sequence(sequence: Sequence) -> None:
 
 
 def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
-    worker.pool.check([row.blocks for row in rows])
+    worker.kv.check(rows)
     worker.slots.check({row.slot for row in rows})
     stepping = {row for row in rows if row.sequence.stage is Stage.STEPPING}
     worker.rows.check(set(rows), stepping)
@@ -73,10 +74,7 @@ def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
     sequence, block_tokens = row.sequence, worker.pool.block_tokens
     scheduled = worker.rows.scheduled(row)
     reserved = max(sequence.known, scheduled) if sequence.stage is Stage.FILLING else scheduled
-    assert len(row.blocks) == -(-reserved // block_tokens), (
-        f"{len(row.blocks)} blocks for {reserved} tokens\n{told(sequence)}"
-    )
-    assert len(set(row.blocks)) == len(row.blocks), f"a block is twice in the table\n{told(sequence)}"
+    _check_tables(worker, row, reserved, scheduled)
     assert scheduled < sequence.limit, f"scheduled up to {scheduled} of {sequence.limit}\n{told(sequence)}"
     assert sequence.stage is not Stage.FILLING or scheduled < sequence.known, f"filling though full\n{told(sequence)}"
     assert (row.filled_step == NEVER) == (sequence.stage is Stage.FILLING), f"filled_step is wrong\n{told(sequence)}"
@@ -88,3 +86,21 @@ def _check_row(worker: Worker, row: Row, result_expected: bool) -> None:
     assert sequence.stage is not Stage.ENDING or result_expected, (
         f"waits for a result that never comes\n{told(sequence)}"
     )
+
+
+def _check_tables(worker: Worker, row: Row, reserved: int, scheduled: int) -> None:
+    """Blocks of a full group for all `reserved` tokens, of a window for what the next token reads."""
+    block_tokens, story = worker.kv.block_tokens, told(row.sequence)
+    assert row.blocks is row.tables[0].blocks, f"the first table is not the first group's\n{story}"
+    for group, table in zip(worker.kv.groups, row.tables, strict=True):
+        assert len(set(table.blocks)) == len(table.blocks), f"a block is twice in the table\n{story}"
+        if group.kind == "state":
+            assert (table.first, len(table.blocks)) == (0, 1), f"{len(table.blocks)} live blocks\n{story}"
+            continue
+        tokens = reserved if group.kind == "full" else scheduled
+        assert table.end == -(-tokens // block_tokens), f"blocks up to {table.end} for {tokens} tokens\n{story}"
+        needed = first_block(group, scheduled, block_tokens)
+        assert table.first <= needed, f"blocks before {table.first} are gone, {needed} is needed\n{story}"
+        if group.kind == "window":
+            most = window_blocks(group.window, worker.kv.chunk, block_tokens)
+            assert len(table.blocks) <= most, f"{len(table.blocks)} blocks of a window, not {most}\n{story}"

@@ -156,12 +156,13 @@ class SchedulerCore:
         wait_s = self._drain_rate.wait_s(tokens)
         if worker is None:
             return Load(waiting=len(state.waiting), waiting_tokens=tokens, wait_s=wait_s)
-        idle = worker.pool.idle_blocks
+        pools = worker.kv.pools
+        idle = sum(pool.idle_blocks for pool in pools)
         return Load(
             running=worker.slots.max_rows - worker.slots.free,
             waiting=len(state.waiting),
-            blocks_total=worker.pool.num_blocks,
-            blocks_free=worker.pool.free_blocks - idle,
+            blocks_total=sum(pool.num_blocks for pool in pools),
+            blocks_free=sum(pool.free_blocks for pool in pools) - idle,
             blocks_cached=idle,
             steps=state.step,
             tokens_in_flight=sum(flight.num_tokens for flight in state.in_flight),
@@ -175,8 +176,7 @@ class SchedulerCore:
         if worker is None:
             return 0.0
         rows = [row for row in worker.rows.by_slot if row is not None]
-        unused = sum(len(row.blocks) * worker.pool.block_tokens - worker.rows.scheduled(row) for row in rows)
-        return worker.pool.fragmentation(unused)
+        return worker.kv.fragmentation(sum(worker.kv.unused_tokens(row, worker.rows.scheduled(row)) for row in rows))
 
     def story(self, seq_id: int) -> list[str]:
         """What happened to a sequence, oldest first; empty if it is unknown or long forgotten."""

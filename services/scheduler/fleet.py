@@ -39,7 +39,7 @@ from services.scheduler.request import Journal
 
 def difference(ours: ModelFacts, theirs: ModelFacts) -> str:
     """What makes them different models; empty if sequences may move from one to the other."""
-    names = ("name", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "block_tokens")
+    names = ("name", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "block_tokens", "groups")
     pairs = [(name, getattr(ours, name), getattr(theirs, name)) for name in names]
     return ", ".join(f"{name} {theirs!r} instead of {ours!r}" for name, ours, theirs in pairs if ours != theirs)
 

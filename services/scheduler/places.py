@@ -22,16 +22,17 @@ def of_tokens(state: State, tokens: bytes | bytearray, wanted: int, root: bytes,
     """
     worker = state.worker
     assert worker is not None
-    pool, known = worker.pool, len(tokens) // TOKEN_BYTES
-    found = []
-    if state.prefix_cache:
-        found = pool.match(tokens, (known - 1) // pool.block_tokens, root, chain)
-    missing = -(-known // pool.block_tokens) - len(found) - pool.free_after_share(found)
+    kv, known = worker.kv, len(tokens) // TOKEN_BYTES
+    hit = (
+        kv.prefixes.match(tokens, (known - 1) // kv.block_tokens, root, chain)
+        if state.prefix_cache
+        else kv.prefixes.nothing
+    )
     return Place(
-        uncached=known - len(found) * pool.block_tokens,
+        uncached=known - hit.num_blocks * kv.block_tokens,
         pending=state.waiting.tokens + filling_tokens(state),
         open=len(state.sequences),
-        missing=max(missing, 0) * pool.block_tokens,
+        missing=kv.missing_tokens(hit, known),
         short=max(min(wanted, worker.facts.max_model_len) - worker.longest, 0),
     )
 

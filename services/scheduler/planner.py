@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from common.columns import pack_i32
-from common.protocol import RowStart, StepPlan
+from common.protocol import RowStart, RowTable, StepPlan
 from services.scheduler import policy
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker
@@ -27,8 +27,6 @@ class Fill:
     budget: int  # tokens left
     cost: float  # and what they may cost, as policy.chunk_cost counts
     added: list[RowStart] = field(default_factory=list)
-    copy_source: list[int] = field(default_factory=list)
-    copy_target: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -80,22 +78,31 @@ def _pack(worker: Worker, flight: Flight, growth: Growth, fill: Fill | None) -> 
     if roster is not None:
         slots, counts, samples = roster.slots_column, roster.counts_column, roster.samples_column
         positions = (roster.positions + (flight.tick - roster.tick)).tobytes()
-    if fill is None:
+    added: list[RowStart] = []
+    if fill is not None:
+        added = fill.added
+        slots, positions = slots + pack_i32(fill.slots), positions + pack_i32(fill.positions)
+        counts, samples = counts + pack_i32(fill.counts), samples + fill.samples
+    if not worker.kv.changes.any:
         return StepPlan(
-            flight.step, removed, [], grown_slots, grown_blocks, b"", b"", slots, positions, counts, samples
+            flight.step, removed, added, grown_slots, grown_blocks, b"", b"", slots, positions, counts, samples
         )
+    columns = worker.kv.drain()
+    flight.published = [*flight.published, *columns.saved]
     return StepPlan(
         flight.step,
         removed,
-        fill.added,
-        grown_slots,
-        grown_blocks,
-        pack_i32(fill.copy_source),
-        pack_i32(fill.copy_target),
-        slots + pack_i32(fill.slots),
-        positions + pack_i32(fill.positions),
-        counts + pack_i32(fill.counts),
-        samples + fill.samples,
+        added,
+        grown_slots + columns.grown_slots,
+        grown_blocks + columns.grown_blocks,
+        columns.copy_source,
+        columns.copy_target,
+        slots,
+        positions,
+        counts,
+        samples,
+        columns.grown,
+        columns.copies,
     )
 
 
@@ -117,28 +124,32 @@ def _step_rows(state: State, worker: Worker, flight: Flight) -> Growth:
 
 def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
     """One more block for each row, the most urgent first where blocks are short."""
-    pool = worker.pool
-    short = not pool.can_allocate(len(entering))
+    kv, plain, position = worker.kv, worker.kv.plain, worker.rows.tick + 1
+    if not plain:
+        for row in entering:
+            kv.slide(row, row.position_base + position)
+    short = not (worker.pool.can_allocate(len(entering)) if plain else kv.can_grow(len(entering)))
     if short:
         entering.sort(key=state.rank)
         entering = [row for row in entering if row.alive and _make_room(state, worker, row)]
         blocks = [row.blocks[-1] for row in entering]
     else:
-        blocks = pool.allocate(len(entering))
-        for row, block in zip(entering, blocks, strict=True):
-            row.blocks.append(block)
+        blocks = kv.grow(entering)
+    if not plain and state.prefix_cache:
+        for row in entering:
+            kv.save(row, row.position_base + position)
     return pack_i32([row.slot for row in entering]), pack_i32(blocks), short
 
 
 def _make_room(state: State, worker: Worker, row: Row) -> bool:
     """Takes a block for `row`, from the newest and least urgent rows if none is free. False: that was `row` itself."""
-    while not worker.pool.can_allocate(1):
+    while not worker.kv.can_grow(1):
         others = {state.rank(other): other for other in worker.rows.by_slot if other is not None and _may_yield(other)}
         chosen = others[policy.victim(state.rank(row), others)]
         state.preempt(chosen, f"preempted after step {state.step} for {row.sequence.seq_id:#x}")
         if chosen is row:
             return False
-    row.blocks += worker.pool.allocate(1)
+    worker.kv.grow([row])
     return True
 
 
@@ -162,11 +173,13 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
         cost = policy.step_cost(beside, limits.chunk_context, worker.facts.attention_parity)
     fill = Fill(flight.step, min(limits.step_tokens - flight.num_tokens, beside), cost)
     # The list is by key, which says nothing between tenants.
-    filling = sorted(state.filling, key=state.rank) if len(waiting.tenants) > 1 else state.filling
+    filling = sorted(state.filling, key=state.rank) if len(waiting.tenants) > 1 else list(state.filling)
     for row in filling:
         if fill.full:
             break
-        _give_chunk(state, worker, fill, row)
+        if row.alive and (worker.kv.plain or _make_window(state, worker, fill, row)):
+            _give_chunk(state, worker, fill, row)
+    admit = admit and all(row.alive for row in filling)
     while admit and not fill.full and worker.slots.free and (sequence := waiting.first()) is not None:
         donor, held = _donor(worker, sequence, flight.step)
         if held:
@@ -183,12 +196,30 @@ def _fill_rows(state: State, worker: Worker, flight: Flight, admit: bool) -> Fil
     return fill
 
 
+def _make_window(state: State, worker: Worker, fill: Fill, row: Row) -> bool:
+    """Blocks for at least one more token of the row's windows, if need be from the least urgent rows that fill.
+
+    Rows of this plan keep theirs: where only they are left, the row waits until they end.
+    """
+    while not worker.kv.room(row, 1):
+        others = {state.rank(other): other for other in state.filling if other.alive and other not in fill.rows}
+        last = others[max(others)]
+        if last is row:
+            return False
+        state.preempt(last, f"preempted before step {fill.step} for {row.sequence.seq_id:#x}")
+    return True
+
+
 def _give_chunk(state: State, worker: Worker, fill: Fill, row: Row) -> None:
     sequence = row.sequence
     known = sequence.known
     parity = worker.facts.attention_parity
     budget = min(fill.budget, policy.affordable(fill.cost, row.scheduled, parity))
-    count = policy.chunk(known - row.scheduled, budget, state.limits.chunk_tokens)
+    count = worker.kv.room(row, policy.chunk(known - row.scheduled, budget, state.limits.chunk_tokens))
+    if not worker.kv.plain:
+        worker.kv.advance(row, count)
+        if state.prefix_cache:
+            worker.kv.save(row, row.scheduled)
     fill.cost -= policy.chunk_cost(count, row.scheduled, parity)
     fill.rows.append(row)
     fill.slots.append(row.slot)
@@ -222,39 +253,35 @@ def _donor(worker: Worker, sequence: Sequence, step: int) -> tuple[Row | None, b
 
 def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: Row | None) -> Row | None:
     """Gives a waiting sequence blocks for all its known tokens and a row; None if there is no space now."""
-    pool, known = worker.pool, sequence.known
-    if not pool.can_allocate(1):
+    kv, known = worker.kv, sequence.known
+    if not kv.can_grow(1):
         return None
     # At least the last token is computed, since its logits are needed.
-    reusable = (known - 1) // pool.block_tokens
-    if donor is not None:
-        shared = donor.blocks[:reusable]
-    elif state.prefix_cache:
-        shared = pool.match(sequence.tokens, reusable, sequence.request.root, sequence.chain)
-    else:
-        shared = []
-    needed = -(-known // pool.block_tokens) - len(shared)
-    running = worker.slots.max_rows - worker.slots.free
-    if not policy.may_admit(needed, pool.free_after_share(shared), pool.num_blocks, running):
+    reusable = (known - 1) // kv.block_tokens
+    hit = kv.prefixes.of_donor(donor, reusable, known - 1) if donor is not None else None
+    if hit is None:
+        hit = (
+            kv.prefixes.match(sequence.tokens, reusable, sequence.request.root, sequence.chain)
+            if state.prefix_cache
+            else None
+        )
+    hit = hit or kv.prefixes.nothing
+    if not kv.may_admit(hit, known, worker.slots.max_rows - worker.slots.free):
         return None
-    pool.share(shared)
-    blocks = shared + pool.allocate(needed)
-    computed = len(shared) * pool.block_tokens
+    tables = kv.take(hit, known)
+    computed = hit.num_blocks * kv.block_tokens
     first = sequence.cached_tokens < 0
     if first:
-        found = computed if donor is None else donor.sequence.cached_tokens
+        found = computed if hit.donor is None else hit.donor.sequence.cached_tokens
         sequence.cached_tokens = min(found, sequence.request.num_prompt)
         state.counters["cached_tokens"] += sequence.cached_tokens
-    if donor is not None:
-        if (known - 1) % pool.block_tokens:
-            fill.copy_source.append(donor.blocks[reusable])
-            fill.copy_target.append(blocks[reusable])
+    if hit.donor is not None:
         computed = known - 1
-        sequence.chain = donor.sequence.chain[:reusable]
+        sequence.chain = hit.donor.sequence.chain[:reusable]
     state.waiting.take(sequence)
     sequence.tenant.charge((known - computed if first else 0) + 1)  # and the token that they yield
     why = f"row in step {fill.step}, {computed} of {known} tokens have KV"
-    row = state.start_row(sequence, blocks, computed, why)
+    row = state.start_row(sequence, tables, computed, why)
     fill.rows_added.append(row)
     fill.added.append(
         RowStart(
@@ -263,8 +290,10 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
             tokens=bytes(sequence.tokens),
             num_prompt=sequence.request.num_prompt,
             computed=computed,
-            blocks=pack_i32(blocks),
+            blocks=pack_i32(tables[0].blocks),
             sampling=sequence.sampling,
+            first=tables[0].first,
+            tables=tuple(RowTable(table.first, pack_i32(table.blocks)) for table in tables[1:]),
         )
     )
     return row

@@ -7,7 +7,8 @@ and arrival, a rank those of all tenants; smaller is sooner.
 import math
 from collections.abc import Iterable
 
-from common.protocol import WorkerReady
+from common.kv_needs import longest_of
+from common.protocol import ModelFacts, WorkerReady
 
 Key = tuple[float, int]
 Rank = tuple[float, int, Key]  # what the tenant was served, its number, key
@@ -15,6 +16,8 @@ I32_MAX = 2**31 - 1
 LEVELS = 100  # priorities beyond -100 and 100 count as these, so that whatever waits is next within a known time
 # What a worker may say of itself: far more than any device has, and little enough for the tables that follow from it.
 MOST = {"num_blocks": 1 << 24, "block_tokens": 4096, "vocab_size": 1 << 24, "max_model_len": 1 << 30}
+
+MOST_GROUPS = 64
 
 
 def key(priority: int, now_s: float, ageing_s: float, arrival: int) -> Key:
@@ -76,11 +79,6 @@ def beside_tokens(step_tokens: int, chunk_beside: int, decoding: int, filling: i
     return min(max(chunk_beside, step_tokens * filling // (filling + decoding)), step_tokens)
 
 
-def longest_sequence(max_model_len: int, num_blocks: int, block_tokens: int) -> int:
-    """Tokens that one sequence may have when it runs alone: bounded by the model and by the KV blocks that exist."""
-    return min(max_model_len, num_blocks * block_tokens)
-
-
 def length_limit(num_prompt: int, max_tokens: int, longest: int) -> int:
     """Prompt and output tokens at which a sequence ends with LENGTH."""
     return min(num_prompt + max_tokens, longest)
@@ -113,4 +111,21 @@ def absurd(ready: WorkerReady) -> str:
     figures["max_rows"] = ready.max_rows, MOST["num_blocks"]
     figures["attention_parity"] = ready.model.attention_parity or 1, MOST["max_model_len"]
     wrong = [f"{name} is {found}" for name, (found, most) in figures.items() if not 1 <= found <= most]
-    return ", ".join(wrong)
+    return ", ".join(wrong) or _absurd_groups(ready.model)
+
+
+def _absurd_groups(model: ModelFacts) -> str:
+    """The same of its groups and pools; the scheduler's tables are indexed by them."""
+    pools, block_tokens = (model.num_blocks, *model.pools), model.block_tokens
+    if len(model.groups) > MOST_GROUPS or not all(1 <= blocks <= MOST["num_blocks"] for blocks in pools):
+        return f"{len(model.groups)} groups in pools of {pools} blocks"
+    if model.groups and {group.pool for group in model.groups} != set(range(len(pools))):
+        return f"{len(pools)} pools, of which its groups use others"
+    if model.groups and (model.groups[0].kind == "state" or model.groups[0].pool):
+        return "its first group has no pages in the first pool"
+    for group in model.groups:
+        if group.kind == "window" and not 1 <= group.window <= MOST["max_model_len"]:
+            return f"a window of {group.window} tokens"
+        if group.kind == "state" and (group.every < 1 or group.every % block_tokens):
+            return f"checkpoints every {group.every} tokens, with blocks of {block_tokens}"
+    return "" if longest_of(model) else f"no room for a token in pools of {pools} blocks"

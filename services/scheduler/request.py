@@ -61,12 +61,25 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
+class Table:
+    """A row's blocks in one group of layers. A window has given back those before `first`."""
+
+    blocks: list[int]
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """Number of the first block that it has not got yet."""
+        return self.first + len(self.blocks)
+
+
+@dataclass(slots=True, eq=False)
 class Row:
     """One stay of a sequence on the worker. `alive` until the slot is given back."""
 
     sequence: "Sequence"
     slot: int
-    blocks: list[int]
+    blocks: list[int]  # of the first group: that of tables[0]
     scheduled: int  # not kept up while STEPPING: then the table's tick tells it
     published: int  # leading blocks that need no publishing any more
     alive: bool = True
@@ -75,6 +88,8 @@ class Row:
     position_base: int = 0  # STEPPING: the position computed at tick t is position_base + t
     flushed_tick: int = NEVER  # STEPPING, ENDING: results up to this tick are in sequence.tokens
     last_tick: int = NEVER  # STEPPING, ENDING: tick that computes the last token before the length limit
+    tables: list[Table] = field(default_factory=list)  # by group
+    saved: list[tuple[int, int, int]] = field(default_factory=list)  # checkpoints nobody finds yet: group, at block, it
 
 
 @dataclass(slots=True, eq=False)

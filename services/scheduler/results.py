@@ -104,7 +104,7 @@ def fail_rows(state: State, worker: Worker, flight: Flight, rows: Iterable[Row],
                 row.published = NEVER
                 state.preempt(row, "an earlier step failed")
     for unsure in (flight, *state.in_flight):
-        worker.pool.withdraw(unsure.published)
+        worker.kv.withdraw(unsure.published)
 
 
 def roster_rows(worker: Worker, roster: Roster, places: I64) -> list[Row]:

@@ -14,13 +14,15 @@ from math import inf
 import msgspec
 
 from common.config import Kv, Scheduler
+from common.kv_needs import longest_of
 from common.protocol import Finished, FinishReason, ModelFacts, WorkerReady
 from services.scheduler.blocks import TOKEN_BYTES, BlockPool
 from services.scheduler.book import Book
 from services.scheduler.ends import StopTokens
+from services.scheduler.kv_groups import KvGroups
 from services.scheduler.pace import Pace
-from services.scheduler.policy import Key, Rank, length_limit, longest_sequence, rows_allowed
-from services.scheduler.request import Row, Sequence, Stage
+from services.scheduler.policy import Key, Rank, length_limit, rows_allowed
+from services.scheduler.request import NEVER, Row, Sequence, Stage, Table
 from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
 from services.scheduler.waiting import WaitingQueue
@@ -32,7 +34,8 @@ class Worker:
 
     facts: ModelFacts
     longest: int  # tokens that one sequence may have
-    pool: BlockPool
+    kv: KvGroups
+    pool: BlockPool  # the first one of `kv`
     slots: SlotPool
     rows: RowTable
     stops: StopTokens
@@ -50,7 +53,7 @@ class Flight(msgspec.Struct):
     fillers: Collection[Row] = ()  # rows with known tokens left after this step
     filled: SequenceOf[Row] = ()  # samplers and fillers in the order of the plan's columns, which follow the roster's
     added: Collection[Row] = ()
-    published: Collection[int] = ()  # blocks that became findable when this plan was issued
+    published: Collection[int] = ()  # blocks that became findable when this plan was issued, as KvGroups labels them
     num_stepped: int = 0  # rows of the roster
     num_tokens: int = 0
     sent_s: float = 0.0
@@ -99,12 +102,13 @@ class State:
             self.worker.stops.add(sequence.sampling)
         self.waiting.add(sequence)
 
-    def start_row(self, sequence: Sequence, blocks: list[int], computed: int, why: str) -> Row:
-        """From the queue (the caller takes it out) to a row; `blocks` are already this sequence's."""
+    def start_row(self, sequence: Sequence, tables: list[Table], computed: int, why: str) -> Row:
+        """From the queue (the caller takes it out) to a row; the blocks of `tables` are already this sequence's."""
         worker = self.worker
         assert worker is not None
         sequence.move(Stage.FILLING, self.now_s, why)
-        row = Row(sequence, worker.slots.take(), blocks, computed, computed // worker.pool.block_tokens)
+        published = computed // worker.pool.block_tokens
+        row = Row(sequence, worker.slots.take(), tables[0].blocks, computed, published, tables=tables)
         sequence.row = row
         worker.rows.open(row)
         insort(self.filling, row, key=by_key)
@@ -125,13 +129,13 @@ class State:
         filled = worker.rows.flush_filled_blocks(tick)
         if not self.prefix_cache:
             return
-        pool = worker.pool
+        pool, plain = worker.pool, worker.kv.plain
         block_tokens, width = pool.block_tokens, pool.block_tokens * TOKEN_BYTES
         for row in filled:
             sequence = row.sequence
             full = (row.position_base + tick + 1) // block_tokens
             last, chain = full - 1, sequence.chain
-            if row.published == last and len(chain) == last:
+            if plain and row.published == last and len(chain) == last:
                 parent = chain[-1] if last else sequence.request.root
                 key = parent + sequence.tokens[last * width : full * width]
                 chain.append(pool.publish_one(row.blocks[last], key))
@@ -144,11 +148,10 @@ class State:
         worker = self.worker
         assert worker is not None
         full = num_tokens // worker.pool.block_tokens
-        if full <= row.published or not self.prefix_cache:
+        if not self.prefix_cache or (full <= row.published and not row.saved) or row.published == NEVER:
             return []
-        sequence = row.sequence
-        first, row.published = row.published, full
-        return worker.pool.publish(row.blocks, first, full, sequence.tokens, sequence.request.root, sequence.chain)
+        first, row.published = row.published, max(full, row.published)
+        return worker.kv.publish(row, first, row.published)
 
     def preempt(self, row: Row, why: str) -> None:
         """Back to the queue; all tokens are kept, all KV is given up (what is published may be found again)."""
@@ -186,7 +189,7 @@ class State:
         if row.sequence.stage is Stage.FILLING:
             self.filling.remove(row)
         worker.rows.close(row)
-        worker.pool.release(row.blocks)
+        worker.kv.release(row)
         worker.slots.give_back(row.slot)
         row.sequence.row = None
 
@@ -229,12 +232,14 @@ class State:
     def attach(self, ready: WorkerReady) -> None:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
-        longest = longest_sequence(facts.max_model_len, facts.num_blocks, facts.block_tokens)
+        kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens)
+        longest = longest_of(facts)
         max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(
             facts=facts,
             longest=longest,
-            pool=BlockPool(facts.num_blocks, facts.block_tokens, self.hash_seed),
+            kv=kv,
+            pool=kv.pools[0],
             slots=SlotPool(max_rows),
             rows=RowTable(max_rows, facts.block_tokens, limits.plans_in_flight),
             stops=StopTokens(facts.vocab_size, facts.eos_token_ids),
@@ -273,5 +278,5 @@ class State:
             if died and sequence.worker_deaths >= self.limits.max_worker_deaths:
                 message = f"the worker died {sequence.worker_deaths} times while it ran this request"
                 self.finish(sequence, FinishReason.ERROR, message=message)
-        worker.pool.forget()
+        worker.kv.forget()
         worker.slots.drain_removed()

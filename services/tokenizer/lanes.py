@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from common.kv_needs import longest_of
 from common.protocol import Abort, Admit, Load, ModelFacts
 from services.tokenizer.choice import TOKEN_BYTES, Candidate, choose
 from services.tokenizer.outbox import Upstream
@@ -43,7 +44,7 @@ class Lane:
         self.others = max(0, load.running + load.waiting - len(self.sequences))
         self.num_blocks = load.blocks_total
         if model is not None:
-            self.longest = min(model.max_model_len, model.num_blocks * model.block_tokens)
+            self.longest = longest_of(model)
 
     def barred(self, seq_id: int) -> bool:
         """Whether old tokens of it may still come from there."""

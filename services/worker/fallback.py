@@ -16,6 +16,7 @@ from torch import Tensor
 
 from common import config as configuration
 from common.errors import ConfigError
+from services.worker.groups import GroupStep, Layout, Storage, plain
 from services.worker.kernels.ops.kv_write import kv_write
 from services.worker.kernels.ops.paged_attention import (
     AttentionRows,
@@ -148,6 +149,7 @@ class TransformersDecoder(Decoder):
         rows: AttentionRows,
         cache: KvCache,
         outputs: Tensor | None,
+        beside: Sequence[GroupStep] = (),
     ) -> Tensor:
         paged = Paged(cache, slots, rows, self._write, self._attend)
         positions = positions_of(rows, len(token_ids))
@@ -161,6 +163,10 @@ class TransformersDecoder(Decoder):
         )
         logits: Tensor = result.logits[0]
         return logits
+
+    def layout(self, block_tokens: int, storage: Storage, every: int = 0) -> Layout:
+        """Which layer has a window is not known, so all keep all."""
+        return plain([self.spec.cache_of(layer) for layer in range(self.spec.num_layers)])
 
     def logits(self, x: Tensor) -> Tensor:
         return x

@@ -8,12 +8,14 @@ into the rows. It reads its inputs from one place that all graphs share, in the 
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.groups import GroupStep
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.staging import Array, aligned, offsets, view
 from services.worker.state import Rows, Step
@@ -98,10 +100,20 @@ def choose(step: Step, captured: Sequence[GraphKey]) -> Choice | None:
     return None
 
 
+class Tables(NamedTuple):
+    """How many groups of either kind a step's inputs are for."""
+
+    paged: int = 1
+    states: int = 0
+
+
+ONE_TABLE = Tables()
+
+
 class StepColumns(NamedTuple):
     """What the host writes for a graph. T tokens, R rows."""
 
-    tokens: Array  # int64 [3, T]: places, positions, KV slots
+    tokens: Array  # int64 [2 + paged groups, T]: places, positions, KV slots of each group
     draw: Array  # int64 [4, R]: places of the sampled tokens, seeds, output indices, tokens to sample from
     token_rows: Array  # int32 [T], slots
     slots: Array  # int32 [R]
@@ -109,12 +121,13 @@ class StepColumns(NamedTuple):
     query_starts: Array  # int32 [R + 1]
     temperature: Array  # float32 [R]
     ring: Array  # int32 [1], line of the results
+    states: Array  # int64 [groups of states, R]: live blocks
 
     @classmethod
-    def blank(cls, key: GraphKey) -> "StepColumns":
+    def blank(cls, key: GraphKey, tables: Tables = ONE_TABLE) -> "StepColumns":
         """Zeros in the right dtypes and shapes."""
         return cls(
-            np.zeros((3, key.tokens), np.int64),
+            np.zeros((2 + tables.paged, key.tokens), np.int64),
             np.zeros((4, key.rows), np.int64),
             np.zeros(key.tokens, np.int32),
             np.zeros(key.rows, np.int32),
@@ -122,6 +135,7 @@ class StepColumns(NamedTuple):
             np.zeros(key.rows + 1, np.int32),
             np.zeros(key.rows, np.float32),
             np.zeros(1, np.int32),
+            np.zeros((tables.states, key.rows), np.int64),
         )
 
 
@@ -136,10 +150,11 @@ class StepInputs(NamedTuple):
     query_starts: Tensor
     temperature: Tensor
     ring: Tensor
+    states: Tensor
 
     @classmethod
-    def at(cls, place: Tensor, key: GraphKey) -> "StepInputs":
-        columns = StepColumns.blank(key)
+    def at(cls, place: Tensor, key: GraphKey, tables: Tables = ONE_TABLE) -> "StepInputs":
+        columns = StepColumns.blank(key, tables)
         return cls(*(view(place, start, column) for start, column in zip(offsets(columns)[0], columns, strict=True)))
 
     def attention_rows(self, rows: Rows, key: GraphKey) -> AttentionRows:
@@ -153,6 +168,16 @@ class StepInputs(NamedTuple):
             max_context=min(rows.max_len, USUAL_CONTEXT) if key.chunk and not key.long else rows.max_len,
             num_decode=key.decode,
             table_rows=self.slots,
+        )
+
+    def beside(self, rows: Rows, first: AttentionRows) -> tuple[GroupStep, ...]:
+        """Of the groups behind the first one, whose rows are `first`."""
+        slots, states = iter(self.tokens[3:].unbind(0)), iter(self.states.unbind(0))
+        return tuple(
+            GroupStep(next(states), first)
+            if more.resident is None
+            else GroupStep(next(slots), replace(first, block_tables=more.resident))
+            for more in rows.beside
         )
 
 
@@ -177,9 +202,10 @@ class Captured(NamedTuple):
 
 
 class Graphs:
-    def __init__(self, device: torch.device, wanted: Sequence[GraphKey]) -> None:
+    def __init__(self, device: torch.device, wanted: Sequence[GraphKey], tables: Tables = ONE_TABLE) -> None:
         """`wanted` as `layouts` gives them."""
-        size = max(offsets(StepColumns.blank(key))[1] for key in wanted)
+        self._tables = tables
+        size = max(offsets(StepColumns.blank(key, tables))[1] for key in wanted)
         self._place = torch.zeros(aligned(size), dtype=torch.uint8, device=device)
         self._wanted = wanted
         self._captured: dict[GraphKey, Captured] = {}
@@ -206,7 +232,7 @@ class Graphs:
         self.keys = tuple(self._wanted)
 
     def _capture(self, key: GraphKey, columns: StepColumns, forward: Forward) -> Captured:
-        inputs = StepInputs.at(self._place, key)
+        inputs = StepInputs.at(self._place, key, self._tables)
         for target, column in zip(inputs, columns, strict=True):
             target.copy_(torch.from_numpy(column))
         forward(key, inputs)

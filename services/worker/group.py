@@ -5,7 +5,7 @@ those of torch's default process group: NCCL's (RCCL's) on GPUs, gloo's on a CPU
 waits for the dead: a group whose process has died ends as a whole (ranks.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -14,9 +14,11 @@ import torch
 from torch import distributed as dist
 
 from common import env
+from services.worker.kernels.ops.all_reduce import all_reduce
 from services.worker.shares import Rank
 
 PATIENCE = timedelta(days=1)  # kernels may be built for long; who is stuck is found by the scheduler's deadlines
+TRIED_TOKENS = (1, 16, 2048)  # small sums and large ones are not done in one way
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -65,6 +67,20 @@ class Group:
     def leave(self) -> None:
         """Every rank does, at about the same time."""
         dist.destroy_process_group()
+
+    def sums_rightly(self, run: Callable[[torch.Tensor], None], dtype: torch.dtype, width: int) -> bool:
+        """Whether sums by `run` are those of the process group at all ranks, for one token, and for many."""
+        device = torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda")
+        near = all_reduce.tolerances[dtype]
+        right = True
+        for num_tokens in TRIED_TOKENS:
+            generator = torch.Generator().manual_seed(self.rank.rank)
+            x = torch.randn(num_tokens, width, generator=generator).to(device, dtype)
+            wanted = x.clone()
+            run(x)
+            dist.all_reduce(wanted)
+            right &= torch.allclose(x, wanted, near.relative, near.absolute)
+        return bool(self.least(int(right)))
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:

@@ -4,16 +4,17 @@ Shapes: R rows, T tokens of all rows, S rows that sample, M blocks of the longes
 host with numpy: a plan decides it, no device value does. `put` takes a host array and gives the tensor that it will be.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from services.worker.graphs import Choice, StepColumns
+from services.worker.groups import GroupStep
 from services.worker.kernels.ops.paged_attention import AttentionRows
-from services.worker.state import Ints, Rows, Step
+from services.worker.state import BlockTables, Ints, Rows, Step
 
 Put = Callable[[npt.NDArray[np.generic]], Tensor]
 
@@ -75,6 +76,7 @@ class ForwardBatch:
     rows: AttentionRows
     outputs: Tensor | None  # int64 [S], of T; None: every token is sampled from
     sampled_places: Tensor  # int64 [S], flat in Rows.tokens
+    beside: tuple[GroupStep, ...] = ()  # of the groups behind the first one
 
 
 def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
@@ -97,36 +99,56 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
     else:
         tables, table_rows = rows.resident, put(slots.astype(np.int32))
     longer = np.flatnonzero(counts > 1)
+    first = AttentionRows(
+        query_starts=put(np.concatenate(([0], ends)).astype(np.int32)),
+        context_lens=put(context.astype(np.int32)),
+        block_tables=tables,
+        block_tokens=rows.block_tokens,
+        max_query=max_query,
+        max_context=int(context.max()),
+        num_decode=int(longer[0]) if len(longer) else len(slots),
+        table_rows=table_rows,
+    )
     return ForwardBatch(
         token_places=put(token_slots * row_len + positions),
         token_rows=put(token_slots.astype(np.int32)),
         positions=put(positions),
         kv_slots=put(kv_slots(rows, token_slots, positions)),
-        rows=AttentionRows(
-            query_starts=put(np.concatenate(([0], ends)).astype(np.int32)),
-            context_lens=put(context.astype(np.int32)),
-            block_tables=tables,
-            block_tokens=rows.block_tokens,
-            max_query=max_query,
-            max_context=int(context.max()),
-            num_decode=int(longer[0]) if len(longer) else len(slots),
-            table_rows=table_rows,
-        ),
+        rows=first,
         outputs=None if everything else put(ends[samples] - 1),
         sampled_places=put(slots[samples] * row_len + context[samples]),
+        beside=tuple(_beside(more, first, token_slots, positions, slots, put) for more in rows.beside),
     )
 
 
+def _beside(
+    more: BlockTables, first: AttentionRows, token_slots: Ints, positions: Ints, slots: Ints, put: Put
+) -> GroupStep:
+    """Of a group behind the first one, whose rows are `first`."""
+    if more.is_state:
+        return GroupStep(put(more.tables[slots, 0].astype(np.int64)), first)
+    places = put(places_of(more.tables, token_slots, positions, first.block_tokens))
+    if more.resident is not None:
+        return GroupStep(places, replace(first, block_tables=more.resident))
+    width = -(-first.max_context // first.block_tokens)
+    return GroupStep(places, replace(first, block_tables=put(more.tables[slots, :width])))
+
+
 def kv_slots(rows: Rows, slots: Ints, positions: Ints) -> Ints:
-    """Where the token at `positions` of each slot has its key and value."""
-    block, offset = np.divmod(positions, rows.block_tokens)
-    return rows.tables[slots, block] * np.int64(rows.block_tokens) + offset
+    """Where the token at `positions` of each slot has its key and value, in the first group."""
+    return places_of(rows.tables, slots, positions, rows.block_tokens)
 
 
-def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scratch: int) -> Ints:
+def places_of(tables: npt.NDArray[np.int32], slots: Ints, positions: Ints, block_tokens: int) -> Ints:
+    """The same by any group's tables."""
+    block, offset = np.divmod(positions, block_tokens)
+    return tables[slots, block] * np.int64(block_tokens) + offset
+
+
+def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scratch: Sequence[int]) -> Ints:
     """Fills `columns` but for the ring. Returns the place among the graph's rows of each of the step's rows.
 
-    Places that the step leaves free read and write the padding row and the KV block `scratch`.
+    Places that the step leaves free read and write the padding row and the block `scratch` of each group.
     """
     key, row_len = choice.key, rows.tokens.shape[1]
     place = np.empty(len(step.slots), np.int64)
@@ -137,8 +159,19 @@ def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scr
         _write_chunks(step, rows, choice, columns)
     tokens, draw, token_rows = columns.tokens, columns.draw, columns.token_rows
     live = token_rows != rows.padding_row
-    tokens[2] = tokens[1] % rows.block_tokens + scratch * rows.block_tokens
+    padding = tokens[1] % rows.block_tokens
+    tokens[2] = padding + scratch[0] * rows.block_tokens
     tokens[2, live] = kv_slots(rows, token_rows[live], tokens[1, live])
+    lines, states = iter(tokens[3:]), iter(columns.states)
+    for more, free in zip(rows.beside, scratch[1:], strict=True):
+        if more.is_state:
+            line = next(states)
+            line[:] = free
+            line[place] = more.tables[step.slots, 0]
+        else:
+            line = next(lines)
+            line[:] = padding + free * rows.block_tokens
+            line[live] = places_of(more.tables, token_rows[live], tokens[1, live], rows.block_tokens)
     np.multiply(token_rows, row_len, out=tokens[0], dtype=np.int64)
     tokens[0] += tokens[1]
     sampled, where = step.slots[step.samples], place[step.samples]

@@ -4,6 +4,7 @@ On a CPU a share of what is free, on a GPU what the largest step leaves of `kv.g
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ import psutil
 import torch
 
 from common.errors import ConfigError
+from common.kv_needs import STATE_BLOCKS, needs, window_blocks
+from services.worker.groups import TYPICAL_TOKENS, Layout
 
 GIB = 2**30
 CPU_SHARE, CPU_MOST = 0.5, 4 * GIB  # of available memory: other processes live here too
@@ -43,6 +46,7 @@ class Budget(NamedTuple):
 
     num_blocks: int
     text: str
+    pools: tuple[int, ...] = ()  # blocks of all pools, where there are more or rows have several tables
 
 
 class Readings(NamedTuple):
@@ -137,3 +141,60 @@ def choose_blocks(block_bytes: int, shape: Shape, limits: Limits, spare: int = 0
             f"{text}; {missing_bytes / GIB:.2f} GiB more than the GPU has left: lower kv.blocks or kv.memory_gib"
         )
     return Budget(num_blocks, text)
+
+
+def choose_pools(layout: Layout, block_bytes: Sequence[int], shape: Shape, limits: Limits, spare: int = 0) -> Budget:
+    """`choose_blocks` for any layout; `block_bytes`: of each pool.
+
+    The pools behind the first one get as many blocks as sequences of TYPICAL_TOKENS need when these fill the
+    memory, but never more than all rows can use; the first one gets the rest. `kv.blocks` is its number.
+    """
+    if layout.is_plain:
+        budget = choose_blocks(block_bytes[0], shape, limits, spare)
+        return budget._replace(pools=(budget.num_blocks,))
+    groups, count = layout.groups, len(layout.pools)
+    least = needs(groups, count, shape.max_len, shape.block_tokens)
+    usual = _usual(layout, min(shape.max_len, TYPICAL_TOKENS), shape.block_tokens)
+    most = [blocks * shape.max_rows for blocks in _usual(layout, shape.max_len, shape.block_tokens)]
+    size = int(limits.memory_gib * GIB) or limits.free_bytes
+    sequences = size / sum(blocks * each for blocks, each in zip(usual, block_bytes, strict=True))
+    if limits.blocks:
+        sequences = limits.blocks / usual[0]
+    pools = [
+        max(min(int(sequences * blocks), limit), need) for blocks, limit, need in zip(usual, most, least, strict=True)
+    ]
+    others = sum((blocks + spare) * each for blocks, each in zip(pools[1:], block_bytes[1:], strict=True))
+    pools[0] = limits.blocks or min((size - others) // block_bytes[0] - spare, most[0])
+    total = sum((blocks + spare) * each for blocks, each in zip(pools, block_bytes, strict=True))
+    reason = "as configured" if limits.blocks else f"of {size / GIB:.2f} GiB {'set' if limits.memory_gib else 'free'}"
+    kinds = ", ".join(group.kind + (f" {group.window}" if group.window else "") for group in groups)
+    whole = min(blocks / need for blocks, need in zip(pools, least, strict=True))
+    text = (
+        f"KV cache in groups ({kinds}): {' + '.join(map(str, pools))} blocks of {shape.block_tokens} tokens, "
+        f"{total / GIB:.2f} GiB ({reason}): {whole:.1f} sequences of {shape.max_len}"
+    )
+    if pools[0] < least[0]:
+        missing = (least[0] - pools[0]) * block_bytes[0] / GIB
+        raise ConfigError(
+            f"{max(pools[0], 0)} KV blocks fit ({reason}); one sequence needs {least[0]} blocks, "
+            f"{missing:.2f} GiB are missing: {ADVICE}"
+        )
+    if limits.most_bytes and (missing_bytes := total - limits.most_bytes) > 0:
+        raise ConfigError(
+            f"{text}; {missing_bytes / GIB:.2f} GiB more than the GPU has left: lower kv.blocks or kv.memory_gib"
+        )
+    return Budget(pools[0], text, tuple(pools))
+
+
+def _usual(layout: Layout, tokens: int, block_tokens: int) -> list[int]:
+    """Blocks of each pool that a running sequence of so many tokens has, checkpoints included."""
+    found = [0] * len(layout.pools)
+    blocks = -(-tokens // block_tokens)
+    for group in layout.groups:
+        if group.kind == "state":
+            found[group.pool] += STATE_BLOCKS + tokens // group.every
+        elif group.kind == "window":
+            found[group.pool] += min(blocks, window_blocks(group.window, 0, block_tokens))
+        else:
+            found[group.pool] += blocks
+    return found

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from common.config import Config
@@ -25,7 +23,7 @@ from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import fallback, memory
-from services.worker.binding import Bench, bind_tested
+from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.graphs import RING
@@ -38,10 +36,10 @@ from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
-from services.worker.quant.detect import read_rules
-from services.worker.quant.registry import activation_dtype, choose_policy, formats_of, width_unit
+from services.worker.quant.coding import Coding, read_coding
+from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
-from services.worker.runner import StepTokens
+from services.worker.runner import StepTokens, copies_of
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
@@ -127,29 +125,32 @@ def load_model(
 ) -> Loaded:
     """`watched`: where kernels are built. With a `group` this rank's share of the model. Raises ConfigError."""
     stages("kernels")
+    is_random = config.model.weights == "random"
     try:
         activation = activation_dtype(config.model.dtype, device)
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        where = f"{source.files.path}/config.json" if source.files.kind != "gguf" else str(source.files.path)
-        rules = read_rules(source.config, where) if config.model.weights == "checkpoint" else None
-        if model is fallback.MODEL and (rules is not None or config.worker.quantize):
+        coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
+        if model is fallback.MODEL and coding != Coding():
             raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
-        quantize = config.worker.quantize
-        rank = group.rank._replace(unit=width_unit(rules, quantize)) if group is not None else None
+        rank = group.rank._replace(unit=coding.unit) if group is not None else None
         spec = whole if rank is None else local_spec(whole, rank)
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         kv_each = config.kv.dtype == "fp8_per_token_head"
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
-        called = dict.fromkeys((op for form in formats_of(rules, quantize) for op in form.ops), 1)
-        facts = replace(facts, shapes={**facts.shapes, **called})
+        facts = replace(facts, shapes={**facts.shapes, **coding.ops})
         bench = Bench(device, cache_root(config), watched)
         with group.first_alone() if group is not None else nullcontext():
-            bindings, _ = bind_tested(config, facts, spec, level, bench, lambda what, done: stages("self-test", done))
-        policy = choose_policy(config.model.dtype, device, bindings, quantize)
+            bindings, verdicts = bind_tested(
+                config, facts, spec, level, bench, lambda what, done: stages("self-test", done)
+            )
+        if group is not None:
+            group.must_equal("kernels", bindings.digest)
+            bindings = with_right_sums(config, facts, level, bindings, verdicts, group)
+        policy = choose_policy(config.model.dtype, device, bindings, coding.quantize)
     except (ValueError, BindError) as error:
         own = "; the code that it brings (auto_map) is never run for weights" if "auto_map" in source.config else ""
         raise ConfigError(f"{source.files.path}: {error}{own}") from error
@@ -157,17 +158,14 @@ def load_model(
         ops = ", ".join(row.op for row in bindings.table if row.provider == provider)
         log.info("ops by %s: %s (`valence ops` says why)", provider, ops)
     log.info("activations in %s, KV cache in %s", name_of(activation), name_of(kv_dtype))
-    if group is not None:
-        group.must_equal("kernels", bindings.digest)
     division = Division(whole, model.names, rank, bindings) if rank is not None else None
-    is_random = config.model.weights == "random"
     if model is fallback.MODEL:
         stages("weights")
         decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
         return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, KvScales(kv_each))
     tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
     report = partial(stages, "weights")
-    parameters = load_parameters(tensors, model, whole, policy, report, division, rules)
+    parameters = load_parameters(tensors, model, whole, policy, report, division, coding.rules)
     decoder = build_decoder(spec, model, parameters, bindings)
     log.info("weights: %s", ", ".join(f"{name} {size / memory.GIB:.2f} GiB" for name, size in policy.made.items()))
     kv_scales = KvScales(kv_each, parameters.kv_scales)
@@ -208,9 +206,10 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
-            kv = loaded.kv_dtype, group, loaded.kv_scales
-            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, *kv)
-            self._runner, num_blocks = start(parts, config, level, stages)
+            given = rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group
+            more = config.kv.checkpoint_tokens, loaded.kv_scales
+            parts = Parts(model, loaded.bindings, *given, *more)
+            self._runner, pools = start(parts, config, level, stages)
         stages.end()
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
@@ -220,11 +219,13 @@ class ModelEngine:
             max_model_len=shape.max_len,
             eos_token_ids=source.eos_token_ids,
             block_tokens=shape.block_tokens,
-            num_blocks=num_blocks,
+            num_blocks=pools[0],
             dtype=name_of(model.final_norm.weight.dtype),
             ops_hash=loaded.bindings.digest,
             kv_dtype=name_of(loaded.kv_dtype),
             attention_parity=loaded.attention_parity,
+            groups=parts.groups,
+            pools=pools[1:],
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
@@ -233,8 +234,8 @@ class ModelEngine:
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
         step = self._runner.rows.apply(plan)
-        if plan.copy_source:
-            self._copy(np.frombuffer(plan.copy_source, np.int32), np.frombuffer(plan.copy_target, np.int32))
+        for pool, source, target in copies_of(plan):
+            self._copy(pool, source, target)
         # Ranks cannot run other pieces than each other: where one lacks memory, the group ends and starts afresh.
         tokens = attempt(step, self._run) if self._group is None else self._run(step)
         if tokens is not None:
@@ -242,7 +243,10 @@ class ModelEngine:
         else:
             for earlier in self._recent:
                 earlier.tokens()  # many pieces would come round to the place where these lie
-            outcome = Retry(self._run, self._free, self._runner.rows.commit)(step)
+            retry = Retry(self._run, self._free, self._runner.rows.commit)
+            # a step that stopped halfway has brought some layers' states forward
+            stateful = any(more.is_state for more in self._runner.rows.beside)
+            outcome = retry.give_up(step) if stateful else retry(step)
         self._recent.append(outcome)
         return outcome
 
@@ -267,18 +271,18 @@ class ModelEngine:
             gc.collect()
             self._group.leave()
 
-    def _copy(self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32]) -> None:
+    def _copy(self, pool: int, source: list[int], target: list[int]) -> None:
         """No block is both, so they may be copied singly where there is no memory for all at once."""
         cache = self._runner.cache
         try:
-            cache.copy_blocks(source.tolist(), target.tolist())
+            cache.copy_blocks(source, target, pool)
             return
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         self._free()
-        for read, written in zip(source.tolist(), target.tolist(), strict=True):
-            cache.copy_blocks([read], [written])
+        for read, written in zip(source, target, strict=True):
+            cache.copy_blocks([read], [written], pool)
 
     def _free(self) -> None:
         device = self._runner.rows.tokens.device

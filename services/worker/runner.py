@@ -5,16 +5,18 @@ device, so the next step may be started before this one's tokens are known. A st
 rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import astuple
 from torch import Tensor
 
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
-from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs
+from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, Tables
+from services.worker.groups import GroupStep
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
 from services.worker.kernels.ops.store_tokens import store_tokens
@@ -73,6 +75,13 @@ class Results:
         return StepTokens(line, places, event)
 
 
+def copies_of(plan: StepPlan) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Pool, source and target blocks of each of the plan's copies."""
+    for pool, source, target in ((0, plan.copy_source, plan.copy_target), *map(astuple, plan.copies)):
+        if source:
+            yield pool, np.frombuffer(source, np.int32).tolist(), np.frombuffer(target, np.int32).tolist()
+
+
 class Runner:
     def __init__(self, model: Decoder, rows: Rows, cache: KvCache, rope: RopeTable, bindings: Bindings) -> None:
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
@@ -83,14 +92,17 @@ class Runner:
         # a graph may have rows for chunks beside as many that decode
         self._results = Results(max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows, device)
         self._graphs: Graphs | None = None
+        self._capturing = bindings.capturing
+        states = sum(more.is_state for more in rows.beside)
+        self._tables = Tables(1 + len(rows.beside) - states, states)
+        # the block of each group that padding writes: the last one
+        self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
 
     def execute(self, plan: StepPlan) -> StepTokens:
         """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
         step = self.rows.apply(plan)
-        if plan.copy_source:
-            self.cache.copy_blocks(
-                np.frombuffer(plan.copy_source, np.int32).tolist(), np.frombuffer(plan.copy_target, np.int32).tolist()
-            )
+        for pool, source, target in copies_of(plan):
+            self.cache.copy_blocks(source, target, pool)
         return self.run(step)
 
     @torch.inference_mode()
@@ -125,7 +137,10 @@ class Runner:
             batch.kv_slots,
             rows.block_tokens,
         )
-        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, batch.outputs)
+        self._note_blocks(batch.token_places, batch.token_rows, batch.positions, batch.beside)
+        x = self.model(
+            ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, batch.outputs, batch.beside
+        )
         if len(slots):
             sampled = self.sampler(self.model.logits(x), sampling, rows.penalties)
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
@@ -134,7 +149,7 @@ class Runner:
         """Returns the place among the graph's rows of each of the step's rows."""
         assert self._graphs is not None
         rows, put, key = self.rows, self._staging.put, choice.key
-        arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key))
+        arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, self._tables))
         columns = StepColumns(*arrays)
         places = inputs.write_step(step, rows, choice, columns, self._scratch)
         columns.ring[0] = turn
@@ -151,19 +166,24 @@ class Runner:
             self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
         return places
 
-    @property
-    def _scratch(self) -> int:
-        """The KV block that padding writes."""
-        return self.cache.num_blocks - 1
+    def _note_blocks(self, places: Tensor, token_rows: Tensor, positions: Tensor, beside: Sequence[GroupStep]) -> None:
+        """Brings the block tables of the groups behind the first one up to date on the device."""
+        rows = self.rows
+        for more, (slots, _) in zip(rows.beside, beside, strict=True):
+            if more.resident is not None:
+                self._gather(rows.tokens, more.resident, places, token_rows, positions, slots, rows.block_tokens)
 
     def _forward(self, key: GraphKey, given: StepInputs) -> Tensor:
         """The whole step on the device, as it is captured. Returns the logits."""
         rows = self.rows
-        places, positions, kv_slots = given.tokens.unbind(0)
+        places, positions, kv_slots = given.tokens[:3].unbind(0)
         sampled_places, seeds, output_index, outputs = given.draw.unbind(0)
         ids = self._gather(rows.tokens, rows.resident, places, given.token_rows, positions, kv_slots, rows.block_tokens)
         attention = given.attention_rows(rows, key)
-        x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, outputs if key.chunk else None)
+        beside = given.beside(rows, attention)
+        self._note_blocks(places, given.token_rows, positions, beside)
+        wanted = outputs if key.chunk else None
+        x = self.model(ids, self.rope.at(positions), kv_slots, attention, self.cache, wanted, beside)
         logits = self.model.logits(x)
         sampled = self._draw(logits, given.temperature, seeds, output_index)
         self._store(rows.tokens, self._results.lines, sampled_places, sampled, given.ring, None)
@@ -172,14 +192,15 @@ class Runner:
     @torch.inference_mode()
     def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:
         """Captures steps of the layouts `wanted`; only the padding row and the last KV block are written."""
-        captured = Graphs(self.rows.tokens.device, wanted)
+        captured = Graphs(self.rows.tokens.device, wanted, self._tables)
         none = np.zeros(0, np.int64)
         nobody = Step(none, none, none, none.astype(np.bool_))
 
         def padding(key: GraphKey) -> StepColumns:
-            columns = StepColumns.blank(key)
+            columns = StepColumns.blank(key, self._tables)
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
-        captured.capture(padding, self._forward, report)
+        with self._capturing():
+            captured.capture(padding, self._forward, report)
         self._graphs = captured

@@ -87,13 +87,22 @@ class Retry:
     def __init__(
         self, run: Callable[[Step], Tokens], free: Callable[[], None], give_up: Callable[[Step], None]
     ) -> None:
-        self._run, self._free, self._give_up = run, free, give_up
+        self._run, self._free, self._count = run, free, give_up
         self._parts: list[bytes] = []
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
         """`step` has just failed. Raises what `run` raises for other reasons than memory."""
         self._divide(Piece(step, np.arange(len(step.slots))))
+        return self._outcome(step)
+
+    def give_up(self, step: Step) -> Outcome:
+        """`step` has just failed, and has left its rows so that nothing can be run again."""
+        self._free()
+        self._drop(Piece(step, np.arange(len(step.slots))))
+        return self._outcome(step)
+
+    def _outcome(self, step: Step) -> Outcome:
         rows, pieces, failed = len(step.slots), len(self._parts), sorted(self._failed)
         log.warning("no memory for a step of %d rows: ran in %d pieces, %d rows failed", rows, pieces, len(failed))
         return Outcome(b"".join(self._parts), pack_i32(failed))
@@ -121,7 +130,7 @@ class Retry:
             self._parts.append(tokens.tokens())
 
     def _drop(self, piece: Piece) -> None:
-        self._give_up(piece.step)
+        self._count(piece.step)
         self._failed.update(piece.places.tolist())
         self._parts.append(bytes(4 * int(piece.step.samples.sum())))
 

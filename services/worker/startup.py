@@ -7,7 +7,6 @@ The stages are what WorkerReady waits for; each is reported as it runs.
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,16 +18,17 @@ import torch
 from common import env
 from common.config import Config
 from common.errors import ConfigError
-from common.protocol import Progress, StepPlan
+from common.protocol import KvGroup, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
 from services.worker.group import Group
+from services.worker.groups import Layout, Storage
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
-from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.kv_cache import GroupedCache
 from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.runner import Runner
@@ -49,23 +49,45 @@ class Parts(NamedTuple):
     device: torch.device
     kv_dtype: torch.dtype
     group: Group | None = None  # of several ranks, of which this process is one
+    checkpoint_tokens: int = 0  # kv.checkpoint_tokens
     kv_scales: KvScales = KvScales()  # of 8-bit keys and values
 
-    def agreed(self, num_blocks: int) -> int:
-        """What all ranks have room for: they share one block table."""
-        return num_blocks if self.group is None else self.group.least(num_blocks)
+    @property
+    def layout(self) -> Layout:
+        return self.model.layout(self.shape.block_tokens, self.storage, self.checkpoint_tokens)
 
     @property
-    def block_bytes(self) -> int:
-        shape = KvCache.shape(self.model.spec, 1, self.shape.block_tokens)
-        return math.prod(shape) * self.kv_dtype.itemsize + self.kv_scales.block_bytes(shape)
+    def storage(self) -> Storage:
+        return Storage(self.kv_dtype, self.model.final_norm.weight.dtype, self.kv_scales.each)
 
-    def runner(self, num_blocks: int) -> Runner:
-        rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
-        cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
-        storage = memory.zeros(cache_shape, self.kv_dtype, self.device)
-        scales = self.kv_scales.make(cache_shape, self.kv_dtype, self.device, memory.zeros)
-        cache = KvCache(storage, scales, layout=self.bindings.layout)
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """As in ModelFacts."""
+        return () if self.layout.is_plain else self.layout.groups
+
+    def agreed(self, pools: Sequence[int]) -> tuple[int, ...]:
+        """What all ranks have room for: they share their block tables."""
+        return tuple(pools if self.group is None else map(self.group.least, pools))
+
+    @property
+    def pool_bytes(self) -> tuple[int, ...]:
+        """Of a block of each pool."""
+        return self.layout.block_bytes(self.shape.block_tokens, self.storage)
+
+    def cache_bytes(self, pools: Sequence[int]) -> int:
+        return sum(blocks * each for blocks, each in zip(pools, self.pool_bytes, strict=True))
+
+    def small(self, sizes: warmup.Sizes, spare: int = 0) -> tuple[int, ...]:
+        """Blocks of pools in which the plans of a start can run."""
+        states = {group.pool for group in self.layout.groups if group.kind == "state"}
+        count = len(self.layout.pools)
+        return tuple((sizes.num_states if pool in states else sizes.num_blocks) + spare for pool in range(count))
+
+    def runner(self, pools: Sequence[int]) -> Runner:
+        """`pools`: blocks of each."""
+        rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device, self.groups)
+        given = self.shape.block_tokens, self.storage, self.device, self.bindings.layout, self.kv_scales
+        cache = GroupedCache(self.layout, pools, *given)
         return Runner(self.model, rows, cache, self.rope, self.bindings)
 
 
@@ -104,7 +126,8 @@ def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], 
     """Runs the largest steps with a small cache. Whatever these kinds of steps need is compiled by then."""
     meter = memory.Meter(parts.device)
     weights = meter.restart()
-    probe = parts.runner(sizes.num_blocks + 1)
+    pools = parts.small(sizes, spare=1)
+    probe = parts.runner(pools)
     plans = list(warmup.all_kinds(sizes))
 
     def compiling(done: int, total: int) -> None:
@@ -123,7 +146,7 @@ def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], 
         run_all(probe, warmup.captured_steps(sizes, keys), lambda done, total: stages("memory"))
         captured = meter.peak() - held + len(keys) * memory.GRAPH_BYTES
     total, others = meter.total_and_others()
-    activations = peak - weights - (sizes.num_blocks + 1) * parts.block_bytes
+    activations = peak - weights - parts.cache_bytes(pools)
     del probe
     gc.collect()  # its buffers must be gone before the cache takes the rest
     meter.restart()
@@ -138,39 +161,44 @@ def open_cache(config: Config, model: Mapping[str, Any], device: torch.device) -
     return kept
 
 
-def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Runner, int]:
-    """The runner, warm, with as many KV blocks as fit, and how many the scheduler may use. Raises ConfigError."""
+def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Runner, tuple[int, ...]]:
+    """The runner, warm, with as many KV blocks as fit, and how many of each pool the scheduler may use.
+
+    Raises ConfigError.
+    """
     level = level if parts.model.compiles else levels.EAGER
     if levels.is_worth_compiling(level, parts.bindings):
         stages("compile")
         parts.model.pieces = levels.compile_pieces(level, parts.model)
-    sizes = warmup.Sizes(parts.shape, config.scheduler.step_tokens, config.scheduler.chunk_tokens)
+    sizes = warmup.Sizes(parts.shape, config.scheduler.step_tokens, config.scheduler.chunk_tokens, parts.groups)
     wanted = config.kv.blocks, config.kv.memory_gib
     if parts.device.type == "cpu":
         stages("memory")
         free_bytes = memory.cpu_free_bytes() // (config.services.worker.replicas * config.worker.tensor_parallel)
-        budget = memory.choose_blocks(parts.block_bytes, parts.shape, memory.Limits(*wanted, free_bytes))
+        limits = memory.Limits(*wanted, free_bytes)
+        budget = memory.choose_pools(parts.layout, parts.pool_bytes, parts.shape, limits)
         log.info("%s", budget.text)
-        num_blocks = parts.agreed(budget.num_blocks)
-        runner = parts.runner(num_blocks)
+        pools = parts.agreed(budget.pools)
+        runner = parts.runner(pools)
         run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
-        return runner, num_blocks
+        return runner, pools
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     wanted_graphs = graphs.layouts(parts.shape.max_rows, limit, sizes.step_tokens, parts.shape.max_len)
     with explained("the largest step", "lower scheduler.step_tokens or scheduler.max_rows"):
         readings = measure(parts, sizes, wanted_graphs, stages)
     limits = memory.Limits(*wanted, memory.for_cache(readings, config.kv.gpu_memory_utilization), readings.left)
     # one block more than the scheduler knows: what pads a captured batch is written there
-    budget = memory.choose_blocks(parts.block_bytes, parts.shape, limits, spare=1)
+    budget = memory.choose_pools(parts.layout, parts.pool_bytes, parts.shape, limits, spare=1)
     log.info("%s", budget.text)
-    num_blocks = parts.agreed(budget.num_blocks)
-    log.info("%s", memory.table(readings, (num_blocks + 1) * parts.block_bytes))
-    runner = parts.runner(num_blocks + 1)
+    pools = parts.agreed(budget.pools)
+    with_spare = [blocks + 1 for blocks in pools]
+    log.info("%s", memory.table(readings, parts.cache_bytes(with_spare)))
+    runner = parts.runner(with_spare)
     run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("memory", done, total))
     if wanted_graphs:
         with explained("the captured graphs", "lower kv.gpu_memory_utilization or worker.max_graph_rows"):
             runner.capture(wanted_graphs, lambda done, total: stages("capture", done, total))
-    return runner, num_blocks
+    return runner, pools
 
 
 @contextmanager

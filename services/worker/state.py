@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
 
 Ints = npt.NDArray[np.int64]
@@ -67,28 +67,71 @@ class PenaltyCounts:
         self.in_output[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
 
+class BlockTables:
+    """Block tables of one group. Entries before a window are whatever they were."""
+
+    def __init__(self, group: KvGroup, max_rows: int, width: int, device: torch.device) -> None:
+        self.group = group
+        self.is_state = group.kind == "state"
+        width = 1 if self.is_state else width
+        self.tables = np.zeros((max_rows, width), np.int32)
+        self.num_blocks = np.zeros(max_rows, np.int64)
+        # Live blocks of states go to the device with every step.
+        on_host = self.is_state or device.type == "cpu"
+        self.resident = None if on_host else memory.zeros((max_rows + 1, width), torch.int32, device)
+
+    def start(self, slot: int, table: RowTable) -> None:
+        blocks = np.frombuffer(table.blocks, np.int32)
+        end = table.first + len(blocks)
+        self.tables[slot, table.first : end] = blocks
+        self.num_blocks[slot] = end
+
+    def grow(self, growth: Growth) -> None:
+        slots, blocks = np.frombuffer(growth.slots, np.int32), np.frombuffer(growth.blocks, np.int32)
+        for slot, block in zip(slots.tolist(), blocks.tolist(), strict=True):
+            self.tables[slot, self.num_blocks[slot]] = block
+            self.num_blocks[slot] += 1
+
+
 class Rows:
     """`length` counts a row's tokens, those on the way from the device included; `computed` those with KV."""
 
-    def __init__(self, shape: memory.Shape, vocab_size: int, eos_ids: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: memory.Shape,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        device: torch.device,
+        groups: Sequence[KvGroup] = (),
+    ) -> None:
+        """`groups`: as in ModelFacts."""
         max_rows, max_len, block_tokens = shape
         self.block_tokens, self.vocab_size = block_tokens, vocab_size
         self.eos_ids = eos_ids
         # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
         # One row more than there are slots: what pads a batch reads and writes there.
         self.tokens = memory.zeros((max_rows + 1, max_len + 1), torch.int32, device)
+        first, *others = groups or (KvGroup("full"),)
         width = -(-max_len // block_tokens)
-        self.resident = None if device.type == "cpu" else memory.zeros((max_rows + 1, width), torch.int32, device)
+        self.first = BlockTables(first, max_rows, width, device)
+        self.beside = [BlockTables(group, max_rows, width, device) for group in others]
         self.live = np.zeros(max_rows, np.bool_)
         self.length = np.zeros(max_rows, np.int64)
         self.computed = np.zeros(max_rows, np.int64)
         self.num_prompt = np.zeros(max_rows, np.int64)
-        self.num_blocks = np.zeros(max_rows, np.int64)
-        self.tables = np.zeros((max_rows, width), np.int32)
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
         self.penalties: PenaltyCounts | None = None
+
+    @property
+    def tables(self) -> npt.NDArray[np.int32]:
+        """Of the first group."""
+        return self.first.tables
+
+    @property
+    def resident(self) -> Tensor | None:
+        return self.first.resident
 
     @property
     def max_len(self) -> int:
@@ -113,13 +156,9 @@ class Rows:
             self._start(row)
         if plan.added:
             self._upload(plan.added)
-        for slot, block in zip(
-            np.frombuffer(plan.grown_slots, np.int32).tolist(),
-            np.frombuffer(plan.grown_blocks, np.int32).tolist(),
-            strict=True,
-        ):
-            self.tables[slot, self.num_blocks[slot]] = block
-            self.num_blocks[slot] += 1
+        self.first.grow(Growth(0, plan.grown_slots, plan.grown_blocks))
+        for growth in plan.grown:
+            self.beside[growth.group - 1].grow(growth)
         step = Step(
             np.frombuffer(plan.slots, np.int32).astype(np.int64),
             np.frombuffer(plan.positions, np.int32).astype(np.int64),
@@ -144,15 +183,15 @@ class Rows:
     def _start(self, row: RowStart) -> None:
         slot = row.slot
         tokens = np.frombuffer(row.tokens, np.int32)
-        blocks = np.frombuffer(row.blocks, np.int32)
         assert not self.live[slot], f"slot {slot} is taken twice"
         assert 0 < row.num_prompt <= len(tokens) <= self.max_len, (row.num_prompt, len(tokens), self.max_len)
         assert 0 <= row.computed < len(tokens), (row.computed, len(tokens))
         assert tokens.min() >= 0 and tokens.max() < self.vocab_size, "a token id is outside the vocabulary"
         self.live[slot] = True
         self.length[slot], self.computed[slot], self.num_prompt[slot] = len(tokens), row.computed, row.num_prompt
-        self.tables[slot, : len(blocks)] = blocks
-        self.num_blocks[slot] = len(blocks)
+        self.first.start(slot, RowTable(row.first, row.blocks))
+        for more, table in zip(self.beside, row.tables, strict=True):
+            more.start(slot, table)
         self._start_sampling(slot, row.sampling)
 
     def _upload(self, added: Sequence[RowStart]) -> None:
@@ -161,16 +200,22 @@ class Rows:
         tokens = [np.frombuffer(row.tokens, np.int32) for row in added]
         places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
         self._scatter(self.tokens, places, tokens)
-        if self.resident is not None:
-            blocks = [np.frombuffer(row.blocks, np.int32) for row in added]
-            width = self.resident.shape[1]
-            entries = [np.arange(len(ids)) + row.slot * width for row, ids in zip(added, blocks, strict=True)]
-            self._scatter(self.resident, entries, blocks)
+        if self.first.resident is not None:
+            self._upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
+        for idx, more in enumerate(self.beside):
+            if more.resident is not None:
+                self._upload_tables(more.resident, added, [row.tables[idx] for row in added])
         for row, ids in zip(added, tokens, strict=True):
             if self.has_penalty(row.sampling):
                 if self.penalties is None:
                     self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
                 self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
+
+    def _upload_tables(self, resident: Tensor, added: Sequence[RowStart], tables: Sequence[RowTable]) -> None:
+        blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
+        starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
+        entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
+        self._scatter(resident, entries, blocks)
 
     @staticmethod
     def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.int32]]) -> None:
@@ -210,6 +255,9 @@ class Rows:
     def has_penalty(sampling: Sampling) -> bool:
         return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
+    def _paged_blocks(self) -> list[Ints]:
+        return [self.first.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]
+
     def _check(self, number: int, step: Step) -> None:
         slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
         assert len(set(slots.tolist())) == len(slots), f"step {number}: a slot has two rows"
@@ -218,7 +266,9 @@ class Rows:
             "a row without tokens": step.counts > 0,
             "positions are not what is computed": step.positions == self.computed[slots],
             "tokens that the row does not have": ends <= length,
-            "a row lacks blocks": ends <= self.num_blocks[slots] * self.block_tokens,
+            "a row lacks blocks": np.logical_and.reduce(
+                [ends <= blocks[slots] * self.block_tokens for blocks in self._paged_blocks()]
+            ),
             "a row samples before its end": (ends == length) | ~step.samples,
         }
         assert np.logical_and.reduce(list(rules.values())).all(), (

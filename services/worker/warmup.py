@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from common.columns import pack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker.graphs import GraphKey
 from services.worker.memory import Shape
 
@@ -31,6 +31,7 @@ MANNERS = (
         min_tokens=2,
     ),
 )
+MOST_STATES = 32  # a state is large, and a small cache has few
 DECODE_CONTEXT = 512  # tokens of rows that decode
 
 
@@ -49,6 +50,7 @@ class Sizes(NamedTuple):
     shape: Shape
     step_tokens: int
     chunk_tokens: int  # of one row in one step, 0: no bound
+    groups: tuple[KvGroup, ...] = ()  # of the model, as in ModelFacts
 
     @property
     def longest(self) -> int:
@@ -64,6 +66,11 @@ class Sizes(NamedTuple):
     def num_blocks(self) -> int:
         """Of a cache that all plans below can run in: tokens that a row writes in one step never share a place."""
         return -(-self.longest // self.shape.block_tokens) + 1
+
+    @property
+    def num_states(self) -> int:
+        """Of the same: rows of a step share none, as long as they are not many."""
+        return min(self.num_rows, MOST_STATES)
 
 
 def largest_steps(sizes: Sizes) -> Iterator[StepPlan]:
@@ -142,6 +149,7 @@ def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
         end = row.position + row.num_tokens
         # a row that does not sample has a token more than it computes
         tokens = end if row.samples else end + 1
+        table = RowTable(0, pack_i32(idx % sizes.num_blocks for idx in range(-(-end // block_tokens))))
         added.append(
             RowStart(
                 slot=slot,
@@ -149,8 +157,12 @@ def make_plan(sizes: Sizes, work: Sequence[Work]) -> StepPlan:
                 tokens=bytes(4 * tokens),
                 num_prompt=tokens,
                 computed=row.position,
-                blocks=pack_i32(idx % sizes.num_blocks for idx in range(-(-end // block_tokens))),
+                blocks=table.blocks,
                 sampling=row.sampling,
+                tables=tuple(
+                    RowTable(0, pack_i32((slot % sizes.num_states,))) if group.kind == "state" else table
+                    for group in sizes.groups[1:]
+                ),
             )
         )
     return StepPlan(

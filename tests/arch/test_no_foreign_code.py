@@ -62,6 +62,7 @@ MAY_IMPORT_BY_NAME = {
     "services/worker/kernels/impl/aiter/_host.py",
     "services/worker/kernels/registry.py",
     "services/worker/models/registry.py",
+    "services/worker/quant/catalog.py",
     "services/worker/kernels/impl/aiter/_prebuild.py",
     "services/worker/kernels/trial.py",
 }

@@ -12,7 +12,7 @@ import torch
 
 from common import config as configuration
 from common.columns import pack_i32, unpack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
 
 GREEDY = Sampling(max_tokens=1000, temperature=0.0, ignore_eos=True)
 SIZES = {
@@ -180,13 +180,17 @@ class Driver:
         chunk: int = 2048,
     ) -> list[list[int]]:
         """All prompts at once: prompts in chunks of one row each, then decode steps of all; two plans in flight."""
-        size, first, added = self.engine.facts.block_tokens, 0, []
+        facts, added = self.engine.facts, []
+        free = [count() for _ in (0, *facts.pools)]
         for slot, prompt in enumerate(prompts):
-            needed = -(-(len(prompt) + num_tokens) // size)
-            blocks = pack_i32(range(first, first + needed))
+            needed = -(-(len(prompt) + num_tokens) // facts.block_tokens)
+            blocks, *others = [
+                pack_i32(next(free[group.pool]) for _ in range(1 if group.kind == "state" else needed))
+                for group in facts.groups or (KvGroup("full"),)
+            ]
+            tables = tuple(RowTable(0, each) for each in others)
             given = sampling[slot] if sampling else GREEDY
-            added.append(RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, blocks, given))
-            first += needed
+            added.append(RowStart(slot, slot, pack_i32(prompt), len(prompt), 0, blocks, given, tables=tables))
         outputs: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[tuple[list[int], Any]] = deque()
 

@@ -1,7 +1,7 @@
 """A worker without a model that checks every plan as a real one would suffer from it.
 
 Each KV slot remembers the history that was written into it, so a read of a missing, stale, foreign or wrongly shared
-block is seen at once. It holds its rows exactly as StepPlan describes them.
+block is seen at once. So does a state's block, as a whole. It holds its rows exactly as StepPlan describes them.
 """
 
 from collections import deque
@@ -9,7 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from common.columns import pack_i32, unpack_i32
-from common.protocol import ModelFacts, RowStart, Sampling, StepPlan, StepResult
+from common.kv_needs import first_block
+from common.protocol import Copies, Growth, KvGroup, ModelFacts, RowStart, RowTable, Sampling, StepPlan, StepResult
 from tests.sim.language import mix, sample, start
 
 
@@ -21,7 +22,7 @@ class FakeRow:
     tokens: list[int]
     histories: list[int]  # after each token
     computed: int
-    blocks: list[int]
+    tables: list[list[int]]  # by group; -1: not had
     broken: bool = False  # a failed step, or the lack of memory in one, has left it without its next token
 
 
@@ -33,12 +34,17 @@ class FakeWorker:
     chunk_tokens: int
     salts: dict[int, int]  # by seq_id
     rows: dict[int, FakeRow] = field(default_factory=dict)
-    kv: dict[tuple[int, int], int] = field(default_factory=dict)  # (block, offset) -> history
+    # What a block holds: of tokens (group, history) by offset, or a whole state (group, tokens, history).
+    kv: dict[tuple[int, int], dict[int, tuple[int, int]] | tuple[int, int, int]] = field(default_factory=dict)
     plans: deque[StepPlan] = field(default_factory=deque)
     results: deque[StepResult] = field(default_factory=deque)
     last_step: int = -1
     excused_until: int = -1  # plans up to this step were made before a failure was known
     unheard_failures: int = 0
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        return self.facts.groups or (KvGroup("full"),)
 
     def step(self, fails: bool, failed: Collection[int] = ()) -> None:
         """Runs the oldest plan and queues its result. `failed`: places of rows that have no memory."""
@@ -52,7 +58,7 @@ class FakeWorker:
         assert sum(counts) <= self.step_tokens, "the step exceeds its budget"
         assert not self.chunk_tokens or max(counts) <= self.chunk_tokens, "a chunk is too long"
         self.unheard_failures += fails or bool(failed)
-        self._copy(plan)
+        self._copy(plan, fails)
         self._check_writes(slots, positions, counts)
         tokens = []
         for place, (slot, position, count, samples) in enumerate(
@@ -71,11 +77,31 @@ class FakeWorker:
             del self.rows[slot]
         for added in plan.added:
             self._add(added)
-        for slot, block in zip(unpack_i32(plan.grown_slots), unpack_i32(plan.grown_blocks), strict=True):
-            self.rows[slot].blocks.append(block)
+        grown = [Growth(0, plan.grown_slots, plan.grown_blocks), *plan.grown]
+        assert len({growth.group for growth in grown}) == len(grown), "a group grows twice"
+        for growth in grown:
+            for slot, block in zip(unpack_i32(growth.slots), unpack_i32(growth.blocks), strict=True):
+                self.rows[slot].tables[growth.group].append(block)
+        pools = (self.facts.num_blocks, *self.facts.pools)
         for row in self.rows.values():
-            assert len(set(row.blocks)) == len(row.blocks), "a block is twice in a table"
-            assert all(0 <= block < self.facts.num_blocks for block in row.blocks), "no such block"
+            for number, group in enumerate(self.groups):
+                blocks = self._used(row, number)
+                assert len(set(blocks)) == len(blocks), "a block is twice in a table"
+                assert all(0 <= block < pools[group.pool] for block in blocks), "no such block"
+
+    def _used(self, row: FakeRow, number: int) -> list[int]:
+        """Blocks of the row that its next token reads or writes, as far as it has them."""
+        group = self.groups[number]
+        return row.tables[number][first_block(group, row.computed, self.facts.block_tokens) :]
+
+    def _users(self, pool: int) -> dict[int, int]:
+        """How many tables have each block of a pool."""
+        users: dict[int, int] = {}
+        for row in self.rows.values():
+            for number, group in enumerate(self.groups):
+                for block in self._used(row, number) if group.pool == pool else ():
+                    users[block] = users.get(block, 0) + 1
+        return users
 
     def _add(self, added: RowStart) -> None:
         assert 0 <= added.slot < self.max_rows and added.slot not in self.rows, "the slot is taken"
@@ -86,30 +112,41 @@ class FakeWorker:
         for token in tokens:
             history = mix(history, token)
             histories.append(history)
-        blocks = list(unpack_i32(added.blocks))
+        started = (RowTable(added.first, added.blocks), *added.tables)
+        assert len(started) == len(self.groups), "a table for each group"
+        tables = [[*[-1] * table.first, *unpack_i32(table.blocks)] for table in started]
         self.rows[added.slot] = FakeRow(
-            added.seq_id, added.sampling, added.num_prompt, tokens, histories, added.computed, blocks
+            added.seq_id, added.sampling, added.num_prompt, tokens, histories, added.computed, tables
         )
 
-    def _copy(self, plan: StepPlan) -> None:
-        sources, targets = unpack_i32(plan.copy_source), unpack_i32(plan.copy_target)
-        assert not set(sources) & set(targets), "a copy's source is another one's target"
-        for source, target in zip(sources, targets, strict=True):
-            assert sum(target in row.blocks for row in self.rows.values()) == 1, "the copy's target is shared"
-            for offset in range(self.facts.block_tokens):
-                self.kv[target, offset] = self.kv.get((source, offset), 0)
+    def _copy(self, plan: StepPlan, fails: bool) -> None:
+        """A step that fails may not have copied anything."""
+        for copies in (Copies(0, plan.copy_source, plan.copy_target), *plan.copies):
+            sources, targets = unpack_i32(copies.source), unpack_i32(copies.target)
+            assert not set(sources) & set(targets), "a copy's source is another one's target"
+            assert len(set(targets)) == len(targets), "a copy overwrites another one"
+            users = self._users(copies.pool)
+            for source, target in zip(sources, targets, strict=True):
+                found = self.kv.get((copies.pool, source), {})
+                checkpoint = target not in users
+                assert users.get(target, 0) <= 1, "the copy's target is shared"
+                assert not checkpoint or isinstance(found, tuple) or self._excused(), "only states have checkpoints"
+                if fails:
+                    found = {}
+                self.kv[copies.pool, target] = found if isinstance(found, tuple) else dict(found)
 
     def _check_writes(self, slots: memoryview, positions: memoryview, counts: memoryview) -> None:
         block_tokens = self.facts.block_tokens
-        users: dict[int, int] = {}
-        for row in self.rows.values():
-            for block in row.blocks:
-                users[block] = users.get(block, 0) + 1
+        users = [self._users(pool) for pool in range(1 + len(self.facts.pools))]
         for slot, position, count in zip(slots, positions, counts, strict=True):
-            blocks = self.rows[slot].blocks
-            assert position + count <= len(blocks) * block_tokens, "writes behind the block table"
-            for idx in range(position // block_tokens, (position + count - 1) // block_tokens + 1):
-                assert users[blocks[idx]] == 1, f"writes into block {blocks[idx]}, which others use"
+            for group, table in zip(self.groups, self.rows[slot].tables, strict=True):
+                first, last = position // block_tokens, (position + count - 1) // block_tokens
+                if group.kind == "state":
+                    assert position // group.every == (position + count - 1) // group.every, "crosses a checkpoint"
+                    first = last = 0
+                assert last < len(table), "writes behind the block table"
+                for block in table[first : last + 1]:
+                    assert users[group.pool].get(block) == 1, f"writes into block {block}, which others use"
 
     def _run(self, row: FakeRow, position: int, count: int, samples: bool, fails: bool) -> int:
         assert count > 0 and position == row.computed, f"position {position} follows {row.computed}"
@@ -123,14 +160,11 @@ class FakeWorker:
             return 0
         assert end <= len(row.tokens), "computes tokens that nobody knows"
         assert samples == (end == len(row.tokens)), "samples exactly behind the last known token"
-        block_tokens = self.facts.block_tokens
-        for place in range(position):
-            found = self.kv.get((row.blocks[place // block_tokens], place % block_tokens))
-            if found != row.histories[place]:
-                assert self._excused(), f"{row.seq_id:#x} reads wrong KV at {place} before {position}"
-                row.broken = True
-                self._write(row, position, [0] * count)
-                return 0
+        if lacking := self._lacking(row, position):
+            assert self._excused(), f"{row.seq_id:#x} reads wrong KV before {position}: {lacking}"
+            row.broken = True
+            self._write(row, position, [0] * count)
+            return 0
         self._write(row, position, row.histories[position:end])
         if not samples:
             return 0
@@ -140,10 +174,35 @@ class FakeWorker:
         row.histories.append(mix(row.histories[-1], token))
         return token
 
+    def _lacking(self, row: FakeRow, position: int) -> str:
+        """What a token at `position` does not find of those before it."""
+        block_tokens = self.facts.block_tokens
+        for number, (group, table) in enumerate(zip(self.groups, row.tables, strict=True)):
+            if group.kind == "state":
+                wanted = number, position, row.histories[position - 1]
+                if position and self.kv.get((group.pool, table[0])) != wanted:
+                    return f"the state of group {number}"
+                continue
+            least = max(position - group.window + 1, 0) if group.kind == "window" else 0
+            for place in range(least, position):
+                found = self.kv.get((group.pool, table[place // block_tokens]))
+                held = found.get(place % block_tokens) if isinstance(found, dict) else None
+                if held != (number, row.histories[place]):
+                    return f"position {place} of group {number}"
+        return ""
+
     def _write(self, row: FakeRow, position: int, histories: list[int]) -> None:
         block_tokens = self.facts.block_tokens
-        for place, history in enumerate(histories, position):
-            self.kv[row.blocks[place // block_tokens], place % block_tokens] = history
+        for number, (group, table) in enumerate(zip(self.groups, row.tables, strict=True)):
+            if group.kind == "state":
+                self.kv[group.pool, table[0]] = number, position + len(histories), histories[-1]
+                continue
+            for place, history in enumerate(histories, position):
+                at = group.pool, table[place // block_tokens]
+                held = self.kv.get(at)
+                if not isinstance(held, dict):
+                    held = self.kv[at] = {}
+                held[place % block_tokens] = number, history
 
     def _excused(self) -> bool:
         """A failed step's consequences are the scheduler's fault only in plans made after it heard of the failure."""

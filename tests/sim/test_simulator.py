@@ -33,7 +33,9 @@ def test_the_lives_meet_what_is_rare() -> None:
         world.run()
         heirs = [client.heir for client in world.clients.values() if client.heir is not None]
         taken_over = {"taken over": len(heirs), "in the middle": sum(1 for heir in heirs if heir.begun_with)}
-        for name, value in (world.fleet.metrics() | taken_over).items():
+        cached = world.fleet.metrics()["cached_tokens"]
+        kinds = {f"cached with a {kind}": cached for kind in {group.kind for group in world.facts.groups}}
+        for name, value in (world.fleet.metrics() | taken_over | kinds).items():
             seen[name] = seen.get(name, 0) + value
     for name in (
         "preemptions",
@@ -47,5 +49,7 @@ def test_the_lives_meet_what_is_rare() -> None:
         "moved",
         "taken over",
         "in the middle",
+        "cached with a window",
+        "cached with a state",
     ):
         assert seen[name] > 10, f"{name}: {seen[name]}"

@@ -12,12 +12,14 @@ from random import Random
 
 import msgspec
 
+from common import kv_needs
 from common.columns import pack_i32, unpack_i32, unpack_u64
 from common.config import Kv, Scheduler
 from common.protocol import (
     Abort,
     Admit,
     FinishReason,
+    KvGroup,
     ModelFacts,
     Pause,
     Sampling,
@@ -83,11 +85,11 @@ class World:
         self.random = random = Random(seed)
         block_tokens = random.choice((1, 2, 3, 4, 8))
         self.max_len = random.randint(12, 48)
-        self.fewest = -(-self.max_len // block_tokens)
+        fewest = -(-self.max_len // block_tokens)
         parity = random.choice((0, 1, 5, 1000))
-        self.facts = ModelFacts(
-            "fake", "fake", VOCAB, self.max_len, EOS, block_tokens, self.fewest, attention_parity=parity
-        )
+        self.facts = ModelFacts("fake", "fake", VOCAB, self.max_len, EOS, block_tokens, fewest, attention_parity=parity)
+        if random.random() < 0.6:
+            self._draw_groups()
         self.most_groups = random.choice((1, 2, 2, 3, 4))
         self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences
         self.limits = Scheduler(
@@ -118,6 +120,22 @@ class World:
         self.orderly = True  # nobody was sent back to the queue by the last call
         self.trace = hashlib.blake2b(digest_size=16)
         self.now_s = 0.0
+
+    def _draw_groups(self) -> None:
+        """Kinds of layers in any mixture; pools are shared or not, also by blocks of unlike kinds."""
+        random, block_tokens = self.random, self.facts.block_tokens
+        most = random.choice((1, 2, 3))
+        groups: list[KvGroup] = []
+        for number in range(random.randint(1, 4)):
+            kind = random.choice(("full", "window", "window", "state") if number else ("full", "full", "window"))
+            pool = random.randint(0, min(max((group.pool for group in groups), default=-1) + 1, most - 1))
+            window = random.choice((1, 2, 5, 9, 30)) if kind == "window" else 0
+            every = block_tokens * random.randint(1, 3) if kind == "state" else 0
+            groups.append(KvGroup(kind, pool, window, every))
+        needed = kv_needs.needs(groups, 1 + max(group.pool for group in groups), self.max_len, block_tokens)
+        self.facts = msgspec.structs.replace(
+            self.facts, groups=tuple(groups), num_blocks=needed[0], pools=tuple(needed[1:])
+        )
 
     def run(self, actions: int = 250) -> str:
         """The whole scenario; returns the trace's hash."""
@@ -379,13 +397,17 @@ class World:
             return []
         group, rows = self.num_groups, self.random.randint(1, 12)
         self.num_groups += 1
-        facts = msgspec.structs.replace(self.facts, num_blocks=self._draw_blocks())
+        blocks, *pools = [self._draw_blocks(fewest) for fewest in (self.facts.num_blocks, *self.facts.pools)]
+        groups = self.facts.groups or (KvGroup("full"),)
+        if kv_needs.longest(groups, (blocks, *pools), self.max_len, self.facts.block_tokens):
+            facts = msgspec.structs.replace(self.facts, num_blocks=blocks, pools=tuple(pools))
+        else:
+            facts = self.facts
         self.workers[group] = FakeWorker(facts, rows, self.limits.step_tokens, self.limits.chunk_tokens, self.salts)
         ready = GroupReady(group, WorkerReady(facts, rows))
         return [ready, ready] if self.random.random() < 0.2 else [ready]
 
-    def _draw_blocks(self) -> int:
-        fewest = self.fewest
+    def _draw_blocks(self, fewest: int) -> int:
         if self.uneven and self.random.random() < 0.4:
             return max(fewest // 2, 1)
         return fewest + self.random.choice((0, 1, fewest // 2, fewest * 2, fewest * 8))

@@ -1,6 +1,11 @@
 import pytest
+import torch
 
-from valence.kv_sizes import Attention, read, rows
+from services.worker.groups import Storage
+from services.worker.models.registry import all_models
+from services.worker.models.spec import Config
+from tests.services.worker.tiny import config_values
+from valence.kv_sizes import MIB, Attention, kept, read, rows
 
 LLAMA_8B = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
 DEEPSEEK_V3 = {
@@ -48,3 +53,23 @@ def test_the_text_part_counts_and_mistakes_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             read(LLAMA_8B | changes)
+
+
+def test_what_sequences_take_of_layers_with_and_without_a_window() -> None:
+    """gpt-oss-20b: 12 layers of either kind, 8 heads of 64, a window of 128."""
+    values = config_values("GptOssForCausalLM") | {
+        "num_hidden_layers": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "sliding_window": 128,
+        "num_key_value_heads": 8,
+        "num_attention_heads": 64,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+    }
+    spec = all_models()["GptOssForCausalLM"].model.read(Config(values))
+    window, full, together = kept(spec, 16, Storage(torch.bfloat16, torch.bfloat16))
+    token = 12 * 2 * 8 * 64 * 2
+    assert (full["kept"], full["bytes per token"], full["MiB of 131,072 tokens"]) == ("all tokens", token, 3072.0)
+    assert (window["kept"], window["MiB of 131,072 tokens"]) == ("the last 128 tokens", round(128 * token / MIB, 1))
+    assert together["bytes per token"] == 2 * token and together["layers"] == 24
+    assert together["MiB of 8,192 tokens"] == round((8192 + 160) * token / MIB, 1)

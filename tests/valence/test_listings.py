@@ -34,6 +34,12 @@ def test_kv_of_the_bundled_model() -> None:
     assert listings.kv(narrow)[1]["bytes per token"] == 30 * 3 * 64 * 2
 
 
+def test_what_sequences_of_the_bundled_model_take() -> None:
+    layers, together = listings.kept(Config())
+    assert (layers["layers"], layers["bytes per token"]) == (30, 30 * 3 * 64 * 2 * 2)
+    assert together["MiB of 8,192 tokens"] == layers["MiB of 8,192 tokens"] == 180.0
+
+
 def test_kv_of_a_configuration_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_attention_heads": "many"}')
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -106,8 +107,9 @@ def _by_token(facts: Facts) -> str:
 class Impl(Generic[F]):
     """One provider's implementation. `refuses` gives the reason why it cannot run under these facts, or None.
 
-    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py). `scales_each`: whether it takes
-    8-bit pages whose tokens and heads have a scale each (KvScale.each); an op not in_cache is not asked.
+    `layout`: that of the KV pages that it takes under these facts (kernels/layout.py). `around_capture`: gives what
+    graphs that call it must be captured in. `scales_each`: whether it takes 8-bit pages whose tokens and heads have a
+    scale each (KvScale.each); an op not in_cache is not asked.
     """
 
     op: Op[F]
@@ -115,12 +117,18 @@ class Impl(Generic[F]):
     run: F
     refuses: Callable[[Facts], str | None] = _accept
     layout: Callable[[Facts], str] = _by_token
+    around_capture: Callable[[], AbstractContextManager[Any]] | None = None
     scales_each: bool = False
 
     def __post_init__(self) -> None:
         wanted, given = inspect.signature(self.op.meaning), inspect.signature(self.run)
         if wanted != given:
             raise TypeError(f"{self.provider}/{self.op.name}: signature {given} is not the op's {wanted}")
+
+    def refusal(self, facts: Facts) -> str | None:
+        if self.op.in_cache and facts.shapes.get("kv_fp8") == 2 and not self.scales_each:
+            return "takes one scale for all keys and values, not one for each token and head"
+        return self.refuses(facts)
 
 
 class Binding(NamedTuple):
@@ -138,12 +146,17 @@ class Bindings:
     """
 
     def __init__(
-        self, table: Sequence[Binding], chosen: Mapping[str, Callable[..., Any]], layout: str = TOKENS
+        self,
+        table: Sequence[Binding],
+        chosen: Mapping[str, Callable[..., Any]],
+        layout: str = TOKENS,
+        around_capture: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
     ) -> None:
         self.table = tuple(table)
         self.layout = layout
         self.asked: set[str] = set()
         self._chosen = dict(chosen)
+        self._around_capture = dict(around_capture or {})
 
     def __call__(self, wanted: Op[F]) -> F:
         self.asked.add(wanted.name)
@@ -152,6 +165,14 @@ class Bindings:
 
     def provider(self, wanted: Op[Any]) -> str:
         return next(row.provider for row in self.table if row.op == wanted.name)
+
+    def capturing(self) -> ExitStack:
+        """The context around the capture of graphs: what those ops want that somebody has asked for."""
+        with ExitStack() as stack:
+            for name, enter in self._around_capture.items():
+                if name in self.asked:
+                    stack.enter_context(enter())
+            return stack.pop_all()
 
     @property
     def digest(self) -> str:
@@ -234,9 +255,7 @@ def bind(
         own = found[item.name].layout(facts)
         if item.in_cache and layout not in (None, own):
             return f"takes KV pages {own}, and not all ops can"
-        if item.in_cache and facts.shapes.get("kv_fp8") == 2 and not found[item.name].scales_each:
-            return "takes one scale for all keys and values, not one for each token and head"
-        return found[item.name].refuses(facts)
+        return found[item.name].refusal(facts)
 
     def candidates(item: Op[Any]) -> list[str]:
         return [choices[item.name]] if item.name in choices else list(priority)
@@ -254,13 +273,17 @@ def bind(
     layout = shared[0] if shared else TOKENS
     table: list[Binding] = []
     chosen: dict[str, Callable[..., Any]] = {}
+    around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
     for item in ops.values():
         refusals: list[str] = []
         for provider in candidates(item):
             if (reason := refusal(item, provider, layout)) is None:
                 why = "chosen" if item.name in choices else "; ".join(refusals) or "first choice"
                 table.append(Binding(item.name, provider, why))
-                run = item.meaning if provider == "torch" else impls[provider][0][item.name].run
+                impl = None if provider == "torch" else impls[provider][0][item.name]
+                run = item.meaning if impl is None else impl.run
+                if impl is not None and impl.around_capture is not None:
+                    around[item.name] = impl.around_capture
                 if opaque and (provider != "torch" or item.by_value):
                     run = traceable(f"{provider}_{item.name}", run, item.meaning, item.writes)
                 chosen[item.name] = run
@@ -268,4 +291,4 @@ def bind(
             refusals.append(f"{provider}: {reason}")
         else:
             raise BindError(f"op {item.name}: no provider can run it on {facts.device} ({'; '.join(refusals)})")
-    return Bindings(table, chosen, layout)
+    return Bindings(table, chosen, layout, around)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.worker.groups import GroupStep, Layout, Storage, lay_out
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
@@ -116,14 +117,17 @@ class Decoder:
         rows: AttentionRows,
         cache: KvCache,
         outputs: Tensor | None,
+        beside: Sequence[GroupStep] = (),
     ) -> Tensor:
         """Runs the layers. token_ids: int [T]; rotations: as RopeTable.at gives them; slots: int64 [T].
 
+        `slots` and `rows` are those of the first group; `beside` has those of the cache's other groups.
         Returns the residual stream of the tokens `outputs` (int64 [S]; None: of all), for `logits`.
         """
         x, qkv = self.pieces.start(self.embedding, self.layers[0], token_ids)
+        steps = (GroupStep(slots, rows), *beside)
         for i, (layer, layer_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            attended = layer.attention.attend(qkv, rotations[layer.rope], layer_cache, slots, rows)
+            attended = layer.attention.attend(qkv, rotations[layer.rope], layer_cache, *steps[cache.groups[i]])
             if layer is not self.layers[-1]:
                 qkv = self.pieces.between(layer, self.layers[i + 1], x, attended)
         if outputs is not None:
@@ -131,6 +135,11 @@ class Decoder:
             attended, x = attended.index_select(0, outputs), x.index_select(0, outputs)
         self.pieces.end(self.layers[-1], x, attended)
         return x
+
+    def layout(self, block_tokens: int, storage: Storage, every: int = 0) -> Layout:
+        """How the cache is laid out; `every` as in lay_out."""
+        kept = [self.spec.cache_of(layer) for layer in range(self.spec.num_layers)]
+        return lay_out(kept, block_tokens, storage, every)
 
     def logits(self, x: Tensor) -> Tensor:
         """x: [S, N], from a call; returns [S, V] in the activations' dtype."""

@@ -3,17 +3,12 @@
 Called where a cache is made. The latter are tables that are written along with the cache, and so are part of it.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from services.worker.kernels.ops.kv_write import KvScale
-
-SCALE_BYTES = 4
-Zeros = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
 
 
 class KvScales(NamedTuple):
@@ -22,22 +17,22 @@ class KvScales(NamedTuple):
     each: bool = False
     layers: Mapping[int, tuple[float, float]] = {}
 
-    def block_bytes(self, shape: Sequence[int]) -> int:
-        """shape: of a cache of one block, as KvCache.shape gives it."""
-        return math.prod(shape[:-1]) * SCALE_BYTES if self.each else 0
+    def of(self, layer: int, dtype: torch.dtype, device: torch.device) -> KvScale:
+        """A layer's, of pages of `dtype`."""
+        # gfx942's form of 8 bits means half as much by the same bits
+        factor = 2.0 if dtype == torch.float8_e4m3fnuz and layer in self.layers else 1.0
+        # an allocation each: kernels are compiled for addresses that are multiples of 16
+        k, v = (torch.full((1,), value * factor, device=device) for value in self.layers.get(layer, (1.0, 1.0)))
+        return KvScale(k, v)
 
-    def make(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, zeros: Zeros) -> list[KvScale]:
-        """Each layer's. shape: of the cache; dtype: what it holds; none where that is wide."""
+    def make(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[KvScale]:
+        """Each layer's, of a KvCache of that shape; none where it is wide."""
         if dtype.itemsize != 1:
             return []
         if self.each:
-            return [KvScale(table[0], table[1]) for table in zeros(tuple(shape[:-1]), torch.float32, device)]
-        # gfx942's form of 8 bits means half as much by the same bits
-        factor = 2.0 if dtype == torch.float8_e4m3fnuz and self.layers else 1.0
+            tables = torch.zeros(tuple(shape[:-1]), dtype=torch.float32, device=device)
+            return [KvScale(both[0], both[1]) for both in tables]
+        return [self.of(layer, dtype, device) for layer in range(shape[0])]
 
-        def one(value: float) -> Tensor:
-            # an allocation of its own: kernels are compiled for addresses that are multiples of 16
-            return torch.full((1,), value * factor, device=device)
 
-        both = [self.layers.get(layer, (1.0, 1.0)) for layer in range(shape[0])]
-        return [KvScale(one(k), one(v)) for k, v in both]
+UNSCALED = KvScales()

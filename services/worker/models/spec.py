@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 
 T = TypeVar("T")
@@ -135,6 +136,7 @@ class DecoderSpec:
     embed_scale: float = 1.0
     norm_offset: float = 0.0  # what the checkpoint's norm weights lack
     post_norms: bool = False  # attention's and the MLP's results are normed before they are added
+    caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -143,6 +145,10 @@ class DecoderSpec:
 
     def window_of(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
+
+    def cache_of(self, layer: int) -> LayerCache:
+        own = PagedKv(self.num_kv_heads, self.head_dim, self.head_dim, self.window_of(layer))
+        return self.caches[layer] if self.caches else own
 
     @property
     def attention_parity(self) -> int:

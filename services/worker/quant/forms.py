@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.ops.add_narrow_linear import add_narrow_linear
 from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
+from services.worker.kernels.ops.norm_gated_narrow_linear import norm_gated_narrow_linear
+from services.worker.kernels.ops.norm_narrow_linear import norm_narrow_linear
 from services.worker.kernels.ops.norm_quantize_groups import norm_quantize_groups
 from services.worker.kernels.ops.norm_quantize_rows import norm_quantize_rows
 from services.worker.kernels.ops.quantize_groups import quantize_groups
@@ -24,6 +27,7 @@ from services.worker.quant.contract import FusedProducts, Norm
 
 BLOCK = 128
 Entered = tuple[Tensor, ...]
+NARROW_OPS = ("norm_narrow_linear", "norm_gated_narrow_linear", "add_narrow_linear")
 
 
 class Form(Protocol):
@@ -34,6 +38,11 @@ class Form(Protocol):
 
     @property
     def gates(self) -> bool: ...
+
+    @property
+    def order(self) -> Tensor | None:
+        """Of x's columns, where it is another one."""
+        ...
 
     def __call__(self, x: Tensor) -> Entered: ...
 
@@ -46,6 +55,7 @@ class Form(Protocol):
 
 class Unfused:
     norms = gates = False
+    order: Tensor | None = None
 
     def normed(self, x: Tensor, norm: Norm) -> Entered:
         raise NotImplementedError
@@ -84,7 +94,7 @@ class ByRow(Unfused):
         return self._norm(x, norm.weight, norm.eps, self.dtype)
 
 
-class ByGroup:
+class ByGroup(Unfused):
     """A scale per token and 128 columns, `by_column` as tiled weights want them."""
 
     def __init__(self, dtype: torch.dtype, by_column: bool, bindings: Bindings) -> None:
@@ -141,11 +151,17 @@ class Mxfp4(Unfused):
         return self._quantize(x)
 
 
+Stored = tuple[Tensor, Tensor, Tensor | None]  # weight, scales and zero points, as norm_narrow_linear takes them
+
+
 class Product(Protocol):
-    """One matrix in the layout of its op."""
+    """One matrix in the layout of its op. `stored`: where ops that fuse products of few bits can read it."""
 
     @property
     def num_bytes(self) -> int: ...
+
+    @property
+    def stored(self) -> Stored | None: ...
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor: ...
 
@@ -154,8 +170,27 @@ class Product(Protocol):
         ...
 
 
+class NarrowProducts:
+    """A FusedProducts of ops that take norm, gate and residual into the product, and decide by the number of rows
+    whether activations are rounded."""
+
+    def __init__(self, stored: Stored, bindings: Bindings) -> None:
+        self._stored = stored
+        self._norm, self._gated = bindings(norm_narrow_linear), bindings(norm_gated_narrow_linear)
+        self._add = bindings(add_narrow_linear)
+
+    def after_norm(self, x: Tensor, norm: Norm, bias: Tensor | None) -> Tensor:
+        return self._norm(x, norm.weight, norm.eps, *self._stored, bias)
+
+    def gated(self, x: Tensor, norm: Norm, bias: Tensor | None, activation: str) -> Tensor:
+        return self._gated(x, norm.weight, norm.eps, *self._stored, bias, activation)
+
+    def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
+        self._add(residual, x, *self._stored, bias)
+
+
 class CodedWeight:
-    """A Weight: `form` of the activations, then `product`. A FusedProducts where the form is fused with the norm."""
+    """A Weight: `form` of the activations, then `product`. `fused` where the form is fused with the norm, or all is."""
 
     def __init__(self, name: str, shape: tuple[int, int], form: Form, product: Product, making: Making) -> None:
         self.format_name = name
@@ -163,14 +198,14 @@ class CodedWeight:
         self.num_bytes = product.num_bytes
         self.form, self._product, self._activation = form, product, making.activation
         self._gates = {"silu": making.bindings(silu_and_mul), "gelu_tanh": making.bindings(gelu_and_mul)}
-
-    @property
-    def fused(self) -> FusedProducts | None:
-        return self if self.form.norms else None
+        self.fused: FusedProducts | None = self if form.norms else None
+        whole = product.stored if form.order is None else None
+        if whole is not None and making.bindings.provider(norm_narrow_linear) != "torch":
+            self.fused = NarrowProducts(whole, making.bindings)
 
     @property
     def takes_gate(self) -> bool:
-        return self.form.gates
+        return self.form.gates and not isinstance(self.fused, NarrowProducts)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._product(self.form(x), bias, x.dtype)
@@ -192,5 +227,4 @@ class CodedWeight:
 
     def dequantize(self) -> Tensor:
         wide = self._product.dequantize()
-        order = self.form.order if isinstance(self.form, Plain) else None
-        return wide if order is None else reordered(wide, order, self.in_features)
+        return wide if self.form.order is None else reordered(wide, self.form.order, self.in_features)

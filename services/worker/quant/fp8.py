@@ -30,7 +30,7 @@ from services.worker.quant.coded import (
 )
 from services.worker.quant.coded_experts import StackedExperts, takes_tiles
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import ByRow, ByTensor, CodedWeight, Entered, Form
+from services.worker.quant.forms import NARROW_OPS, ByRow, ByTensor, CodedWeight, Entered, Form, Stored
 from services.worker.quant.scheme import ROW, TENSOR, Scheme
 
 FLOATS = ("F32", "F16", "BF16")
@@ -46,6 +46,7 @@ class Fp8(CodedFormat):
         "quantize_tensor",
         "norm_quantize_rows",
         "moe_row_scaled",
+        *NARROW_OPS,
     )
 
     def takes(self, scheme: Scheme) -> bool:
@@ -135,6 +136,10 @@ class RowScaled:
         self.num_bytes = values.nbytes + scales.nbytes
         self._linear = making.bindings(row_scaled_linear)
 
+    @property
+    def stored(self) -> Stored | None:
+        return (self.values, self.scales, None) if self.values.dim() == 2 else None
+
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, scales = entered
         return self._linear(x, scales, self.values, self.scales, bias, dtype)
@@ -148,6 +153,10 @@ class TensorScaled:
         self.values, self.scale = values, scale
         self.num_bytes = values.nbytes + scale.nbytes
         self._linear = making.bindings(tensor_scaled_linear)
+
+    @property
+    def stored(self) -> Stored | None:
+        return None
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, scales = entered

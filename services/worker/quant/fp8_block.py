@@ -17,7 +17,7 @@ from services.worker.kernels.packing.weight_tiles import fits_tiles, plain, tile
 from services.worker.quant.coded import COLUMNS, ROWS, SCALES, VALUES, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.coded_experts import StackedExperts, takes_tiles
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import ByGroup, CodedWeight, Entered
+from services.worker.quant.forms import NARROW_OPS, ByGroup, CodedWeight, Entered, Stored
 from services.worker.quant.fp8 import FLOATS, FP8, native
 from services.worker.quant.scheme import BLOCK as PER_BLOCK
 from services.worker.quant.scheme import GROUP, Scheme
@@ -25,7 +25,14 @@ from services.worker.quant.scheme import GROUP, Scheme
 
 class Fp8Block(CodedFormat):
     name = "fp8_block"
-    ops = ("block_scaled_linear", "quantize_groups", "norm_quantize_groups", "silu_quantize_groups", "moe_block_scaled")
+    ops = (
+        "block_scaled_linear",
+        "quantize_groups",
+        "norm_quantize_groups",
+        "silu_quantize_groups",
+        "moe_block_scaled",
+        *NARROW_OPS,
+    )
     unit = (BLOCK, BLOCK)
 
     def takes(self, scheme: Scheme) -> bool:
@@ -84,6 +91,10 @@ class BlockScaled:
         self.values, self.scales = tile_weight(values) if tiles else values, scales
         self.num_bytes = values.nbytes + scales.nbytes
         self._linear = making.bindings(block_scaled_linear)
+
+    @property
+    def stored(self) -> Stored | None:
+        return (self.values, self.scales, None) if self.values.dim() == 2 else None
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, scales = entered

@@ -18,7 +18,7 @@ from services.worker.kernels.packing.weight_tiles import fits_tiles, tile_weight
 from services.worker.quant.coded import COLUMNS, ROWS, SCALES, VALUES, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.coded_experts import StackedExperts
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import CodedWeight, Entered, Mxfp4, Plain
+from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Mxfp4, Plain, Stored
 from services.worker.quant.mxfp8 import EXPONENTS
 from services.worker.quant.scheme import GROUP as PER_GROUP
 from services.worker.quant.scheme import Scheme
@@ -28,7 +28,7 @@ FP4_WIDTH = 256  # columns that products of FP4 by FP4 want a multiple of
 
 class Mxfp4Format(CodedFormat):
     name = "mxfp4"
-    ops = ("mxfp4_linear", "quantize_mxfp4", "moe_mxfp4", "mxfp4_weight_linear", "moe_mxfp4_weight")
+    ops = ("mxfp4_linear", "quantize_mxfp4", "moe_mxfp4", "mxfp4_weight_linear", "moe_mxfp4_weight", *NARROW_OPS)
     unit = (1, GROUP)
 
     def takes(self, scheme: Scheme) -> bool:
@@ -85,6 +85,10 @@ class Widened:
         self.num_bytes = codes.values.nbytes + codes.scales.nbytes
         self._linear = making.bindings(mxfp4_weight_linear)
 
+    @property
+    def stored(self) -> Stored | None:
+        return (self.codes.values, self.codes.scales, None)
+
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         (x,) = entered
         return self._linear(x, self.codes.values, self.codes.scales, bias)
@@ -101,6 +105,10 @@ class Fp4ByFp4:
         self._shape = codes.scales.shape
         self.num_bytes = self.values.nbytes + self.scales.nbytes
         self._linear = making.bindings(mxfp4_linear)
+
+    @property
+    def stored(self) -> Stored | None:
+        return None
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, scales = entered

@@ -12,7 +12,7 @@ from services.worker.kernels.packing.mx import GROUP, decode_mxfp8, encode_mxfp8
 from services.worker.quant.coded import COLUMNS, ROWS, SCALES, VALUES, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.coded_experts import StackedExperts
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import CodedWeight, Entered, Mxfp8
+from services.worker.quant.forms import CodedWeight, Entered, Mxfp8, Stored
 from services.worker.quant.fp8 import FP8
 from services.worker.quant.scheme import GROUP as PER_GROUP
 from services.worker.quant.scheme import Scheme
@@ -71,6 +71,10 @@ class Mxfp8Product:
         self.values, self.scales = values, scales
         self.num_bytes = values.nbytes + scales.nbytes
         self._linear = making.bindings(mxfp8_linear)
+
+    @property
+    def stored(self) -> Stored | None:
+        return None
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, scales = entered

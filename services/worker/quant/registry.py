@@ -2,7 +2,6 @@
 parameter. What a checkpoint has coded is kept so, except where `auto` on a CPU knows something faster."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from services.worker.kernels.ops.moe_tiled import moe_tiled
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.quant.catalog import all_formats
-from services.worker.quant.coded import Coded, CodedFormat, Making
+from services.worker.quant.coded import Coded, Making
 from services.worker.quant.coded_experts import CodedExpertFormat
 from services.worker.quant.coded_linears import BlockLinears, CodedLinears, ConvertedLinears, MixedFormat
 from services.worker.quant.composed import BySizeFormat, TiedWeight
@@ -29,14 +28,12 @@ from services.worker.quant.contract import (
     Weight,
     WeightFormat,
 )
-from services.worker.quant.detect import format_of
 from services.worker.quant.experts import DenseExpertFormat, TiledExpertFormat
 from services.worker.quant.grouped import GroupedFormat
 from services.worker.quant.int4 import Int4Format
 from services.worker.quant.int8 import Int8Format
 from services.worker.quant.none import DenseFormat
 from services.worker.quant.packed import PackedBf16Format, PackedFp16Format
-from services.worker.quant.rules import Rules
 
 log = logging.getLogger("worker")
 
@@ -167,19 +164,6 @@ def choose_policy(
         experts = (*experts, TiledExpertFormat(activation, device, bindings))
     experts = (*experts, DenseExpertFormat(activation, device, bindings))
     return WeightPolicy(activation, device, (*kept, weight_format), weight_format, experts, converted)
-
-
-def formats_of(rules: Rules | None, quantize: str = "") -> list[CodedFormat]:
-    """Those that a model's weights will be in, of the coded ones."""
-    if quantize:
-        return [all_formats()[quantize]]
-    return [format_of(scheme, "") for scheme in (rules.schemes if rules is not None else ())]
-
-
-def width_unit(rules: Rules | None, quantize: str = "") -> int:
-    """How many numbers of an inner width ranks divide together, so that each has whole blocks; 1: as they like."""
-    groups = [] if quantize or rules is None else [s.weight.group for s in rules.schemes if s.weight.group]
-    return math.lcm(*(size for form in formats_of(rules, quantize) for size in form.unit), *groups)
 
 
 def _fastest_on_cpu(bindings: Bindings) -> WeightPolicy:

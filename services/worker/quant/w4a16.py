@@ -30,7 +30,7 @@ from services.worker.quant.coded import (
 )
 from services.worker.quant.coded_experts import StackedExperts
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import CodedWeight, Entered, Plain
+from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Plain, Stored
 from services.worker.quant.int4 import READERS
 from services.worker.quant.scheme import GROUP, ROW, Scheme
 
@@ -45,7 +45,7 @@ HALVES = ("F16", "BF16", "F32")
 
 class W4A16(CodedFormat):
     name = "int4"
-    ops = ("int4_linear", "moe_int4")
+    ops = ("int4_linear", "moe_int4", *NARROW_OPS)
     unit = (1, FINEST)
     block_storages = tuple(READERS)
 
@@ -198,6 +198,10 @@ class Int4Product:
         self.codes = codes
         self.num_bytes = sum(field.nbytes for field in codes if field is not None)
         self._linear = making.bindings(int4_linear)
+
+    @property
+    def stored(self) -> Stored | None:
+        return (self.codes.values, self.codes.scales, self.codes.zeros)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         (x,) = entered

@@ -24,7 +24,7 @@ from services.worker.quant.coded import (
     Piece,
 )
 from services.worker.quant.contract import ExpertBiases, Weight
-from services.worker.quant.forms import CodedWeight, Entered, Plain
+from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Plain, Stored
 from services.worker.quant.scheme import GROUP, ROW, Scheme
 from services.worker.quant.w4a16 import HALVES, IN_GROUPS, check_in_groups
 
@@ -35,7 +35,7 @@ Q8_BYTES, Q6_BYTES = 34, 210
 
 class W8A16(CodedFormat):
     name = "int8_weight"
-    ops = ("int8_linear",)
+    ops = ("int8_linear", *NARROW_OPS)
     unit = (1, 16)
 
     def __init__(self) -> None:
@@ -125,6 +125,10 @@ class Int8Product:
         self.codes = codes
         self.num_bytes = codes.values.nbytes + codes.scales.nbytes
         self._linear = making.bindings(int8_linear)
+
+    @property
+    def stored(self) -> Stored | None:
+        return (self.codes.values, self.codes.scales, None)
 
     def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         (x,) = entered

@@ -8,14 +8,14 @@ from torch import Tensor
 from services.worker.kernels.ops.quantize_rows import quantized
 from services.worker.quant.coded import COLUMNS, ROWS, SCALES, UNUSED, VALUES, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import ByRow, CodedWeight
+from services.worker.quant.forms import NARROW_OPS, ByRow, CodedWeight
 from services.worker.quant.fp8 import FLOATS, RowScaled, by_row, row_scaled_experts
 from services.worker.quant.scheme import ROW, TENSOR, Scheme
 
 
 class W8A8(CodedFormat):
     name = "int8"
-    ops = ("row_scaled_linear", "quantize_rows", "norm_quantize_rows", "moe_row_scaled")
+    ops = ("row_scaled_linear", "quantize_rows", "norm_quantize_rows", "moe_row_scaled", *NARROW_OPS)
 
     def takes(self, scheme: Scheme) -> bool:
         weight, activation = scheme.weight, scheme.activation

@@ -69,11 +69,6 @@ def test_chunks_beside_may_have_the_whole_step() -> None:
     assert policy.beside_tokens(256, 512, 255, 1) == 256
 
 
-def test_the_longest_sequence_is_bounded_by_model_and_blocks() -> None:
-    assert policy.longest_sequence(8192, 10_000, 16) == 8192
-    assert policy.longest_sequence(8192, 10, 16) == 160
-
-
 def test_length_limit() -> None:
     assert policy.length_limit(10, 5, 100) == 15
     assert policy.length_limit(10, 10**12, 100) == 100

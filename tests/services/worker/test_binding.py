@@ -13,13 +13,16 @@ from common import config as configuration
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Progress, RowStart, Sampling, StepPlan
 from services.worker import binding
-from services.worker.binding import Bench, bind_tested, content_of, shapes_of
+from services.worker.binding import Bench, bind_tested, content_of, shapes_of, with_right_sums
 from services.worker.kernels import registry
+from services.worker.kernels.ops.all_reduce import all_reduce
 from services.worker.kernels.ops.linear import linear
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.real_cases import SHAPES
+from services.worker.kernels.registry import Impl
 from services.worker.model_engine import ModelEngine, facts_of
 from services.worker.self_test import Job, NotTested, SelfTest, Verdict
+from services.worker.shares import Rank
 from tests.services.worker.rogue_kernels import rogues
 
 CPU = torch.device("cpu")
@@ -120,6 +123,37 @@ def test_a_test_that_cannot_run_is_no_verdict(spec: Any, tmp_path: Path, caplog:
     table, _ = bound(spec, Bench(CPU, tmp_path, test=Answers(problem="no process")))
     assert table["linear"].provider == "triton" and "kernels are not tested: no process" in caplog.text
     assert not (tmp_path / "self-test").exists()
+
+
+class Alone:
+    """A group's words, and what it finds out about sums."""
+
+    rank = Rank(0, 2)
+
+    def __init__(self, right: bool) -> None:
+        self.right, self.tried = right, []  # type: ignore[var-annotated]
+
+    def sums_rightly(self, run: Callable[[torch.Tensor], None], dtype: torch.dtype, width: int) -> bool:
+        self.tried.append((run, dtype, width))
+        return self.right
+
+
+@pytest.mark.parametrize(("right", "kept"), [(True, "triton"), (False, "torch")])
+def test_sums_over_ranks_that_are_wrong_are_dropped(
+    spec: Any, monkeypatch: pytest.MonkeyPatch, right: bool, kept: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def summed(x: torch.Tensor) -> None: ...
+
+    impls = {"all_reduce": Impl(all_reduce, "triton", summed)}
+    monkeypatch.setattr(registry, "find_for", lambda facts, provider: (impls, ""))
+    facts = facts_of(CPU, torch.float32, spec, 16, torch.float32)
+    first, group = registry.bind(("triton", "torch"), facts), Alone(right)
+    bindings = with_right_sums(ON, facts, 0, first, (), group)  # type: ignore[arg-type]
+    assert bindings.provider(all_reduce) == kept
+    assert group.tried == [(summed, torch.float32, spec.hidden_size)]
+    assert ("its sums over 2 ranks are wrong" in caplog.text) is not right
+    again = with_right_sums(ON, facts, 0, registry.bind(("torch",), facts), (), group)  # type: ignore[arg-type]
+    assert again.provider(all_reduce) == "torch" and len(group.tried) == 1, "the group's own need no trial"
 
 
 def test_off_on_a_cpu_unless_asked(spec: Any, tmp_path: Path) -> None:

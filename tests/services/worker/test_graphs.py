@@ -7,11 +7,23 @@ import numpy as np
 import pytest
 import torch
 
+from common.config import Scheduler
 from common.protocol import Sampling
 from services.worker import graphs
-from services.worker.graphs import Captured, GraphKey, Graphs, StepColumns, StepInputs, choose, decode_sizes, layouts
+from services.worker.graphs import (
+    Captured,
+    GraphKey,
+    Graphs,
+    StepColumns,
+    StepInputs,
+    Tables,
+    choose,
+    decode_sizes,
+    layouts,
+)
 from services.worker.staging import offsets
 from services.worker.state import Step
+from tests.services.worker.served import SHAPE, Served
 
 
 def make_step(counts: Sequence[int], samples: Sequence[bool] | None = None) -> Step:
@@ -96,7 +108,7 @@ class CalledGraphs(Graphs):
 
     def _capture(self, key: GraphKey, columns: StepColumns, forward: graphs.Forward) -> Captured:
         self.calls: list[GraphKey] = []
-        given = StepInputs.at(self._place, key)
+        given = StepInputs.at(self._place, key, self._tables)
 
         class Call:
             def replay(_) -> None:
@@ -113,8 +125,8 @@ class CalledGraphs(Graphs):
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[CalledGraphs]:
     made: list[CalledGraphs] = []
 
-    def make(device: torch.device, wanted: Sequence[GraphKey]) -> CalledGraphs:
-        made.append(CalledGraphs(device, wanted))
+    def make(device: torch.device, wanted: Sequence[GraphKey], tables: Tables) -> CalledGraphs:
+        made.append(CalledGraphs(device, wanted, tables))
         return made[-1]
 
     monkeypatch.setattr("services.worker.runner.Graphs", make)
@@ -139,7 +151,7 @@ def test_replayed_steps_give_the_same_tokens(
     prompts = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(5)]
     wanted = tiny.driver().generate(prompts, 14, sampling=SAMPLINGS)
     driver = tiny.driver(65)
-    driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
+    driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
     reports: list[tuple[int, int]] = []
     keys = layouts(8, 8, 136, 200)
     driver.runner.capture(keys, lambda done, total: reports.append((done, total)))
@@ -150,13 +162,29 @@ def test_replayed_steps_give_the_same_tokens(
     assert GraphKey(8) in calls and (chunk == 200 or GraphKey(8, 128) in calls)
 
 
+def test_a_graph_brings_every_groups_tables_up_to_date(
+    make_tiny: Callable[[str], Any], captured: list[CalledGraphs]
+) -> None:
+    """Windows in a pool that is too small for all their pages; what is replayed reads tables of the device only."""
+    decoder, limits = make_tiny("GptOssForCausalLM").decoder, Scheduler(max_rows=8, step_tokens=136)
+    prompts = [[7, 9, 11, 13, 2 + i] * (1 + 3 * i) for i in range(5)]
+    wanted = Served(decoder, [200], limits).generate(prompts, 14)
+    served = Served(decoder, [24], limits)
+    rows, shape = served.runner.rows, (SHAPE.max_rows + 1, SHAPE.max_len // SHAPE.block_tokens)
+    for each in (rows.first, *rows.beside):
+        each.resident = torch.zeros(shape, dtype=torch.int32)
+    served.runner.capture(layouts(8, 8, 136, 200), lambda done, total: None)
+    assert served.generate(prompts, 14) == wanted
+    assert {key.chunk for key in captured[0].calls} == {0, 128} and len(rows.beside) == 2
+
+
 def test_rows_in_any_order(make_tiny: Callable[[str], Any], captured: list[CalledGraphs]) -> None:
     """A plan may name rows that decode behind chunks; results come in its order."""
     tiny = make_tiny("qwen3")
     prompts = [[5, 6, 7], [8] * 20, [9, 4] * 6]
     wanted = tiny.driver().generate(prompts, 3)
     driver = tiny.driver(65)
-    driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
+    driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
     driver.runner.capture(layouts(8, 8, 136, 200), lambda done, total: None)
     added = [driver.start(slot, prompt, range(8 * slot, 8 * slot + 8)) for slot, prompt in enumerate(prompts)]
     first = driver.step([(0, 0, 3, True), (2, 0, 12, True)], added=added)

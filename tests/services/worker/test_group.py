@@ -65,6 +65,10 @@ def test_every_rank_has_the_same_bits(said: list[dict[str, Any]], what: str) -> 
     assert all(each[what] == said[0][what] for each in said[1:])
 
 
+def test_all_ranks_know_that_a_sum_is_wrong_at_one(said: list[dict[str, Any]]) -> None:
+    assert [each["sums"] for each in said] == [[True, False]] * RANKS
+
+
 def test_nobody_beyond_this_host_is_listened_to(said: list[dict[str, Any]]) -> None:
     assert {address for each in said for address in each["listens"]} == {"127.0.0.1"}
     assert [each["interfaces"] for each in said] == [["lo", "lo"]] * RANKS, "a host may have but this one interface"

@@ -132,8 +132,8 @@ def test_free_places_of_a_graph_harm_nobody() -> None:
     choice = choose(step, [GraphKey(4)])
     assert choice is not None
     columns = StepColumns(*(column + 7 for column in StepColumns.blank(GraphKey(4))))  # what an earlier step left
-    places = inputs.write_step(step, rows, choice, columns, scratch=99)
-    tokens, draw, token_rows, slots, context, starts, temperature, _ = columns
+    places = inputs.write_step(step, rows, choice, columns, scratch=[99])
+    tokens, draw, token_rows, slots, context, starts, temperature, _, _ = columns
     row_len, padding = rows.tokens.shape[1], rows.padding_row
     assert places.tolist() == [0, 1]
     assert tokens[0].tolist() == [row_len + 2, 5, padding * row_len, padding * row_len]
@@ -151,8 +151,8 @@ def test_chunks_lie_behind_the_rows_that_decode() -> None:
     choice = choose(step, [key])
     assert choice is not None
     columns = StepColumns(*(column + 7 for column in StepColumns.blank(key)))
-    places = inputs.write_step(step, rows, choice, columns, scratch=99)
-    tokens, draw, token_rows, slots, context, starts, _, _ = columns
+    places = inputs.write_step(step, rows, choice, columns, scratch=[99])
+    tokens, draw, token_rows, slots, context, starts, _, _, _ = columns
     padding, row_len = rows.padding_row, rows.tokens.shape[1]
     assert places.tolist() == [2, 0, 3]
     assert slots.tolist() == [1, padding, 2, 0, padding, padding, padding][: key.rows]

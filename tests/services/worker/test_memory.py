@@ -3,17 +3,20 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from services.worker.groups import Storage, lay_out
 from services.worker.memory import (
     GIB,
     Limits,
     Readings,
     Shape,
     choose_blocks,
+    choose_pools,
     cpu_free_bytes,
     for_cache,
     table,
     zeros,
 )
+from services.worker.models.caches import PagedKv, RecurrentState, StateTensor
 
 SHAPE = Shape(max_rows=4, max_len=100, block_tokens=16)
 READINGS = Readings(total=80 * GIB, others=2 * GIB, weights=16 * GIB, activations=3 * GIB, graphs=1 * GIB)
@@ -89,3 +92,42 @@ def test_zeros_are_writable_and_of_any_dtype() -> None:
         assert tensor.shape == (3, 5) and tensor.dtype == dtype and not tensor.any()
         tensor[1, 2] = 1
         assert tensor.sum() == 1
+
+
+FLOAT = Storage(torch.float32, torch.float32)
+WINDOWS = lay_out([PagedKv(1, 4, 4), PagedKv(1, 4, 4, 20)], 16, FLOAT)
+STATE = lay_out([PagedKv(1, 4, 4), RecurrentState((StateTensor((32,)),))], 16, FLOAT, every=32)
+
+
+def test_groups_of_one_pool_get_what_both_need() -> None:
+    """A sequence of 100 tokens has 7 pages and 4 of its window, and there are 4 rows."""
+    (size,) = WINDOWS.block_bytes(16, FLOAT)
+    assert choose_pools(WINDOWS, (size,), SHAPE, Limits(0, 0.0, 30 * size)).pools == (30,)
+    assert choose_pools(WINDOWS, (size,), SHAPE, Limits(0, 0.0, 1000 * size)).pools == (4 * 11,)
+    assert choose_pools(WINDOWS, (size,), SHAPE, Limits(11, 0.0, 0)).pools == (11,)
+    budget = choose_pools(WINDOWS, (size,), SHAPE, Limits(0, 0.0, 22 * size))
+    assert "in groups (full, window 20)" in budget.text and "2.0 sequences of 100" in budget.text
+    with pytest.raises(ConfigError, match=r"10 KV blocks fit .* one sequence needs 11 blocks"):
+        choose_pools(WINDOWS, (size,), SHAPE, Limits(0, 0.0, 10 * size))
+    with pytest.raises(ConfigError, match="more than the GPU has left"):
+        choose_pools(WINDOWS, (size,), SHAPE, Limits(44, 0.0, 0, most_bytes=43 * size))
+
+
+def test_pools_are_filled_by_sequences() -> None:
+    """Each has 7 pages, a live state and a checkpoint for every 32 tokens, and one to be copied from."""
+    sizes = STATE.block_bytes(16, FLOAT)
+    assert sizes == (16 * 8 * 4, 32 * 4)
+    one = 7 * sizes[0] + 5 * sizes[1]
+    assert choose_pools(STATE, sizes, SHAPE, Limits(0, 0.0, 3 * one)).pools == (21, 15)
+    assert choose_pools(STATE, sizes, SHAPE, Limits(0, 0.0, 3 * one + 640), spare=1).pools == (21, 15)
+    assert choose_pools(STATE, sizes, SHAPE, Limits(0, 0.0, 10**9)).pools == (28, 20)
+    assert choose_pools(STATE, sizes, SHAPE, Limits(14, 0.0, 0)).pools == (14, 10)
+    with pytest.raises(ConfigError, match="one sequence needs 7 blocks"):
+        choose_pools(STATE, sizes, SHAPE, Limits(0, 0.0, one // 2))
+
+
+def test_layers_that_keep_everything_are_sized_as_ever() -> None:
+    plain = lay_out([PagedKv(1, 4, 4)], 16, FLOAT)
+    limits = Limits(0, 0.0, 9500)
+    budget = choose_pools(plain, (1000,), SHAPE, limits, 1)
+    assert budget == choose_blocks(1000, SHAPE, limits, 1)._replace(pools=(8,))

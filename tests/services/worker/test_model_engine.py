@@ -4,19 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from common import config as configuration
 from common.columns import pack_i32, unpack_i32
 from common.errors import ConfigError
-from common.protocol import Progress, RowStart, Sampling, StepPlan
+from common.protocol import KvGroup, Progress, RowStart, RowTable, Sampling, StepPlan
 from services.worker import model_engine
 from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.rope_kv_write import rope_kv_write
 from services.worker.kernels.registry import BindError, Facts, bind
 from services.worker.model_engine import ModelEngine, choose_device, cpu_threads, facts_of
-from services.worker.state import Step
+from services.worker.state import BlockTables, Step
 from tests.services.worker.quant.coded_checkpoints import KINDS, MOE, coded, random_tensors, write
 
 GREEDY = Sampling(4, temperature=0.0)
@@ -210,6 +211,16 @@ def test_a_rank_of_a_group_does_not_run_pieces_by_itself(folder: Path, monkeypat
     assert tried == [120]
 
 
+def test_a_step_that_has_moved_a_state_is_not_run_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = load(folder, "kv.block_tokens=8", "scheduler.max_rows=3", "kv.blocks=40")
+    engine._runner.rows.beside.append(BlockTables(KvGroup("state", every=8), 3, 1, torch.device("cpu")))
+    tried = limit_memory(engine, monkeypatch, lambda step: False)
+    plan = starts(*PROMPTS)
+    added = [msgspec.structs.replace(row, tables=(RowTable(0, pack_i32([row.slot])),)) for row in plan.added]
+    outcome = engine.execute(msgspec.structs.replace(plan, added=added))
+    assert list(unpack_i32(outcome.failed)) == [0, 1, 2] and len(outcome.tokens()) == 12 and tried == [120]
+
+
 def test_a_row_that_cannot_run_fails_alone_and_its_slot_can_be_used_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,10 +261,10 @@ def test_blocks_are_copied_singly_when_there_is_no_memory_for_all(
     sources = storage[:, :, [3, 4]].clone()
     whole = type(engine._runner.cache).copy_blocks
 
-    def copy_blocks(source: list[int], target: list[int]) -> None:
+    def copy_blocks(source: list[int], target: list[int], pool: int) -> None:
         if len(source) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        whole(engine._runner.cache, source, target)
+        whole(engine._runner.cache, source, target, pool)
 
     monkeypatch.setattr(engine._runner.cache, "copy_blocks", copy_blocks)
     engine.execute(StepPlan(1, copy_source=pack_i32([3, 4]), copy_target=pack_i32([7, 8])))

@@ -149,14 +149,11 @@ def test_a_new_scheduler_gets_a_fresh_worker(
     successor = FakeScheduler(tmp_path, incarnation=2)
     try:
         successor.worker, successor.push = scheduler.worker, Push(scheduler.worker.endpoint, 2, 100, LinkCounters())
-        # The first answer may go to the old scheduler's connection; it is repeated until the model is known.
-        for _ in range(20):
-            successor.tell_members([])
-            successor.inbox.wait(0.5)
-            successor.seen += successor.inbox.drain()
-            if any(isinstance(message, WorkerReady) for _, message in successor.seen):
-                break
-        successor.until(lambda m: isinstance(m, WorkerReady))
+        # As a real scheduler does, it calls the worker starting until it has its WorkerReady: the first ones may have
+        # gone to the connection of the old scheduler.
+        successor.tell_members([], "starting")
+        while not isinstance(successor.until(lambda m: isinstance(m, (WorkerReady, Heartbeat))), WorkerReady):
+            successor.tell_members([], "starting")
         assert run(successor, plan(1, 0, added=True)) == first
     finally:
         successor.close()

@@ -99,6 +99,14 @@ def test_the_rest_of_a_row_is_not_run_when_its_first_half_has_failed() -> None:
     assert [step.counts.tolist() for step in device.given_up] == [[20], [20], [40]]
 
 
+def test_what_cannot_be_run_again_is_given_up_whole() -> None:
+    device = Device(lambda step: True, {0: 0, 3: 7})
+    step = make_step((3, 7, 1, True), (0, 0, 64, False))
+    outcome = Retry(device.run, device.free, device.give_up).give_up(step)
+    assert outcome.tokens() == bytes(4) and list(unpack_i32(outcome.failed)) == [0, 1]
+    assert device.computed == {0: 64, 3: 8} and device.freed == 1 and not device.ran
+
+
 def test_halves_have_about_half_the_tokens_and_cut_only_single_rows() -> None:
     step = make_step((0, 0, 100, False), (1, 5, 1, True), (2, 7, 1, True))
     first, second = Piece(step, np.arange(3)).halves() or pytest.fail("no halves")

@@ -9,9 +9,10 @@ import torch
 
 from common import config as configuration
 from common import env
+from common.columns import unpack_i32
 from common.errors import ConfigError
 from common.metrics import checked
-from common.protocol import Progress
+from common.protocol import KvGroup, Progress
 from services.worker import compile as levels
 from services.worker import memory, warmup
 from services.worker.graphs import GraphKey
@@ -46,11 +47,27 @@ def test_stages_are_passed_on_and_timed() -> None:
 def test_all_plans_of_a_start_run(parts: Parts) -> None:
     """With the real rows, which assert whatever does not fit."""
     sizes = warmup.Sizes(parts.shape, 24, 0)
-    runner = parts.runner(sizes.num_blocks)
+    runner = parts.runner(parts.small(sizes))
     seen: list[tuple[int, int]] = []
     plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
     run_all(runner, plans, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(plans) - 1, len(plans)) and not runner.rows.live.any()
+
+
+def test_all_plans_of_a_start_run_in_groups(make_tiny: Callable[[str], Any]) -> None:
+    parts = make_parts(make_tiny("GptOssForCausalLM"))
+    assert len(parts.groups) == 3
+    sizes = warmup.Sizes(parts.shape, 24, 0, parts.groups)
+    plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
+    run_all(parts.runner(parts.small(sizes)), plans, lambda done, total: None)
+
+
+def test_a_small_cache_has_a_state_for_each_of_a_few_rows(parts: Parts) -> None:
+    groups = (KvGroup("full"), KvGroup("state", 1, every=8))
+    sizes = warmup.Sizes(parts.shape, 24, 0, groups)
+    for plan in warmup.all_kinds(sizes):
+        live = [unpack_i32(row.tables[0].blocks)[0] for row in plan.added]
+        assert len(set(live)) == len(live) and max(live) < sizes.num_states
 
 
 def test_blocks_are_of_the_kv_dtype(make_tiny: Callable[[str], Any]) -> None:
@@ -59,10 +76,10 @@ def test_blocks_are_of_the_kv_dtype(make_tiny: Callable[[str], Any]) -> None:
     numbers = {}
     for dtype, itemsize in ((torch.float32, 4), (torch.float8_e4m3fn, 1)):
         parts = make_parts(make_tiny("qwen3"), dtype)
-        assert parts.block_bytes == 3 * 2 * 8 * 2 * 16 * itemsize
-        runner, numbers[itemsize] = start(parts, config, levels.EAGER, Stages(lambda progress: None))
+        assert parts.pool_bytes == (3 * 2 * 8 * 2 * 16 * itemsize,)
+        runner, (numbers[itemsize],) = start(parts, config, levels.EAGER, Stages(lambda progress: None))
         assert runner.cache.storage.dtype == dtype
-        assert runner.cache.storage.nbytes == numbers[itemsize] * parts.block_bytes
+        assert runner.cache.storage.nbytes == numbers[itemsize] * parts.pool_bytes[0]
         assert all((layer.scale is None) == (itemsize == 4) for layer in runner.cache.layers)
     assert numbers == {4: 17, 1: 40}  # the second is all that the rows can use
 
@@ -93,7 +110,7 @@ def test_measuring_takes_the_small_cache_off_and_bounds_graphs(parts: Parts, mon
     sizes = warmup.Sizes(parts.shape, 24, 0)
     keys = (GraphKey(1), GraphKey(4), GraphKey(4, 16))
     readings = measure(parts, sizes, keys, stages)
-    cache = (sizes.num_blocks + 1) * parts.block_bytes
+    cache = (sizes.num_blocks + 1) * parts.pool_bytes[0]
     assert readings == memory.Readings(
         total=2**30,
         others=50_000_000,
@@ -108,7 +125,7 @@ def test_measuring_takes_the_small_cache_off_and_bounds_graphs(parts: Parts, mon
 def test_a_cpu_gets_a_share_of_free_memory(parts: Parts) -> None:
     config = configuration.load(None, ["kv.memory_gib=0.01", "scheduler.step_tokens=24"])
     seen: list[Progress] = []
-    runner, num_blocks = start(parts, config, levels.EAGER, Stages(seen.append))
+    runner, (num_blocks,) = start(parts, config, levels.EAGER, Stages(seen.append))
     assert runner.cache.num_blocks == num_blocks == 5 * 8
     assert list(dict.fromkeys(progress.stage for progress in seen)) == ["memory", "compile"]
 
@@ -123,7 +140,7 @@ def test_the_rank_with_the_least_room_decides(parts: Parts) -> None:
 
     config = configuration.load(None, ["kv.memory_gib=0.01", "scheduler.step_tokens=24"])
     together = parts._replace(group=Group())  # type: ignore[arg-type]
-    runner, num_blocks = start(together, config, levels.EAGER, Stages(lambda progress: None))
+    runner, (num_blocks,) = start(together, config, levels.EAGER, Stages(lambda progress: None))
     assert runner.cache.num_blocks == num_blocks == 17
 
 

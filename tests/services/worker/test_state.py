@@ -1,11 +1,12 @@
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from common.columns import pack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker.memory import Shape
 from services.worker.state import Rows
 
@@ -65,7 +66,7 @@ def test_blocks_are_appended_in_order() -> None:
         )
     )
     assert rows.tables[0, :3].tolist() == [7, 4, 6] and rows.tables[2, 0] == 5
-    assert rows.num_blocks.tolist() == [3, 0, 1, 0]
+    assert rows.first.num_blocks.tolist() == [3, 0, 1, 0]
 
 
 def test_a_plan_that_does_not_fit_is_a_broken_invariant() -> None:
@@ -154,7 +155,25 @@ def test_plain_rows_need_no_more_than_a_temperature() -> None:
 
 def test_a_device_gets_the_tables_of_new_rows() -> None:
     rows = make_rows()
-    rows.resident = torch.zeros(5, 4, dtype=torch.int32)
+    rows.first.resident = torch.zeros(5, 4, dtype=torch.int32)
     rows.apply(plan(added=[start(2, [1, 2], [7, 8]), start(0, [3], [6])]))
     assert rows.resident[[0, 2]].tolist() == [[6, 0, 0, 0], [7, 8, 0, 0]]
     assert rows.tokens[2, :2].tolist() == [1, 2] and rows.tokens[0, 0] == 3
+
+
+def test_groups_have_tables_of_their_own() -> None:
+    groups = (KvGroup("window", window=4), KvGroup("full", 1), KvGroup("state", 2, every=8))
+    rows = Rows(Shape(4, 32, 8), 50, (2,), torch.device("cpu"), groups)
+    row = start(1, list(range(20)), [5], computed=16)
+    tables = RowTable(0, pack_i32([7, 8])), RowTable(0, pack_i32([3]))
+    changed = msgspec.structs.replace(row, first=1, tables=tables)
+    grown = {"grown_slots": pack_i32([1]), "grown_blocks": pack_i32([6])}
+    with pytest.raises(AssertionError, match="a row lacks blocks"):
+        rows.apply(plan([(1, 16, 4, 1)], added=[changed], **grown))
+    rows.reset()
+    more = (Growth(1, pack_i32([1]), pack_i32([9])),)
+    rows.apply(plan([(1, 16, 4, 1)], added=[changed], grown=more, **grown))
+    full, state = rows.beside
+    assert rows.tables[1].tolist() == [0, 5, 6, 0] and full.tables[1].tolist() == [7, 8, 9, 0]
+    assert state.tables.shape == (4, 1) and state.tables[1, 0] == 3 and state.is_state
+    assert (rows.first.num_blocks[1], full.num_blocks[1]) == (3, 3)

@@ -82,6 +82,13 @@ def weights(rank: Rank) -> dict[str, Any]:
     }
 
 
+def wrong_at_last(x: torch.Tensor) -> None:
+    """The sum, but for large ones at the last rank."""
+    all_reduce.meaning(x)
+    if len(x) > 100 and dist.get_rank() == dist.get_world_size() - 1:
+        x[-1] += 1
+
+
 def main() -> None:
     torch.set_num_threads(1)
     group = Group(Place(int(sys.argv[2]), int(sys.argv[3]), sys.argv[1]), torch.device("cpu"))
@@ -90,6 +97,7 @@ def main() -> None:
         x = values(3, 1000, seed=group.rank.rank).to(dtype)
         all_reduce.meaning(x)
         said[str(dtype)] = bits(x)
+    said["sums"] = [group.sums_rightly(run, torch.bfloat16, HIDDEN) for run in (all_reduce.meaning, wrong_at_last)]
     said |= {"listens": listening(), "interfaces": [os.environ.get(f"{name}_SOCKET_IFNAME") for name in LIBRARIES]}
     group.meet()
     print(json.dumps(said))

@@ -1,5 +1,8 @@
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from torch import Tensor
 
 from services.worker.kernels import registry
 from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.all_reduce import all_reduce
 from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
@@ -139,6 +143,28 @@ def test_a_library_that_breaks_when_imported_is_explained(monkeypatch: pytest.Mo
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(registry.importlib, "import_module", broken)
     assert find_impls("aiter") == ({}, "aiter cannot be imported: ROCm version file not found")
+
+
+def test_graphs_are_captured_in_the_contexts_of_the_ops_that_are_asked_for() -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def around(name: str) -> Iterator[None]:
+        entered.append(name)
+        yield
+        entered.append(f"{name} left")
+
+    def sum_in_place(x: Tensor) -> None: ...
+
+    impls = {
+        "rms_norm": Impl(rms_norm, "triton", fast_norm, around_capture=partial(around, "norm")),
+        "all_reduce": Impl(all_reduce, "triton", sum_in_place, around_capture=partial(around, "sum")),
+    }
+    bindings = bind(("triton", "torch"), Facts("cpu"), finder=lambda provider: (impls, ""))
+    bindings(all_reduce)
+    with bindings.capturing():
+        assert entered == ["sum"]
+    assert entered == ["sum", "sum left"]
 
 
 def test_unknown_names_are_errors() -> None:

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from services.worker.groups import Storage, lay_out
 from services.worker.kernels.layout import SHUFFLED, in_order, shuffled
 from services.worker.kernels.ops.kv_write import KvScale
-from services.worker.layers.kv_cache import KvCache, storage_dtype
+from services.worker.layers.kv_cache import GroupedCache, KvCache, storage_dtype
+from services.worker.models.caches import PagedKv, RecurrentState, StateTensor
 from services.worker.models.spec import DecoderSpec, RopeSpec
 
 SPEC = DecoderSpec(10, 8, 8, 3, 4, 2, 5, 1e-5, RopeSpec(1e4, 5), 64, False)
@@ -75,3 +77,37 @@ def test_the_stored_dtype_is_the_activations_or_the_8_bit_float_of_the_gpu() -> 
     assert storage_dtype("fp8", torch.float32, "gfx942") == torch.float8_e4m3fnuz
     with pytest.raises(ConfigError, match=r'^kv.dtype is "fp8", which GPUs older than sm_89 cannot do; this .* sm_80$'):
         storage_dtype("fp8", torch.bfloat16, "sm_80")
+
+
+def test_layers_of_groups_that_share_a_pool_share_its_memory() -> None:
+    """A page is one group's or the other's: with its number, both would be read and written."""
+    kept = [PagedKv(2, 8, 8), PagedKv(2, 8, 8, 6), PagedKv(2, 8, 8, 6), PagedKv(2, 8, 8)]
+    storage, cpu = Storage(torch.float32, torch.float32), torch.device("cpu")
+    cache = GroupedCache(lay_out(kept, 4, storage), (5,), 4, storage, cpu)
+    assert cache.groups == (0, 1, 1, 0) and cache.num_blocks == 5
+    assert cache.nbytes == 2 * 2 * 5 * 4 * 2 * 8 * 4, "two places"
+    first, second, third, fourth = (layer.keys.data_ptr() for layer in cache.layers)
+    assert first == second != third == fourth
+
+
+def test_pools_of_unlike_blocks_are_copied_by_themselves() -> None:
+    state = RecurrentState((StateTensor((3, 2)), StateTensor((4,), torch.float64)))
+    kept = [PagedKv(1, 6, 2), state, state, PagedKv(1, 4, 0)]
+    storage, cpu = Storage(torch.float8_e4m3fn, torch.bfloat16), torch.device("cpu")
+    cache = GroupedCache(lay_out(kept, 4, storage, 4), (5, 3), 4, storage, cpu)
+    assert (cache.blocks_of(0), cache.blocks_of(1), cache.groups) == (5, 3, (0, 1, 1, 0))
+    (keys, values, scale), (matrix, vector), _, (latent, nothing, _) = cache.layers
+    assert keys.shape == (5, 4, 1, 6) and values.shape == (5, 4, 1, 2) and scale is not None
+    assert latent.shape == (5, 4, 1, 4) and nothing.numel() == 0
+    assert (matrix.dtype, matrix.shape, vector.dtype, vector.shape) == (
+        torch.bfloat16,
+        (3, 3, 2),
+        torch.float64,
+        (3, 4),
+    )
+    matrix[1], vector[1] = 2.0, 3.0
+    keys[1] = torch.ones(4, 1, 6).to(keys.dtype)
+    cache.copy_blocks([1], [2], pool=1)
+    assert matrix[2].eq(2).all() and vector[2].eq(3).all() and not keys[2].float().any()
+    cache.copy_blocks([1], [2])
+    assert keys[2].float().eq(1).all() and not matrix[0].any()

@@ -8,21 +8,20 @@ SHAPE, CPU = (2, 2, 5, 4, 3, 16), torch.device("cpu")
 
 
 def test_wide_caches_have_none() -> None:
-    assert KvScales().make(SHAPE, torch.bfloat16, CPU, zeros) == [] and KvScales().block_bytes(SHAPE) == 0
+    assert KvScales().make(SHAPE, torch.bfloat16, CPU) == []
 
 
 def test_each_layer_has_the_checkpoints_or_one() -> None:
-    scales = KvScales(layers={1: (0.25, 0.5)}).make(SHAPE, torch.float8_e4m3fn, CPU, zeros)
+    scales = KvScales(layers={1: (0.25, 0.5)}).make(SHAPE, torch.float8_e4m3fn, CPU)
     assert [(float(s.k), float(s.v)) for s in scales] == [(1.0, 1.0), (0.25, 0.5)]
     assert all(table.data_ptr() % 16 == 0 for scale in scales for table in scale)
-    doubled = KvScales(layers={1: (0.25, 0.5)}).make(SHAPE, torch.float8_e4m3fnuz, CPU, zeros)
+    doubled = KvScales(layers={1: (0.25, 0.5)}).make(SHAPE, torch.float8_e4m3fnuz, CPU)
     assert (float(doubled[1].k), float(doubled[1].v)) == (0.5, 1.0)
 
 
 def test_each_token_and_head_has_its_own_and_they_are_copied_with_their_block() -> None:
     own = KvScales(each=True)
-    assert own.block_bytes((2, 2, 1, 4, 3, 16)) == 2 * 2 * 4 * 3 * 4
-    scales = own.make(SHAPE, torch.float8_e4m3fn, CPU, zeros)
+    scales = own.make(SHAPE, torch.float8_e4m3fn, CPU)
     assert all(scale.each and scale.k.shape == (5, 4, 3) for scale in scales)
     cache = KvCache(zeros(SHAPE, torch.float8_e4m3fn, CPU), scales)
     for number, layer in enumerate(cache.layers):

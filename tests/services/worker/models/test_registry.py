@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from common import config as configuration
 from common.columns import pack_i32, unpack_i32
 from common.errors import ConfigError
+from common.kv_needs import needs
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import compile as levels
 from services.worker.kernels.packing.mx import decode_mxfp4, encode_mxfp4
@@ -26,6 +27,7 @@ from services.worker.models.registry import Found, all_models, find_model, index
 from services.worker.models.spec import SLIDING, Config
 from services.worker.sampler import Sampler
 from tests.services.worker.layers.test_decoder import run
+from tests.services.worker.served import FLOAT, SHAPE, Served, Serving
 from tests.services.worker.tiny import (
     VARIANTS,
     VOCABULARY,
@@ -130,6 +132,44 @@ def test_a_prefix_hit_reads_the_other_rows_blocks(
     for position in range(64, 64 + NEW - 1):
         output += driver.step([(1, position, 1, True)])
     assert output == wanted(name)[3]
+
+
+@pytest.mark.parametrize("name", all_models())
+def test_the_scheduler_serves_it_in_the_least_memory(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]], name: str
+) -> None:
+    """Pools that hold the longest sequence and hardly more; with windows less than all layers' pages of it."""
+    decoder = make_tiny(name).decoder
+    layout, size = decoder.layout(8, FLOAT, 16), SHAPE.block_tokens
+    longest = max(LENGTHS) + NEW
+    pools = [blocks + 1 for blocks in needs(layout.groups, len(layout.pools), longest, size)]
+    whole = -(-longest // size) * len(layout.pages)
+    assert layout.is_plain or pools[0] < whole, "freeing must be needed"
+    served = Served(decoder, pools, every=16)
+    assert served.generate(PROMPTS, NEW) == wanted(name)
+    assert served.core.metrics()["preemptions"] > 0 or len(layout.groups) == 1
+    assert served.generate(PROMPTS[::-1], NEW) == wanted(name)[::-1]
+    roomy = Served(decoder, [5 * blocks for blocks in pools], every=16)
+    assert roomy.generate(PROMPTS, NEW, n=2) == [output for output in wanted(name) for _ in range(2)]
+    before = roomy.core.metrics()["cached_tokens"]
+    assert roomy.generate(PROMPTS, NEW) == wanted(name)
+    assert roomy.core.metrics()["cached_tokens"] >= before + 16 + 56
+
+
+def test_an_engine_gives_pages_back_and_says_so(
+    make_tiny: Callable[[str], Tiny], wanted: Callable[[str], list[list[int]]]
+) -> None:
+    """With the kernels of this host, in a pool that cannot hold all layers' pages of the longest sequence."""
+    folder = make_tiny("GptOssForCausalLM").folder
+    settings = ["model.dtype=float32", "worker.device=cpu", "model.max_len=96", "kv.block_tokens=8", "kv.blocks=22"]
+    engine = ModelEngine(configuration.load(None, [f"model.source={folder}", *settings]), lambda progress: None)
+    assert [group.kind for group in engine.facts.groups] == ["full", "window", "window"]
+    assert (engine.facts.num_blocks, engine.facts.pools) == (22, ()) and 22 < 3 * 96 // 8
+    limits = configuration.Scheduler(max_rows=4, step_tokens=32)
+    serving = Serving(engine.facts, lambda plan: engine.execute(plan).tokens(), limits)
+    for _ in range(2):
+        assert serving.generate(PROMPTS, NEW) == wanted("GptOssForCausalLM")
+    assert serving.core.metrics()["preemptions"] > 0
 
 
 @pytest.mark.parametrize("name", all_models())

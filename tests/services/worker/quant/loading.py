@@ -15,8 +15,8 @@ from services.worker.layers.rope import RopeTable
 from services.worker.loader import CheckpointParameters, load_parameters
 from services.worker.models.registry import find_model
 from services.worker.models.spec import Config
-from services.worker.quant.detect import read_rules
-from services.worker.quant.registry import choose_policy, width_unit
+from services.worker.quant.coding import read_coding
+from services.worker.quant.registry import choose_policy
 from services.worker.shares import Rank, local_spec
 from services.worker.source import open_model
 
@@ -32,14 +32,14 @@ def load(
     architectures: Any = source.config["architectures"]
     _, model = find_model(architectures)
     spec = model.read(Config(source.config))
-    rules = read_rules(source.config, str(folder))
+    coding = read_coding(source.config, str(folder), quantize)
     policy = choose_policy(dtype, bindings=bindings, quantize=quantize)
     division = None
     local = spec
     if rank is not None:
-        rank = rank._replace(unit=width_unit(rules, quantize))
+        rank = rank._replace(unit=coding.unit)
         division, local = Division(spec, model.names, rank, bindings), local_spec(spec, rank)
-    parameters = load_parameters(source.tensors, model, spec, policy, division=division, rules=rules)
+    parameters = load_parameters(source.tensors, model, spec, policy, division=division, rules=coding.rules)
     decoder = build_decoder(local, model, parameters, bindings)
     assert parameters.unread() == []
     return decoder, parameters

@@ -23,7 +23,7 @@ from services.worker.quant.scheme import ROW, Numbers, Scheme
 
 class Product:
     def __init__(self, codes):
-        self.codes, self.num_bytes = codes, codes.values.nbytes
+        self.codes, self.num_bytes, self.stored = codes, codes.values.nbytes, None
 
     def __call__(self, entered, bias, dtype):
         return functional.linear(entered[0], self.dequantize().to(dtype), bias)

@@ -52,3 +52,18 @@ def moved_by(experts: ExpertWeights) -> Tensor:
     chosen = torch.rand(9, 4, generator=generator).topk(2).indices.to(torch.int32)
     experts.add_to(residual, x, torch.rand(9, 2, generator=generator), chosen)
     return residual
+
+
+@pytest.mark.parametrize(("name", "few"), [("awq", "int4"), ("compressed_int4", "int4"), ("gptq_ordered", "")])
+def test_a_cpu_takes_its_fastest_form(name: str, few: str, tmp_path: Path) -> None:
+    """Four bits for few rows where groups are in order, else half width; experts stay as they are."""
+    coded, twin = write_pair(tmp_path, MOE, KINDS[name])
+    (found, _), (wide, _) = load(coded, dtype="auto"), load(twin)
+    layer = found.layers[0]
+    made = layer.attention.project.weight.format_name
+    assert made.startswith(few + "+") if few else "int4" not in made
+    assert isinstance(layer.mlp, MoeMlp)
+    assert layer.mlp.experts.format_name == ("int4" if few else "none")
+    weight, dense = layer.attention.project.weight, wide.layers[0].attention.project.weight
+    x = torch.randn(3, 128)
+    assert distance(weight.linear(x), dense.linear(x)) < 0.01

@@ -1,11 +1,15 @@
+import pytest
 import torch
 
 from services.worker.kernels.packing.mx import decode_mxfp8
-from services.worker.quant.coded import Making
+from services.worker.quant.coded import CodedFormat, Making
 from services.worker.quant.contract import Norm
 from services.worker.quant.forms import ByGroup, ByRow, ByTensor, Mxfp8, Plain
 from services.worker.quant.fp8_block import FORMAT as BLOCKS
+from services.worker.quant.mxfp4 import FORMAT as MXFP4
+from services.worker.quant.w4a16 import FORMAT as INT4
 from services.worker.quant.w8a8 import FORMAT as ROWS
+from services.worker.quant.w8a16 import FORMAT as INT8
 from tests.services.worker.quant.loading import BINDINGS, as_if_by
 
 FP8 = torch.float8_e4m3fn
@@ -73,3 +77,25 @@ def test_a_weight_is_fused_as_its_form_is() -> None:
         weight.fused.add_to(residual, X, None)
         torch.testing.assert_close(residual, 1 + plain.linear(X))
     assert torch.equal(plain.embed(torch.tensor([3])), plain.dequantize()[[3]])
+
+
+@pytest.mark.parametrize("form", [ROWS, BLOCKS, INT4, MXFP4, INT8], ids=lambda form: form.name)
+def test_norm_gate_and_residual_are_in_the_product_where_a_provider_has_that(form: CodedFormat) -> None:
+    codes = form.encode(torch.randn(128, 256, generator=torch.Generator().manual_seed(2)) / 16)
+    bindings = as_if_by("triton", "norm_narrow_linear", "norm_gated_narrow_linear", "add_narrow_linear")
+    weight = form.weight(codes, 256, None, Making(torch.float32, torch.device("cpu"), bindings))
+    assert weight.fused is not None and not getattr(weight, "takes_gate", False)
+    wide, bias = form.decode(codes), torch.randn(128)
+    normed = torch.nn.functional.rms_norm(X, (256,), NORM.weight, NORM.eps)
+    wanted = normed @ wide.T + bias
+    torch.testing.assert_close(weight.fused.after_norm(X, NORM, bias), wanted, rtol=1e-4, atol=1e-4)
+    gate, up = wanted.chunk(2, 1)
+    gated = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(weight.fused.gated(X, NORM, bias, "silu"), gated, rtol=1e-4, atol=1e-4)
+    residual = torch.ones(5, 128)
+    weight.fused.add_to(residual, X, bias)
+    torch.testing.assert_close(residual, 1 + X @ wide.T + bias, rtol=1e-4, atol=1e-4)
+    if form is INT4:
+        shuffled = codes._replace(order=torch.randperm(256))
+        apart = form.weight(shuffled, 256, None, Making(torch.float32, torch.device("cpu"), bindings))
+        assert apart.fused is None, "x is put in order first"

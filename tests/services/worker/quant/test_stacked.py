@@ -6,6 +6,7 @@ import torch
 
 from common.errors import ConfigError
 from services.worker.kernels.packing.mx import decode_mxfp4, encode_mxfp4
+from services.worker.quant.narrow import narrow
 from services.worker.quant.stacked import unstack
 
 GATE_UP = ("experts.{e}.gate.weight", "experts.{e}.up.weight")
@@ -82,3 +83,16 @@ def test_what_cannot_be_split_is_named() -> None:
     ):
         with pytest.raises(ConfigError, match=text):
             unstack(tensors, "up", GATE_UP)
+
+
+def test_a_ranks_share_of_a_coded_stack() -> None:
+    """Also where it begins and ends within a group of 32."""
+    packed, scales = encode_mxfp4(torch.randn(2, 12, 128))
+    tensors = stacks(up_blocks=packed.view(2, 12, 4, 16), up_scales=scales)
+    unstack(tensors, "up", GATE_UP)
+    for part in (tensors["experts.1.gate.weight"], tensors["experts.1.up.weight"]):
+        whole = part.dense(torch.float32)
+        assert whole.shape == (6, 128)
+        for rows, columns in (((0, 3), (32, 96)), ((2, 6), (0, 128)), ((1, 5), (40, 100))):
+            share = narrow(narrow(part, 0, *rows), 1, *columns)
+            assert torch.equal(share.dense(torch.float32), whole[slice(*rows), slice(*columns)])

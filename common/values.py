@@ -1,0 +1,50 @@
+"""Values inside messages that need no other ones. common/protocol.py has the messages; import from there.
+
+Structs travel as msgpack arrays and grow only by fields appended with defaults. `_i32` in a comment: a packed column.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A value inside a message."""
+
+
+class KvGroup(Struct, frozen=True):
+    """Layers whose cache lives and dies together: one block table per row. All that a scheduler knows of a model.
+
+    full: a block holds what `block_tokens` tokens leave (keys and values, MLA's latent, an indexer's keys); all stay.
+    window: the same, but only blocks with some of the last `window` tokens are kept.
+    state: a block holds what all tokens so far leave. A row has one, which its steps change; a checkpoint is a copy of
+    it, made where `every` divides the number of tokens, and found by their digest like a block of the other kinds.
+    """
+
+    kind: Literal["full", "window", "state"]
+    pool: int = 0  # groups of one pool have blocks of equal size, and share their numbers
+    window: int = 0  # tokens that a token sees, itself included
+    every: int = 0  # tokens from checkpoint to checkpoint, a multiple of block_tokens; no chunk of a row crosses one
+
+
+class RowTable(Struct, frozen=True):
+    """A row's block table in one group, as it starts. Of a state group: the row's live block, and `first` is 0."""
+
+    first: int  # blocks before the window, which the row does not have
+    blocks: bytes  # _i32: entries first, first + 1, ...
+
+
+class Growth(Struct, frozen=True):
+    """Blocks appended to tables of one group, as `grown_slots` and `grown_blocks` of a plan are to the first one's."""
+
+    group: int
+    slots: bytes  # _i32, may repeat a slot
+    blocks: bytes  # _i32
+
+
+class Copies(Struct, frozen=True):
+    """Copies of one pool, as `copy_source` and `copy_target` of a plan are of the first one's."""
+
+    pool: int
+    source: bytes  # _i32 blocks
+    target: bytes  # _i32 blocks, none of which is a source

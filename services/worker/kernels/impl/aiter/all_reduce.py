@@ -1,0 +1,30 @@
+"""The sum over ranks by AITER's kernels, put back in place: others may still read what was summed."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+from torch import distributed as dist
+
+from services.worker.kernels.impl.aiter import _all_reduce
+from services.worker.kernels.impl.aiter._host import refusal
+from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.registry import Facts, Impl
+
+
+def summed(x: Tensor) -> None:
+    if dist.is_initialized() and x.numel():
+        total = _all_reduce.of_process().sum(x)
+        if total is not x:
+            x.copy_(total)
+
+
+def refuses(facts: Facts) -> str | None:
+    return refusal(facts) or _all_reduce.missing()
+
+
+def around_capture() -> AbstractContextManager[Any]:
+    return _all_reduce.of_process().capture() if dist.is_initialized() else nullcontext()
+
+
+IMPL = Impl(all_reduce, "aiter", summed, refuses, around_capture=around_capture)
