@@ -82,6 +82,10 @@ class Parts(NamedTuple):
     def cache_bytes(self, pools: Sequence[int]) -> int:
         return sum(blocks * each for blocks, each in zip(pools, self.pool_bytes, strict=True))
 
+    def fewest_pages(self, pools: Sequence[int]) -> int:
+        """Blocks of the smallest pool of pages."""
+        return min(pools[self.layout.groups[group].pool] for group in self.layout.pages)
+
     def small(self, sizes: warmup.Sizes, spare: int = 0) -> tuple[int, ...]:
         """Blocks of pools in which the plans of a start can run."""
         states = {group.pool for group in self.layout.groups if group.kind == "state"}
@@ -199,7 +203,11 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
         log.info("%s", budget.text)
         pools = parts.agreed(budget.pools)
         runner = parts.runner([blocks + spare for blocks in pools])
-        run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("compile", done, total))
+        run_all(
+            runner,
+            warmup.first_steps(sizes._replace(fewest=parts.fewest_pages(pools))),
+            lambda done, total: stages("compile", done, total),
+        )
         return runner, pools
     limit = config.worker.max_graph_rows if level == levels.CAPTURED else 0
     wanted_graphs = graphs.layouts(sizes.most_entries, limit, sizes.step_tokens, parts.shape.max_len)
@@ -214,7 +222,11 @@ def start(parts: Parts, config: Config, level: int, stages: Stages) -> tuple[Run
     with_spare = [blocks + 1 for blocks in pools]
     log.info("%s", memory.table(readings, parts.cache_bytes(with_spare)))
     runner = parts.runner(with_spare)
-    run_all(runner, warmup.first_steps(sizes), lambda done, total: stages("memory", done, total))
+    run_all(
+        runner,
+        warmup.first_steps(sizes._replace(fewest=parts.fewest_pages(pools))),
+        lambda done, total: stages("memory", done, total),
+    )
     if wanted_graphs:
         with explained("the captured graphs", "lower kv.gpu_memory_utilization or worker.max_graph_rows"):
             runner.capture(wanted_graphs, lambda done, total: stages("capture", done, total))

@@ -53,6 +53,7 @@ class Sizes(NamedTuple):
     groups: tuple[KvGroup, ...] = ()  # of the model, as in ModelFacts
     drafts: int = 0  # of one row
     draft_rows: int = 0  # in one step
+    fewest: int = 0  # blocks of the smallest pool of pages that the plans run in; 0: there are enough
 
     @property
     def most_entries(self) -> int:
@@ -68,6 +69,8 @@ class Sizes(NamedTuple):
     def longest(self) -> int:
         """Tokens of one row in one step."""
         most = min(self.step_tokens, self.shape.max_len - 1)
+        if self.fewest:
+            most = min(most, self.fewest * self.shape.block_tokens)
         return min(most, self.chunk_tokens) if self.chunk_tokens else most
 
     @property
@@ -77,7 +80,8 @@ class Sizes(NamedTuple):
     @property
     def num_blocks(self) -> int:
         """Of a cache that all plans below can run in: tokens that a row writes in one step never share a place."""
-        return -(-self.longest // self.shape.block_tokens) + 1
+        needed = -(-self.longest // self.shape.block_tokens) + 1
+        return min(needed, self.fewest) if self.fewest else needed
 
     @property
     def num_states(self) -> int:

@@ -81,3 +81,14 @@ def test_steps_with_drafts_are_run_and_measured_where_there_are_drafts() -> None
     assert not any(plan.drafting for plan in (*largest_steps(SIZES[0]), *all_kinds(SIZES[0])))
     captured = list(captured_steps(sizes, [GraphKey(16), GraphKey(4)]))
     assert [plan.drafting for plan in captured] == [0, 4]
+
+
+def test_first_steps_stay_in_the_smallest_pool() -> None:
+    """A prompt as long as it holds: tokens of one step never share a place."""
+    sizes = SIZES[0]._replace(fewest=2)
+    for plan in first_steps(sizes):
+        for row in plan.added:
+            blocks = unpack_i32(row.blocks).tolist()
+            assert max(blocks) < 2
+            written = range(row.computed // sizes.shape.block_tokens, len(blocks))
+            assert len({blocks[idx] for idx in written}) == len(written)
