@@ -188,7 +188,7 @@ except ConfigError as error:
     if trusted:
         assert "model.trust_remote_code: code that comes with" in output
     else:
-        assert "refused: no usable tokenizer" in output and "trust_remote_code" in output
+        assert "refused: the tokenizer in" in output and "code of its own" in output and "trust_remote_code" in output
 
 
 def test_a_model_with_code_of_its_own_is_refused_whatever_is_trusted(with_code: Path) -> None:

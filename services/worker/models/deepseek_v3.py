@@ -89,15 +89,15 @@ def read_latent(
         bias=bias,
         **changes or {},
     )
-    for key, value in (
-        ("kv_lora_rank", latent.latent),
-        ("qk_nope_head_dim", latent.nope_dim),
-        ("qk_rope_head_dim", latent.rope_dim),
-        ("v_head_dim", latent.value_dim),
-        ("q_lora_rank", latent.query_rank + 1),
+    for key, value, least in (
+        ("kv_lora_rank", latent.latent, 1),
+        ("qk_nope_head_dim", latent.nope_dim, 1),
+        ("qk_rope_head_dim", latent.rope_dim, 1),
+        ("v_head_dim", latent.value_dim, 1),
+        ("q_lora_rank", latent.query_rank, 0),
     ):
-        if not 1 <= value <= MOST["head_dim"]:
-            raise ValueError(f"config: {key!r} is {value}, not between 1 and {MOST['head_dim']}")
+        if not least <= value <= MOST["head_dim"]:
+            raise ValueError(f"config: {key!r} is {value}, not between {least} and {MOST['head_dim']}")
     config.require("num_key_value_heads", (heads,))
     rope = read_rope(config, latent.rope_dim)
     if rope.rotary_dim != latent.rope_dim:

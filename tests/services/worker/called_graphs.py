@@ -33,7 +33,7 @@ class CalledGraphs(Graphs):
 def capture(driver: Any, keys: Sequence[GraphKey], monkeypatch: pytest.MonkeyPatch) -> CalledGraphs:
     """From now on the driver's steps are replayed, with block tables as on a device."""
     monkeypatch.setattr("services.worker.runner.Graphs", CalledGraphs)
-    driver.runner.rows.resident = torch.zeros(driver.runner.rows.tokens.shape[0], 25, dtype=torch.int32)
+    driver.runner.rows.first.resident = torch.zeros(driver.runner.rows.tokens.shape[0], 25, dtype=torch.int32)
     driver.runner.capture(keys, lambda done, total: None)
     made: CalledGraphs = driver.runner._graphs
     return made

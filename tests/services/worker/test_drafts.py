@@ -165,6 +165,6 @@ def test_eager_steps_find_rows_where_the_host_does_not(
     make_tiny: Callable[[str], Any], wanted: list[list[int]]
 ) -> None:
     driver = make_tiny("qwen3").driver(81, drafts=Drafting(TOKENS, ngram))
-    driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
+    driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
     assert Planner(driver, 9).run() == wanted
     assert driver.runner.rows.drafts.adrift.any()

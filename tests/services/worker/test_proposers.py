@@ -95,7 +95,7 @@ def test_another_models_drafts_change_nothing(make_tiny: Callable[[str], Any]) -
     target = make_tiny("qwen3")
     wanted = target.driver().generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
     driver = target.driver(BLOCKS, drafts=by_model(make_tiny, target, "llama"))
-    driver.runner.rows.resident = torch.zeros(41, 25, dtype=torch.int32)
+    driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
     planner = Planner(driver, 7)
     assert planner.run() == wanted
     assert planner.tried > 100

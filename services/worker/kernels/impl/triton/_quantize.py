@@ -275,3 +275,21 @@ def aot_case(
         "PDL": False,
     }
     return AotCase(f"{name}_{width}", quantize_kernel, signature, warps, 1)
+
+
+def aot_tensor() -> tuple[AotCase, ...]:
+    """Both kernels of `launch_tensor`."""
+    signature: dict[str, Constant] = {"x_ptr": "*bf16:16", "parts_ptr": "*fp32:16", "count": "i32", "PDL": False}
+    signature |= {"BLOCK": TILE, "STEPS": 1, "out_ptr": "*fp8e4nv:16", "scale_ptr": "*fp32:16", "num_parts": "i32"}
+    signature |= {"PARTS": MOST_PARTS, "LIMIT": 448.0}
+    return tuple(
+        AotCase(name, kernel, {key: signature[key] for key in kernel.arg_names}, 4, 1)
+        for name, kernel in (("largest", largest_kernel), ("by_largest", tensor_kernel))
+    )
+
+
+def aot_mx(width: int, four_bits: bool) -> AotCase:
+    signature: dict[str, Constant] = {"x_ptr": "*bf16:16", "out_ptr": "*u8:16" if four_bits else "*fp8e4nv:16"}
+    signature |= {"scales_ptr": "*u8:16", "T": "i32", "stride": "i32:16", "N": width, "PDL": False}
+    signature |= {"LARGEST": LARGEST if four_bits else 448.0, "FOUR_BITS": four_bits, "GROUPS": TILE // GROUP}
+    return AotCase(f"rows_{width}", mx_kernel, signature, 4, 1)

@@ -13,3 +13,4 @@ def run(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 IMPL = Impl(quantize_mxfp4, "triton", run, needs_gpu)
+AOT = (_quantize.aot_mx(4096, four_bits=True),)

@@ -14,3 +14,4 @@ def run(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 IMPL = Impl(quantize_mxfp8, "triton", run, needs_gpu)
+AOT = (_quantize.aot_mx(4096, four_bits=False),)
