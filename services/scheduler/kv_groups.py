@@ -18,8 +18,8 @@ from services.scheduler.request import Row, Table
 
 
 class KvGroups:
-    def __init__(self, facts: ModelFacts, hash_seed: int, chunk: int) -> None:
-        """`chunk`: the most tokens of a row in a step."""
+    def __init__(self, facts: ModelFacts, hash_seed: int, chunk: int, plans: int = 1) -> None:
+        """`chunk`: the most tokens of a row in a step; `plans`: in flight at once."""
         self.groups = facts.groups or (KvGroup("full"),)
         self.block_tokens = facts.block_tokens
         blocks = (facts.num_blocks, *facts.pools)
@@ -32,7 +32,7 @@ class KvGroups:
         self._paged = [idx for idx, group in numbered if group.kind != "state"]
         self.prefixes = Prefixes(self.groups, self.pools)
         self._per_pool = [sum(self.groups[idx].pool == pool for idx in self._paged) for pool in range(len(blocks))]
-        self.chunk = chunk
+        self.chunk, self._plans = chunk, plans
         self.changes = Changes()
 
     def _pool(self, group: int) -> BlockPool:
@@ -64,9 +64,10 @@ class KvGroups:
     def may_admit(self, hit: Hit, known: int, running: int) -> bool:
         """Whether a row of `known` tokens that shares `hit` may begin beside `running` others."""
         needed = self._needed(hit, known, self.chunk if running else 0)
+        ahead = (running + 1) * (self._plans + 1) // self.block_tokens
         return all(
-            policy.may_admit(need, pool.free_after_share(blocks), pool.num_blocks, running)
-            for need, pool, blocks in zip(needed, self.pools, self._shared(hit), strict=True)
+            policy.may_admit(need, pool.free_after_share(blocks), pool.num_blocks, running, ahead * tables)
+            for need, pool, blocks, tables in zip(needed, self.pools, self._shared(hit), self._per_pool, strict=True)
         )
 
     def missing_tokens(self, hit: Hit, known: int) -> int:

@@ -90,9 +90,13 @@ def spare_blocks(num_blocks: int) -> int:
     return num_blocks // 100
 
 
-def may_admit(needed: int, free: int, num_blocks: int, running: int) -> bool:
-    """Whether a waiting sequence may take `needed` of `free` blocks. With nothing running it may take the last one."""
-    spare = spare_blocks(num_blocks) if running else 0
+def may_admit(needed: int, free: int, num_blocks: int, running: int, ahead: int = 0) -> bool:
+    """Whether a waiting sequence may take `needed` of `free` blocks. With nothing running it may take the last one.
+
+    `ahead`: blocks by which all grow until its first token is known. Without them it may be preempted before, and two
+    sequences whose ranks change with what their tenants are served could take each other's blocks for ever.
+    """
+    spare = max(spare_blocks(num_blocks), ahead) if running else 0
     return needed + spare <= free
 
 

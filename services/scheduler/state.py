@@ -246,7 +246,7 @@ class State:
     def attach(self, ready: WorkerReady) -> None:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
-        kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens)
+        kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens, limits.plans_in_flight)
         longest = longest_of(facts)
         max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(

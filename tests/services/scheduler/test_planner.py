@@ -212,7 +212,7 @@ def test_a_choice_runs_alone_when_the_first_has_gone() -> None:
 
 
 def test_the_newest_row_yields_its_blocks_and_loses_nothing() -> None:
-    core = Harness.with_worker(blocks=5, max_len=20)
+    core = Harness.with_worker(blocks=5, max_len=20, plans_in_flight=1)
     old, new = core.admit(ids(7), max_tokens=12), core.admit(ids(7, 50), max_tokens=12)
     core.run()
     assert core.core.metrics()["preemptions"] >= 1
@@ -225,7 +225,7 @@ def test_the_newest_row_yields_its_blocks_and_loses_nothing() -> None:
 
 
 def test_the_less_urgent_yields_though_it_came_first() -> None:
-    core = Harness.with_worker(blocks=5, max_len=20)
+    core = Harness.with_worker(blocks=5, max_len=20, plans_in_flight=1)
     lazy = core.admit(ids(7), max_tokens=12, priority=1)
     urgent = core.admit(ids(7, 50), max_tokens=12, priority=0)
     core.run()

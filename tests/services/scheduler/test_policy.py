@@ -81,6 +81,9 @@ def test_admission_leaves_room_for_growth_unless_nothing_runs() -> None:
     assert not policy.may_admit(needed=91, free=100, num_blocks=1000, running=1)
     assert policy.may_admit(needed=90, free=100, num_blocks=1000, running=1)
     assert policy.may_admit(needed=100, free=100, num_blocks=1000, running=0)
+    assert policy.may_admit(needed=80, free=100, num_blocks=1000, running=1, ahead=20)
+    assert not policy.may_admit(needed=81, free=100, num_blocks=1000, running=1, ahead=20)
+    assert policy.may_admit(needed=100, free=100, num_blocks=1000, running=0, ahead=20)
 
 
 def test_the_victim_is_the_newest_of_the_least_urgent() -> None:
