@@ -148,9 +148,11 @@ def test_the_scheduler_serves_it_in_the_least_memory(
     whole = -(-longest // size) * len(layout.pages)
     slides = any(group.kind == "window" for group in layout.groups)
     assert not slides or pools[0] < whole, "freeing must be needed"
-    served = Served(decoder, pools, every=16)
+    served = Served(decoder, pools, configuration.Scheduler(max_rows=8, step_tokens=32, plans_in_flight=1), every=16)
     assert served.generate(PROMPTS, NEW) == wanted(name)
     assert served.core.metrics()["preemptions"] > 0 or not slides
+    served = Served(decoder, pools, every=16)
+    assert served.generate(PROMPTS, NEW) == wanted(name)
     assert served.generate(PROMPTS[::-1], NEW) == wanted(name)[::-1]
     roomy = Served(decoder, [5 * blocks for blocks in pools], every=16)
     assert roomy.generate(PROMPTS, NEW, n=2) == [output for output in wanted(name) for _ in range(2)]
