@@ -70,8 +70,23 @@ def admitted(system: System) -> dict[int, float]:
     return found
 
 
+ATTEMPTS = 5
+
+
 def disturbed(system: System, act: Callable[[], None]) -> tuple[list[Stream], dict[int, float]]:
-    """The streams with something done once all of them run; and what each scheduler has of them at that time."""
+    """The streams with something done once all of them run; and what each scheduler has of them at that time.
+
+    Begun again while one has none of them: the tokenizers may not know yet that it has come back.
+    """
+    for _ in range(ATTEMPTS):
+        streams, shares = attempt(system, act)
+        if all(share > 0 for share in shares.values()):
+            return streams, shares
+    raise AssertionError(f"one scheduler gets nothing: {shares}")
+
+
+def attempt(system: System, act: Callable[[], None]) -> tuple[list[Stream], dict[int, float]]:
+    """As `disturbed`; nothing is done where a scheduler has no stream."""
     before = admitted(system)
     shares: dict[int, float] = {}
 
@@ -81,11 +96,10 @@ def disturbed(system: System, act: Callable[[], None]) -> tuple[list[Stream], di
             return sum(shares.values()) == sum(body.get("n", 1) for _, body in asked())
 
         until(all_run, f"not all are admitted: {shares}")
-        act()
+        if all(share > 0 for share in shares.values()):
+            act()
 
-    streams = asyncio.run(run(system, asked(), [victim]))
-    assert all(share > 0 for share in shares.values()), shares
-    return streams, shares
+    return asyncio.run(run(system, asked(), [victim])), shares
 
 
 def same(streams: list[Stream], calm: list[Stream]) -> None:
