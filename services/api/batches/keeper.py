@@ -6,7 +6,6 @@ system has room, and what one had when it died goes to another, or to its succes
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import sqlite3
@@ -133,7 +132,8 @@ class Keeper:
     async def _go_on(self, answerer: Answerer) -> None:
         """Begins what there is to do."""
         while unread := await self._try(lambda store: store.work.take_unread()):
-            await self._try(functools.partial(self._read, batch=unread))
+            if not await self._finish_or_put_down(unread, self._read):
+                return
         room = self.api.batch_requests - len(self._running)
         if room > 0 and answerer.welcome():
             for line in await self._try(lambda store: store.work.take(room)) or ():
@@ -141,20 +141,39 @@ class Keeper:
                 self._running.add(task)
                 task.add_done_callback(self._done)
         while finished := await self._try(lambda store: store.work.take_finished()):
-            await self._try(functools.partial(write, batch=finished))
+            if not await self._finish_or_put_down(finished, write):
+                return
+
+    async def _finish_or_put_down(self, batch: Batch, work: Callable[[Store, Batch], None]) -> bool:
+        """Whether the work was done. If the store failed, anybody may take the batch at the next look."""
+        try:
+            await self.call(lambda store: work(store, batch))
+        except Reject:
+            await self._try(lambda store: store.work.put_down(batch))
+            return False
+        return True
 
     async def _answer(self, answerer: Answerer, line: Line) -> None:
         good, result = await answerer(line)
         if result is None:
             await asyncio.sleep(AGAIN_S)
-            await self.call(lambda store: store.work.give_back(line))
+            await self._insist(lambda store: store.work.give_back(line))
         else:
-            await self.call(lambda store: store.work.answer(line, good, result))
+            await self._insist(lambda store: store.work.answer(line, good, result))
+
+    async def _insist(self, what: Callable[[Store], object]) -> None:
+        """As `call`, until the store can do it: nobody else takes a line that this replica has."""
+        while True:
+            try:
+                await self.call(what)
+                return
+            except Reject:
+                await asyncio.sleep(AGAIN_S)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
         self._news.set()
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Reject):
+        if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a request of a batch could not be answered", exc_info=error)
 
     def _read(self, store: Store, batch: Batch) -> None:
@@ -164,6 +183,9 @@ class Keeper:
             path = store.files.path(batch.input)
             api = self.api
             store.work.begin(batch.id, reading.read(path, batch.endpoint, api.max_batch_requests, api.max_body_bytes))
+        except FileNotFoundError:
+            gone = reading.Problem("file_not_found", "the content of the input file is gone")
+            store.work.fail(batch.id, msgspec.json.encode([gone]).decode())
         except reading.BadInput as bad:
             store.work.fail(batch.id, msgspec.json.encode(bad.problems).decode())
 

@@ -132,6 +132,11 @@ class Work:
             run.execute("UPDATE batches SET worker = ? WHERE id = ?", (self._own, row["id"]))
         return Batch(**row)
 
+    def put_down(self, batch: Batch) -> None:
+        """This replica could not do what it had taken the batch for."""
+        with self._database.writing() as run:
+            run.execute("UPDATE batches SET worker = NULL WHERE id = ? AND worker = ?", (batch.id, self._own))
+
     def results(self, identity: str, good: bool) -> Iterator[bytes]:
         """In the order of the input."""
         query = "SELECT result FROM lines WHERE batch = ? AND good = ? ORDER BY line"

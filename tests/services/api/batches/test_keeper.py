@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from common.errors import Reject
 from services.api.batches.keeper import Answer, Keeper, Store
 from services.api.batches.records import Batch, Line
 from services.api.batches.results import answered
+from services.api.batches.work import Work
 from tests.services.api.system import LIMIT_S, scenario
 
 INPUT = b"".join(
@@ -213,6 +215,48 @@ def test_a_store_that_cannot_be_used_is_said_and_does_not_end_the_process(tmp_pa
         with pytest.raises(Reject, match="files and batches cannot be kept now"):
             await keeper.call(lambda store: store.work.begun())
         assert not running.done()
+        running.cancel()
+
+    scenario(main)
+
+
+def test_a_disk_that_fails_for_a_while_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the input, an answer and the output each fail once."""
+    monkeypatch.setattr("services.api.batches.keeper.AGAIN_S", 0.0)
+    failed: list[str] = []
+
+    def once(name: str) -> None:
+        whole = getattr(Work, name)
+
+        def first_fails(*arguments: Any) -> Any:
+            if name not in failed:
+                failed.append(name)
+                raise OSError("no space left")
+            return whole(*arguments)
+
+        monkeypatch.setattr(Work, name, first_fails)
+
+    async def main() -> None:
+        keeper = Keeper(Api(storage_dir=str(tmp_path)), 1)
+        for name in ("begin", "answer", "finish"):
+            once(name)
+        running = asyncio.create_task(keeper.run(Answers([1])))
+        await begin(keeper)
+        batch = await until(keeper, ended)
+        assert (batch.status, batch.done, failed) == ("completed", 9, ["begin", "answer", "finish"])
+        running.cancel()
+
+    scenario(main)
+
+
+def test_an_input_without_content_ends_the_batch(tmp_path: Path) -> None:
+    async def main() -> None:
+        keeper = Keeper(Api(storage_dir=str(tmp_path)), 1)
+        await begin(keeper)
+        await keeper.call(lambda store: [store.files.path(file.id).unlink() for file in store.files.of("me")])
+        running = asyncio.create_task(keeper.run(Answers([1])))
+        batch = await until(keeper, ended)
+        assert batch.status == "failed" and "is gone" in batch.errors
         running.cancel()
 
     scenario(main)
