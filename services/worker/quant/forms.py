@@ -2,6 +2,7 @@
 provider has that. Each form is a callable: x to what the op takes in x's place. Used by the formats of this folder.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -187,6 +188,32 @@ class NarrowProducts:
 
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None) -> None:
         self._add(residual, x, *self._stored, bias)
+
+
+class WidenedProduct:
+    """Of a weight that is widened on its way to the matrix cores: activations enter as they are.
+
+    `linear` takes x, `parts` and a bias, `decode` the parts: values, scales, and zero points where the op has them.
+    """
+
+    def __init__(
+        self, parts: tuple[Tensor | None, ...], linear: Callable[..., Tensor], decode: Callable[..., Tensor]
+    ) -> None:
+        self._parts, self._linear, self._decode = parts, linear, decode
+        self.num_bytes = sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def stored(self) -> Stored | None:
+        values, scales, *zeros = self._parts
+        assert values is not None and scales is not None
+        return values, scales, zeros[0] if zeros else None
+
+    def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        (x,) = entered
+        return self._linear(x, *self._parts, bias)
+
+    def dequantize(self) -> Tensor:
+        return self._decode(*self._parts)
 
 
 class CodedWeight:

@@ -18,7 +18,7 @@ from services.worker.kernels.packing.weight_tiles import fits_tiles, tile_weight
 from services.worker.quant.coded import COLUMNS, ROWS, SCALES, VALUES, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.coded_experts import StackedExperts
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Mxfp4, Plain, Stored
+from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Mxfp4, Plain, Stored, WidenedProduct
 from services.worker.quant.mxfp8 import EXPONENTS
 from services.worker.quant.scheme import GROUP as PER_GROUP
 from services.worker.quant.scheme import Scheme
@@ -60,9 +60,11 @@ class Mxfp4Format(CodedFormat):
         out, width = codes.values.shape
         by_fp4 = making.bindings.provider(mxfp4_linear) != "torch"
         if by_fp4 and fits_tiles(out, width) and not width * 2 % FP4_WIDTH:
-            product: Fp4ByFp4 | Widened = Fp4ByFp4(codes, making)
+            product = Fp4ByFp4(codes, making)
             return CodedWeight(self.name, (out, width * 2), Mxfp4(making.bindings), product, making)
-        return CodedWeight(self.name, (out, width * 2), Plain(), Widened(codes, making), making)
+        parts = codes.values, codes.scales
+        widened = WidenedProduct(parts, making.bindings(mxfp4_weight_linear), decode_mxfp4)
+        return CodedWeight(self.name, (out, width * 2), Plain(), widened, making)
 
     def refuses_experts(self, hidden: int, inner: int, biases: ExpertBiases | None) -> str | None:
         return super().refuses_experts(hidden, inner, None)
@@ -75,26 +77,6 @@ class Mxfp4Format(CodedFormat):
         up_bias, down_bias = biases or (None, None)
         stacks = (gate_up.values, gate_up.scales, up_bias, down.values, down.scales, down_bias)
         return StackedExperts(self.name, making.bindings(moe_mxfp4_weight), stacks)
-
-
-class Widened:
-    """Activations as they are."""
-
-    def __init__(self, codes: Codes, making: Making) -> None:
-        self.codes = codes
-        self.num_bytes = codes.values.nbytes + codes.scales.nbytes
-        self._linear = making.bindings(mxfp4_weight_linear)
-
-    @property
-    def stored(self) -> Stored | None:
-        return (self.codes.values, self.codes.scales, None)
-
-    def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        (x,) = entered
-        return self._linear(x, self.codes.values, self.codes.scales, bias)
-
-    def dequantize(self) -> Tensor:
-        return decode_mxfp4(self.codes.values, self.codes.scales)
 
 
 class Fp4ByFp4:

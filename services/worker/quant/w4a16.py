@@ -30,7 +30,7 @@ from services.worker.quant.coded import (
 )
 from services.worker.quant.coded_experts import StackedExperts
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
-from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Plain, Stored
+from services.worker.quant.forms import NARROW_OPS, CodedWeight, Plain, WidenedProduct
 from services.worker.quant.int4 import READERS
 from services.worker.quant.scheme import GROUP, ROW, Scheme
 
@@ -162,7 +162,9 @@ class W4A16(CodedFormat):
 
     def weight(self, codes: Codes, columns: int, scheme: Scheme | None, making: Making) -> Weight:
         form = Plain() if codes.order is None else Plain(codes.order, columns)
-        return CodedWeight(self.name, (codes.values.shape[0], columns), form, Int4Product(codes, making), making)
+        parts = codes.values, codes.scales, codes.zeros
+        product = WidenedProduct(parts, making.bindings(int4_linear), decode_int4)
+        return CodedWeight(self.name, (codes.values.shape[0], columns), form, product, making)
 
     def experts(self, gate_up: Codes, down: Codes, biases: ExpertBiases | None, making: Making) -> ExpertWeights:
         return StackedExperts(self.name, making.bindings(moe_int4), (*gate_up[:3], *down[:3]))
@@ -191,24 +193,6 @@ def in_order(codes: Codes, numbers: Tensor, table: Tensor) -> Codes:
         raise ValueError(f"g_idx does not put as many columns in each of {groups} groups")
     order = table.argsort(stable=True)
     return codes._replace(values=pack_int4(numbers.index_select(1, order)), order=order)
-
-
-class Int4Product:
-    def __init__(self, codes: Codes, making: Making) -> None:
-        self.codes = codes
-        self.num_bytes = sum(field.nbytes for field in codes if field is not None)
-        self._linear = making.bindings(int4_linear)
-
-    @property
-    def stored(self) -> Stored | None:
-        return (self.codes.values, self.codes.scales, self.codes.zeros)
-
-    def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        (x,) = entered
-        return self._linear(x, self.codes.values, self.codes.scales, self.codes.zeros, bias)
-
-    def dequantize(self) -> Tensor:
-        return decode_int4(self.codes.values, self.codes.scales, self.codes.zeros)
 
 
 FORMAT = W4A16()

@@ -24,7 +24,7 @@ from services.worker.quant.coded import (
     Piece,
 )
 from services.worker.quant.contract import ExpertBiases, Weight
-from services.worker.quant.forms import NARROW_OPS, CodedWeight, Entered, Plain, Stored
+from services.worker.quant.forms import NARROW_OPS, CodedWeight, Plain, WidenedProduct
 from services.worker.quant.scheme import GROUP, ROW, Scheme
 from services.worker.quant.w4a16 import HALVES, IN_GROUPS, check_in_groups
 
@@ -89,7 +89,7 @@ class W8A16(CodedFormat):
         return 1.0 + 2 / group
 
     def weight(self, codes: Codes, columns: int, scheme: Scheme | None, making: Making) -> Weight:
-        product = Int8Product(codes, making)
+        product = WidenedProduct((codes.values, codes.scales), making.bindings(int8_linear), decode_int8)
         return CodedWeight(self.name, (codes.values.shape[0], columns), Plain(), product, making)
 
     def refuses_experts(self, hidden: int, inner: int, biases: ExpertBiases | None) -> str | None:
@@ -118,24 +118,6 @@ def read_q6_k(rows: Tensor) -> Codes:
 
 
 READERS: dict[str, Callable[[Tensor], Codes]] = {"Q8_0": read_q8_0, "Q6_K": read_q6_k}
-
-
-class Int8Product:
-    def __init__(self, codes: Codes, making: Making) -> None:
-        self.codes = codes
-        self.num_bytes = codes.values.nbytes + codes.scales.nbytes
-        self._linear = making.bindings(int8_linear)
-
-    @property
-    def stored(self) -> Stored | None:
-        return (self.codes.values, self.codes.scales, None)
-
-    def __call__(self, entered: Entered, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        (x,) = entered
-        return self._linear(x, self.codes.values, self.codes.scales, bias)
-
-    def dequantize(self) -> Tensor:
-        return decode_int8(self.codes.values, self.codes.scales)
 
 
 FORMAT = W8A16()

@@ -160,8 +160,7 @@ class AttentionRows:
         tokens, length = slice(int(starts[row]), int(starts[row + 1])), int(context[row])
         run = self._run_of(tables, row, length)
         blocks = None if run >= 0 else self._index(tables[row, : -(-length // self.block_tokens)])
-        count = tokens.stop - tokens.start
-        mask = None
+        count, mask = tokens.stop - tokens.start, None
         if 1 < count < length:
             hidden = torch.full((count, length), -torch.inf, device=self.query_starts.device)
             mask = hidden.triu_(length - count + 1)
