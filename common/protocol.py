@@ -56,6 +56,14 @@ class Peer(Struct, frozen=True):
     since_s: float = 0.0  # Unix time of the process start
 
 
+class Grammar(Struct, frozen=True):
+    """What the output must match. The tokenizer has checked `text`; common/grammar.py gives it its meaning."""
+
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
+    text: str  # JSON for json_schema, choice (a list of strings) and structural_tag
+    param: str = ""  # the request's field that it came from
+
+
 class Sampling(Struct, frozen=True):
     """How output tokens are chosen and when they end. The seed is always resolved (by the API if none is given)."""
 
@@ -72,6 +80,7 @@ class Sampling(Struct, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
 
 
 class ModelFacts(Struct, frozen=True):
@@ -133,6 +142,13 @@ class RowStart(Struct, frozen=True):
     computed: int
     blocks: bytes  # _i32: block table so far
     sampling: Sampling
+
+
+class RowFault(Struct, frozen=True):
+    """A row whose token means nothing, for a reason of its own. Its KV is right."""
+
+    place: int  # in the plan's rows
+    message: str = ""  # its request ends with it; empty: the row is to start again, its grammar is being prepared
 
 
 class Load(Struct, frozen=True):
@@ -352,6 +368,7 @@ class StepResult(Message, frozen=True):
     device_us: int = 0
     error: str = ""
     failed: bytes = b""  # _i32: places in the plan's rows
+    faults: list[RowFault] = []
 
 
 class WorkerReady(Message, frozen=True):

@@ -24,11 +24,11 @@ from common.protocol import (
     TextFinished,
     TokenBatch,
 )
+from common.vocabulary import Vocabulary
 from services.tokenizer.encode import fit, param_of
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request, Sequence, first_admission
-from services.tokenizer.vocabulary import Vocabulary
 
 ID_RANGE = 1 << 64
 NO_TOKEN = -1

@@ -1,10 +1,10 @@
 """What the worker process needs from an engine. Two exist: the model engine (torch) and the null engine (no torch)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common.config import Config
-from common.protocol import ModelFacts, Progress, StepPlan
+from common.protocol import ModelFacts, Progress, RowFault, StepPlan
 
 
 class Pending(Protocol):
@@ -16,6 +16,15 @@ class Pending(Protocol):
 
     def tokens(self) -> bytes:
         """_i32 sampled tokens of the rows with samples == 1, in the plan's order; waits for the device."""
+        ...
+
+    def settle(self) -> None:
+        """Draws what could not be drawn before the step before was known; to be called when that one has been sent."""
+        ...
+
+    @property
+    def faults(self) -> Sequence[RowFault]:
+        """Of rows whose tokens mean nothing for reasons of their own; known with the tokens."""
         ...
 
     @property

@@ -27,8 +27,10 @@ from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
+from services.worker.grammars import Grammars, open_words
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
+from services.worker.held import HeldTokens
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
@@ -95,6 +97,11 @@ def choose_device(name: str, instance: int = 0) -> torch.device:
 def cpu_threads(configured: int, replicas: int, cores: int) -> int:
     """Threads of the kernels of one of `replicas` processes: as configured, or its share of the cores."""
     return configured or max(cores // replicas, 1)
+
+
+def mask_threads() -> int:
+    """For the masks of rows under a grammar; they run beside the device's work, not beside other work of the host."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 class Loaded(NamedTuple):
@@ -191,8 +198,12 @@ class ModelEngine:
             shape = _shape(config, model.spec)
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
-            parts = Parts(model, loaded.bindings, rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group)
+            ends, vocab_size = source.eos_token_ids, model.spec.vocab_size
+            grammars = Grammars(vocab_size, ends, partial(open_words, config.model, vocab_size, ends), mask_threads())
+            parts = Parts(model, loaded.bindings, rope, shape, ends, device, loaded.kv_dtype, group, grammars)
             self._runner, num_blocks = start(parts, config, level, stages)
+            stages("vocabulary")
+            grammars.ready()
         stages.end()
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
@@ -214,7 +225,7 @@ class ModelEngine:
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
-        step = self._runner.rows.apply(plan)
+        step = self._runner.apply(plan)
         if plan.copy_source:
             self._copy(np.frombuffer(plan.copy_source, np.int32), np.frombuffer(plan.copy_target, np.int32))
         # Ranks cannot run other pieces than each other: where one lacks memory, the group ends and starts afresh.
@@ -228,7 +239,7 @@ class ModelEngine:
         self._recent.append(outcome)
         return outcome
 
-    def _run(self, step: Step) -> StepTokens:
+    def _run(self, step: Step) -> StepTokens | HeldTokens:
         try:
             return self._runner.run(step)
         except RuntimeError as error:
@@ -240,7 +251,7 @@ class ModelEngine:
         return self._figures()
 
     def reset(self) -> None:
-        self._runner.rows.reset()
+        self._runner.reset()
 
     def close(self) -> None:
         """A group's ranks do so at the same time. NCCL waits for the end of the graphs that hold its calls."""

@@ -4,7 +4,7 @@ Each token is a function of the row's sequence and position only, so a re-planne
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
-from common.protocol import ModelFacts, Progress, StepPlan
+from common.protocol import ModelFacts, Progress, RowFault, StepPlan
 
 FIRST_TOKEN, TOKEN_RANGE = 300, 700  # ordinary words in every vocabulary that is larger than 1,000
 DEFAULT_MAX_LEN, DEFAULT_BLOCKS = 8192, 65_536
@@ -23,9 +23,12 @@ class Done:
     """A step that is over."""
 
     failed = b""
+    faults: Sequence[RowFault] = ()
 
     def __init__(self, tokens: bytes) -> None:
         self._tokens = tokens
+
+    def settle(self) -> None: ...
 
     def ready(self) -> bool:
         return True

@@ -142,9 +142,11 @@ class WorkerProcess:
         self._record(plan)
         start_s = time.perf_counter()
         self.beacon.received += 1
-        self._in_flight.append((plan.step, start_s, engine.execute(plan)))
+        pending = engine.execute(plan)
+        self._in_flight.append((plan.step, start_s, pending))
         self.steps += 1
         self._flush(keep=1)
+        pending.settle()
 
     def _record(self, plan: StepPlan) -> None:
         """Before the step runs: it may be the last one."""
@@ -163,7 +165,7 @@ class WorkerProcess:
             self.beacon.finished += 1
             self.beacon.progress += 1
             self._newest_us = int(elapsed_s * 1e6)
-            self.to_scheduler.send(StepResult(step, tokens, self._newest_us, failed=pending.failed))
+            self.to_scheduler.send(StepResult(step, tokens, self._newest_us, "", pending.failed, list(pending.faults)))
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""

@@ -5,13 +5,14 @@ succeeded. What not even the smallest pieces can run is given up, row by row.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from common.columns import pack_i32
+from common.protocol import RowFault
 from services.worker.state import Ints, Step
 
 log = logging.getLogger("worker")
@@ -23,6 +24,11 @@ SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")  # of CUDA, H
 class Tokens(Protocol):
     """What a run gives: sampled tokens on their way to the host."""
 
+    @property
+    def faults(self) -> Sequence[RowFault]: ...
+
+    def settle(self) -> None: ...
+
     def ready(self) -> bool: ...
 
     def tokens(self) -> bytes: ...
@@ -31,9 +37,20 @@ class Tokens(Protocol):
 class Outcome:
     """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
 
-    def __init__(self, pending: Tokens | bytes, failed: bytes = b"") -> None:
+    def __init__(self, pending: Tokens | bytes, failed: bytes = b"", faults: Sequence[RowFault] = ()) -> None:
         self._pending = pending
         self.failed = failed
+        self._faults = faults
+
+    @property
+    def faults(self) -> Sequence[RowFault]:
+        """Of rows whose tokens mean nothing for reasons of their own; known with the tokens."""
+        return self._faults if isinstance(self._pending, bytes) else self._pending.faults
+
+    def settle(self) -> None:
+        """Starts what waited for the step before, for which it waits."""
+        if not isinstance(self._pending, bytes):
+            self._pending.settle()
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -42,7 +59,8 @@ class Outcome:
     def tokens(self) -> bytes:
         """_i32; waits for the device. Kept, since the place that the device wrote them to serves later steps too."""
         if not isinstance(self._pending, bytes):
-            self._pending = self._pending.tokens()
+            tokens, self._faults = self._pending.tokens(), self._pending.faults
+            self._pending = tokens
         return self._pending
 
 
@@ -89,6 +107,7 @@ class Retry:
     ) -> None:
         self._run, self._free, self._give_up = run, free, give_up
         self._parts: list[bytes] = []
+        self._faults: list[RowFault] = []
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -96,7 +115,7 @@ class Retry:
         self._divide(Piece(step, np.arange(len(step.slots))))
         rows, pieces, failed = len(step.slots), len(self._parts), sorted(self._failed)
         log.warning("no memory for a step of %d rows: ran in %d pieces, %d rows failed", rows, pieces, len(failed))
-        return Outcome(b"".join(self._parts), pack_i32(failed))
+        return Outcome(b"".join(self._parts), pack_i32(failed), self._faults)
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -106,7 +125,7 @@ class Retry:
             for half in halves:
                 self._attempt(half)
         elif (tokens := attempt(piece.step, self._run)) is not None:
-            self._parts.append(tokens.tokens())
+            self._take(piece, tokens)
         else:
             self._drop(piece)
 
@@ -118,7 +137,11 @@ class Retry:
         if tokens is None:
             self._divide(piece)
         else:
-            self._parts.append(tokens.tokens())
+            self._take(piece, tokens)
+
+    def _take(self, piece: Piece, tokens: Tokens) -> None:
+        self._parts.append(tokens.tokens())
+        self._faults += [RowFault(int(piece.places[fault.place]), fault.message) for fault in tokens.faults]
 
     def _drop(self, piece: Piece) -> None:
         self._give_up(piece.step)

@@ -24,6 +24,7 @@ from services.worker import compile as levels
 from services.worker import graphs, memory, warmup
 from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
+from services.worker.grammars import Grammars
 from services.worker.group import Group
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import Bindings
@@ -48,6 +49,7 @@ class Parts(NamedTuple):
     device: torch.device
     kv_dtype: torch.dtype
     group: Group | None = None  # of several ranks, of which this process is one
+    grammars: Grammars | None = None
 
     def agreed(self, num_blocks: int) -> int:
         """What all ranks have room for: they share one block table."""
@@ -61,7 +63,7 @@ class Parts(NamedTuple):
         rows = Rows(self.shape, self.model.spec.vocab_size, self.eos_ids, self.device)
         cache_shape = KvCache.shape(self.model.spec, num_blocks, self.shape.block_tokens)
         cache = KvCache(memory.zeros(cache_shape, self.kv_dtype, self.device), layout=self.bindings.layout)
-        return Runner(self.model, rows, cache, self.rope, self.bindings)
+        return Runner(self.model, rows, cache, self.rope, self.bindings, self.grammars)
 
 
 class Stages:
@@ -92,7 +94,7 @@ def run_all(runner: Runner, plans: Iterable[StepPlan], stage: Callable[[int, int
     for done, plan in enumerate(plans):
         stage(done, len(plans))
         runner.execute(plan).tokens()
-        runner.rows.reset()
+        runner.reset()
 
 
 def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], stages: Stages) -> memory.Readings:

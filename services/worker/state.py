@@ -129,17 +129,26 @@ class Rows:
         self._check(plan.step, step)
         return step
 
-    def commit(self, step: Step) -> None:
-        """Counts what the step has computed, and what it has drawn, which is in `tokens` already."""
+    def commit(self, step: Step, held: Ints | None = None) -> None:
+        """Counts what the step has computed, and what it has drawn, which is in `tokens` already.
+
+        held: slots whose tokens are not; they are counted by `count`.
+        """
         self.computed[step.slots] += step.counts
         slots = step.slots[step.samples]
-        if self.penalties is not None and len(slots):
-            device, counts = self.tokens.device, self.penalties.in_output
-            places = torch.from_numpy(slots * self.tokens.shape[1] + self.length[slots]).to(device)
-            sampled = self.tokens.view(-1).index_select(0, places)
-            flat = torch.from_numpy(slots * self.vocab_size).to(device) + sampled
-            counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
+        drawn = slots if held is None else slots[~np.isin(slots, held)]
+        self.count(drawn, self.length[drawn])
         self.length[slots] += 1
+
+    def count(self, slots: Ints, places: Ints) -> None:
+        """The tokens at these places of these slots are output, for penalties."""
+        if self.penalties is None or not len(slots):
+            return
+        device, counts = self.tokens.device, self.penalties.in_output
+        flat_places = torch.from_numpy(slots * self.tokens.shape[1] + places).to(device)
+        sampled = self.tokens.view(-1).index_select(0, flat_places)
+        flat = torch.from_numpy(slots * self.vocab_size).to(device) + sampled
+        counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
 
     def _start(self, row: RowStart) -> None:
         slot = row.slot
@@ -193,12 +202,15 @@ class Rows:
             sampling.min_tokens,
         )
         ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_ids)] if sampling.min_tokens else []
+        if sampling.grammar is not None:
+            ends = []  # its mask knows when an end may come
         bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
         ends = [token for token in dict.fromkeys(ends) if 0 <= token < self.vocab_size]
         filtered = sampling.temperature > 0 and (
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
-        self.is_plain[slot] = not (filtered or bias or ends or self.has_penalty(sampling))
+        special = sampling.grammar is not None or self.has_penalty(sampling)
+        self.is_plain[slot] = not (filtered or bias or ends or special)
         if bias or ends:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from common.columns import pack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import Grammar, RowStart, Sampling, StepPlan
 from services.worker.graphs import GraphKey
 from services.worker.memory import Shape
 
@@ -19,6 +19,7 @@ MANNERS = (
     Sampling(max_tokens=2, temperature=0.7),
     Sampling(max_tokens=2, temperature=0.7, top_k=20, top_p=0.9),
     Sampling(max_tokens=2, temperature=0.7, min_p=0.1),
+    Sampling(max_tokens=2, temperature=0.7, grammar=Grammar("regex", "a*")),
     Sampling(
         max_tokens=2,
         temperature=0.7,
