@@ -37,11 +37,17 @@ def limits() -> LLParserLimits:
 def source_of(grammar: Grammar) -> str:
     """The grammar as llguidance takes it. Raises ValueError."""
     if grammar.kind == "json_schema":
-        return str(LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": WHITESPACE}))
+        if grammar.text == "false":
+            raise ValueError("the schema false is matched by nothing")
+        schema = "{}" if grammar.text == "true" else grammar.text
+        return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE}))
     if grammar.kind == "structural_tag":
         return str(LLMatcher.grammar_from_lark(to_lark(grammar.text)))
     if grammar.kind == "choice":
-        alternatives = " | ".join(json.dumps(word, ensure_ascii=False) for word in json.loads(grammar.text))
+        words = json.loads(grammar.text)
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+            raise ValueError("choices are a list of texts, none of them empty")
+        alternatives = " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
         return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
     return str(grammar_from(grammar.kind, grammar.text))
 
