@@ -61,7 +61,9 @@ def fault_of(matcher: LLMatcher) -> str:
     """Why a matcher cannot go on; empty if it can, or is at a right end."""
     if matcher.is_error():
         text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0].strip()
-        return NOTHING if text in ENDS else text[:MESSAGE_CHARS] or "it is not understood"
+        if text in ENDS:
+            return NOTHING
+        return "it is not understood" if not text or text.startswith("panic") else text[:MESSAGE_CHARS]
     if matcher.is_stopped() and not matcher.is_accepting():
         return NOTHING
     return ""

@@ -205,7 +205,7 @@ class Grammars:
         for matcher, place in jobs:
             bound, row = rows[place], bits[place]
             _settle_ends(bound, row, int(output_index[place]))
-            if fault := fault_of(matcher) or ("" if row.any() else "no token of the model can follow"):
+            if fault := fault_of(matcher):
                 faults[place] = f"{bound.grammar.param or 'grammar'}: {fault}"
                 row[:] = -1
         for place in faults:

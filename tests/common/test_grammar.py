@@ -1,4 +1,4 @@
-"""Languages held against a JSON Schema validator, by texts that must (not) match and by texts drawn from the grammar."""
+"""Languages held against a JSON Schema validator: texts that must (not) match, and texts drawn from the grammar."""
 
 import json
 import random
@@ -62,31 +62,85 @@ SCHEMAS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (closed([], a=STRING, b=INTEGER), ["{}", '{"b": 1}', '{"a": "x"}'], ['{"c": 1}']),
     ({"type": "object", "properties": {"a": INTEGER}}, ['{"a": 1, "z": "x"}', "{}"], ['{"a": "x"}']),
     ({"type": "object", "additionalProperties": INTEGER}, ['{"x": 1, "y": 2}'], ['{"x": "a"}']),
-    ({"type": "object", "properties": {"a": STRING}, "additionalProperties": INTEGER}, ['{"a": "x", "b": 1}'], ['{"a": 1}']),
-    ({"type": "object", "patternProperties": {"^n_": INTEGER}, "additionalProperties": False}, ['{"n_a": 1}'], ['{"n_a": "x"}']),
+    (
+        {"type": "object", "properties": {"a": STRING}, "additionalProperties": INTEGER},
+        ['{"a": "x", "b": 1}'],
+        ['{"a": 1}'],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^n_": INTEGER}, "additionalProperties": False},
+        ['{"n_a": 1}'],
+        ['{"n_a": "x"}'],
+    ),
     ({"type": "object", "required": ["a"]}, ['{"a": 1}'], ["{}"]),
     ({"type": "object", "minProperties": 1, "properties": {"a": INTEGER}, "required": ["a"]}, ['{"a": 1}'], ["{}"]),
     (closed(a=closed(b=closed(c=INTEGER))), ['{"a": {"b": {"c": 1}}}'], ['{"a": {"b": {}}}']),
-    (closed(**{"a b": INTEGER, 'q"': STRING, "é": {"type": "null"}}), ['{"a b": 1, "q\\"": "", "é": null}'], ['{"a b": 1}']),
+    (
+        closed(**{"a b": INTEGER, 'q"': STRING, "é": {"type": "null"}}),
+        ['{"a b": 1, "q\\"": "", "é": null}'],
+        ['{"a b": 1}'],
+    ),
     ({"anyOf": [STRING, INTEGER]}, ['"a"', "1"], ["null", "[]"]),
-    ({"oneOf": [closed(k={"const": "a"}, x=INTEGER), closed(k={"const": "b"}, y=STRING)]}, ['{"k": "a", "x": 1}'], ['{"k": "a", "y": ""}']),
+    (
+        {"oneOf": [closed(k={"const": "a"}, x=INTEGER), closed(k={"const": "b"}, y=STRING)]},
+        ['{"k": "a", "x": 1}'],
+        ['{"k": "a", "y": ""}'],
+    ),
     ({"anyOf": [{"type": "array", "items": STRING}, {"type": "null"}]}, ["null", '["a"]'], ["[1]"]),
-    ({"allOf": [{"type": "object", "properties": {"a": STRING}, "required": ["a"]}, {"properties": {"b": INTEGER}, "required": ["b"]}]}, ['{"a": "", "b": 1}'], ['{"a": ""}']),
+    (
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": STRING}, "required": ["a"]},
+                {"properties": {"b": INTEGER}, "required": ["b"]},
+            ]
+        },
+        ['{"a": "", "b": 1}'],
+        ['{"a": ""}'],
+    ),
     ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, ["3", "5"], ["2", "6"]),
     ({"$ref": "#/$defs/n", "$defs": {"n": INTEGER}}, ["1"], ['"a"']),
     ({"$ref": "#/definitions/n", "definitions": {"n": {"type": "boolean"}}}, ["true"], ["1"]),
-    ({"$ref": "#/$defs/t", "$defs": {"t": closed([], v=INTEGER, n={"$ref": "#/$defs/t"})}}, ['{"v": 1, "n": {"n": {}}}'], ['{"n": 1}']),
+    (
+        {"$ref": "#/$defs/t", "$defs": {"t": closed([], v=INTEGER, n={"$ref": "#/$defs/t"})}},
+        ['{"v": 1, "n": {"n": {}}}'],
+        ['{"n": 1}'],
+    ),
     (closed(x={"$ref": "#/$defs/a~1b"}) | {"$defs": {"a/b": INTEGER}}, ['{"x": 1}'], ['{"x": ""}']),
     ({"type": "array", "items": {"$ref": "#"}, "maxItems": 2}, ["[]", "[[], [[]]]"], ["[1]"]),
-    ({"title": "T", "description": "d", "default": 1, "examples": [2], "$comment": "c", "type": "integer"}, ["3"], ['"a"']),
-    ({"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "integer", "deprecated": True}, ["3"], ["null"]),
-    (closed(a={"type": ["integer", "null"]}, b={"anyOf": [STRING, {"type": "null"}]}), ['{"a": null, "b": null}'], ['{"a": "", "b": 1}']),
+    (
+        {"title": "T", "description": "d", "default": 1, "examples": [2], "$comment": "c", "type": "integer"},
+        ["3"],
+        ['"a"'],
+    ),
+    (
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "integer", "deprecated": True},
+        ["3"],
+        ["null"],
+    ),
+    (
+        closed(a={"type": ["integer", "null"]}, b={"anyOf": [STRING, {"type": "null"}]}),
+        ['{"a": null, "b": null}'],
+        ['{"a": "", "b": 1}'],
+    ),
     (closed(s={"type": "string", "enum": ["x", "y"]}), ['{"s": "y"}'], ['{"s": "z"}']),
     (closed(n={"type": "number", "enum": [1, 2.5]}), ['{"n": 2.5}'], ['{"n": 3}']),
-    (closed(m={"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}}), ['{"m": {"k": [1]}}'], ['{"m": {"k": 1}}']),
-    ({"type": "object", "properties": {"a": {"type": "array", "items": closed(b=INTEGER), "minItems": 1}}, "required": ["a"], "additionalProperties": False}, ['{"a": [{"b": 1}]}'], ['{"a": []}']),
+    (
+        closed(m={"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}}),
+        ['{"m": {"k": [1]}}'],
+        ['{"m": {"k": 1}}'],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": closed(b=INTEGER), "minItems": 1}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        ['{"a": [{"b": 1}]}'],
+        ['{"a": []}'],
+    ),
     ({}, ["1", "[]", '"a"', "null", "{}"], ["x", ""]),
-]  # fmt: skip
+]
 
 
 def grammar_of(kind: Any, text: Any) -> Grammar:
@@ -160,9 +214,14 @@ def test_white_space_is_bounded() -> None:
         ("grammar", 'root ::= "a" b+\nb ::= [0-9] | "x"', "a1x", "a"),
         ("grammar", 'start: "a" N\nN: /[0-9]+/', "a12", "a"),
         ("grammar", 'start: %json {"type": "integer"}', "12", "x"),
-        ("structural_tag", {"structures": [{"begin": "<a>", "schema": INTEGER, "end": "</a>"}], "triggers": ["<a"]}, "x <a>1</a>", "<a>y"),
+        (
+            "structural_tag",
+            {"structures": [{"begin": "<a>", "schema": INTEGER, "end": "</a>"}], "triggers": ["<a"]},
+            "x <a>1</a>",
+            "<a>y",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_kinds(kind: str, text: Any, right: str, wrong: str) -> None:
     grammar = grammar_of(kind, text)
     check(grammar)
@@ -191,7 +250,20 @@ def nested(depth: int) -> dict[str, Any]:
         ("json_schema", "false", "matched by nothing"),
         ("json_schema", {"type": "integer", "minimum": 3, "maximum": 2}, "Unsatisfiable"),
         ("json_schema", nested(200), "recursion limit"),
-        ("json_schema", {"allOf": [{"anyOf": [closed([f"a{i}{j}"], **{f"a{i}{j}": {}}) | {"additionalProperties": True} for j in range(4)]} for i in range(8)]}, "too large"),
+        (
+            "json_schema",
+            {
+                "allOf": [
+                    {
+                        "anyOf": [
+                            closed([f"a{i}{j}"], **{f"a{i}{j}": {}}) | {"additionalProperties": True} for j in range(4)
+                        ]
+                    }
+                    for i in range(8)
+                ]
+            },
+            "too large",
+        ),
         ("json_schema", {"enum": ["x" * 100 + str(i) for i in range(3000)]}, f"more than {MAX_BYTES} bytes"),
         ("grammar", "start: foo", "unknown name"),
         ("grammar", 'start: start "a"', "nothing can come next"),
@@ -199,7 +271,7 @@ def nested(depth: int) -> dict[str, Any]:
         ("grammar", "", "No 'root' rule"),
         ("structural_tag", "[]", "no object"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_refused_by_its_field(kind: str, text: Any, told: str) -> None:
     with pytest.raises(Reject, match=re.escape(told)) as caught:
         check(grammar_of(kind, text))
@@ -211,12 +283,12 @@ def test_what_cannot_be_used_is_refused_by_its_field(kind: str, text: Any, told:
     "text", ["", "\x00", "\ud800", "{}", "[", "[" * 3000, '"', "null", "9" * 5000, '[{"a": 1}]', "{{{{"]
 )
 def test_nonsense_is_refused_or_has_a_meaning(kind: str, text: str) -> None:
+    refused = None
     try:
         check(grammar_of(kind, text))
     except Reject as reject:
-        assert reject.param == "field"
-    else:
-        assert source_of(grammar_of(kind, text))
+        refused = reject
+    assert (refused is not None and refused.param == "field") or source_of(grammar_of(kind, text))
 
 
 def test_lenient_schemas_leave_out_what_is_not_supported() -> None:

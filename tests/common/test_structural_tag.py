@@ -35,17 +35,47 @@ def tag(name: str, end: Any = None) -> dict[str, Any]:
         (of("grammar", grammar='start: "q" X\nX: /[0-9]/'), ["q1"], ["q"]),
         (of("any_text"), ["", "a\nb <x>"], []),
         (of("json_schema", json_schema=SCHEMA), ['{"a": 1}'], ["{}"]),
-        (of("sequence", elements=[of("const_string", value="x"), tag("t")]), ['x<t>{"a": 1}</t>'], ["x", '<t>{"a": 1}</t>']),
+        (
+            of("sequence", elements=[of("const_string", value="x"), tag("t")]),
+            ['x<t>{"a": 1}</t>'],
+            ["x", '<t>{"a": 1}</t>'],
+        ),
         (of("or", elements=[of("const_string", value="x"), of("const_string", value="y")]), ["x", "y"], ["xy"]),
-        (of("sequence", elements=[of("tag", begin="<think>", content=of("any_text"), end="</think>"), of("regex", pattern="ok")]), ["<think>a < b\n</think>ok"], ["<think>ok", "ok"]),
+        (
+            of(
+                "sequence",
+                elements=[
+                    of("tag", begin="<think>", content=of("any_text"), end="</think>"),
+                    of("regex", pattern="ok"),
+                ],
+            ),
+            ["<think>a < b\n</think>ok"],
+            ["<think>ok", "ok"],
+        ),
         (of("tag", begin="(", content=of("regex", pattern="[a-z]"), end=[")", "]"]), ["(a)", "(b]"], ["(a"]),
         (of("tag", begin="(", content=of("regex", pattern="[a-z]"), end=["", ")"]), ["(a)", "(a"], ["a"]),
-        (of("triggered_tags", triggers=["<t", "<u"], tags=[tag("t"), tag("tt"), tag("u")]), ["", "free", 'a <tt>{"a": 1}</tt> b <u>{"a": 2}</u>'], ["<t", "x <tx>", "<t>{}</t>"]),
-        (of("triggered_tags", triggers=["<t>"], tags=[tag("t")], at_least_one=True, stop_after_first=True), ['hm <t>{"a": 1}</t>'], ["hm", '<t>{"a": 1}</t>x']),
-        (of("tags_with_separator", tags=[tag("t"), tag("u")], separator=", "), ["", '<t>{"a": 1}</t>, <u>{"a": 1}</u>'], ['<t>{"a": 1}</t><u>{"a": 1}</u>']),
-        (of("tags_with_separator", tags=[tag("t")], separator="", at_least_one=True), ['<t>{"a": 1}</t><t>{"a": 1}</t>'], [""]),
+        (
+            of("triggered_tags", triggers=["<t", "<u"], tags=[tag("t"), tag("tt"), tag("u")]),
+            ["", "free", 'a <tt>{"a": 1}</tt> b <u>{"a": 2}</u>'],
+            ["<t", "x <tx>", "<t>{}</t>"],
+        ),
+        (
+            of("triggered_tags", triggers=["<t>"], tags=[tag("t")], at_least_one=True, stop_after_first=True),
+            ['hm <t>{"a": 1}</t>'],
+            ["hm", '<t>{"a": 1}</t>x'],
+        ),
+        (
+            of("tags_with_separator", tags=[tag("t"), tag("u")], separator=", "),
+            ["", '<t>{"a": 1}</t>, <u>{"a": 1}</u>'],
+            ['<t>{"a": 1}</t><u>{"a": 1}</u>'],
+        ),
+        (
+            of("tags_with_separator", tags=[tag("t")], separator="", at_least_one=True),
+            ['<t>{"a": 1}</t><t>{"a": 1}</t>'],
+            [""],
+        ),
     ],
-)  # fmt: skip
+)
 def test_formats(tree: dict[str, Any], right: list[str], wrong: list[str]) -> None:
     for text in right:
         assert matches(of("structural_tag", format=tree), text), text
