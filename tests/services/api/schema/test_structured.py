@@ -136,7 +136,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"response_format": {"type": "regex"}}, "response_format.regex", "required"),
         ({"guided_regex": 1}, "guided_regex", "Expected"),
         ({"guided_choice": []}, "guided_choice", "Expected"),
-        ({"guided_choice": [""]}, "guided_choice[...]", "Expected"),
+        ({"guided_choice": [""]}, "guided_choice[0]", "Expected"),
         ({"guided_json": "{"}, "guided_json", "no JSON schema"),
         ({"guided_json": "[]"}, "guided_json", "no JSON schema"),
         ({"guided_json": deep(70)}, "guided_json", "nested deeper"),
@@ -154,4 +154,4 @@ def deep(levels: int) -> dict[str, Any]:
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, told: str) -> None:
     with pytest.raises(Reject) as caught:
         parse(**fields)
-    assert caught.value.param == param.removesuffix("[...]") and told in caught.value.message
+    assert caught.value.param == param and told in caught.value.message
