@@ -36,7 +36,7 @@ def mask_in_place(logits: Tensor, mask: Tensor) -> None:
 IMPL = Impl(mask_logits, "triton", mask_in_place, needs_gpu)
 AOT = tuple(
     AotCase(
-        f"mask_logits/{name}",
+        name,
         mask_block,
         {
             "logits_ptr": f"*{name}:16",
