@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from common.constraints import Grammar as Grammar
+from common.constraints import RowFault as RowFault
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -54,14 +56,6 @@ class Peer(Struct, frozen=True):
     endpoint: str
     pid: int = 0
     since_s: float = 0.0  # Unix time of the process start
-
-
-class Grammar(Struct, frozen=True):
-    """What the output must match. The tokenizer has checked `text`; common/grammar.py gives it its meaning."""
-
-    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
-    text: str  # JSON for json_schema, choice (a list of strings) and structural_tag
-    param: str = ""  # the request's field that it came from
 
 
 class Sampling(Struct, frozen=True):
@@ -142,13 +136,6 @@ class RowStart(Struct, frozen=True):
     computed: int
     blocks: bytes  # _i32: block table so far
     sampling: Sampling
-
-
-class RowFault(Struct, frozen=True):
-    """A row whose token means nothing, for a reason of its own. Its KV is right."""
-
-    place: int  # in the plan's rows
-    message: str = ""  # its request ends with it; empty: the row is to start again, its grammar is being prepared
 
 
 class Load(Struct, frozen=True):
@@ -311,9 +298,7 @@ class Admit(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """A stop string ended this sequence; the tokenizer has told the API already."""
-
-    seq_id: int
+    seq_id: int  # ended by a stop string; the tokenizer has told the API already
 
 
 class Pause(Message, frozen=True):
@@ -379,9 +364,7 @@ class WorkerReady(Message, frozen=True):
 
 
 class Schedulers(Message, frozen=True):
-    """There shall be so many schedulers, instances 0 to count - 1; each tells everybody in its `Members`."""
-
-    count: int
+    count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
 
 
 class StatusQuery(Message, frozen=True):
