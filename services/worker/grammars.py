@@ -20,7 +20,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 
 from common.config import Model
 from common.errors import ConfigError
-from common.grammar import fault_of, make_matcher
+from common.grammar import NOTHING, fault_of, make_matcher
 from common.model_source import resolve
 from common.protocol import Grammar, RowStart, StepPlan
 from common.tokenizer_files import open_tokenizer
@@ -206,7 +206,9 @@ class Grammars:
             bound, row = rows[place], bits[place]
             _settle_ends(bound, row, int(output_index[place]))
             if fault := fault_of(matcher):
-                faults[place] = f"{bound.grammar.param or 'grammar'}: {fault}"
+                # This text gets into records, where nothing of what a client wrote may stand.
+                plain = fault == NOTHING or fault.startswith("lexer error")
+                faults[place] = f"{bound.grammar.param or 'grammar'}: {fault if plain else 'it cannot go on'}"
                 row[:] = -1
         for place in faults:
             rows[place].fault = True

@@ -114,7 +114,6 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
         ("chat_template", None, "{{ x }}"),
         ("documents", [], [{}]),
         ("parallel_tool_calls", True, None),
-        ("response_format", {"type": "text"}, {"type": "json_schema"}),
     ],
 )
 def test_unsupported_fields(name: str, harmless: Any, asking: Any) -> None:
