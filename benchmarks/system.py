@@ -33,7 +33,7 @@ class System:
         self._folder = tempfile.TemporaryDirectory(prefix="valence-")
         self.run_dir = Path(self._folder.name) / "run"
         self.ready_s = 0.0
-        own = (f"api.port={self.port}", f"links.run_dir={self.run_dir}")
+        own = (f"api.port={self.port}", f"links.run_dir={self.run_dir}", f"api.storage_dir={self._folder.name}/storage")
         options = [option for setting in (*own, *settings) for option in ("--set", setting)]
         self._log = Path(self._folder.name) / "serve.log"
         self._command = [sys.executable, "-m", "valence", "serve", *options]

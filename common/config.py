@@ -104,6 +104,12 @@ class Api(Branch, frozen=True):
     metrics: Literal["main", "admin", "both"] = "both"  # where GET /metrics is
     max_messages: Positive = 2048  # of one chat
     door: bool = False  # listen by sockets of `python -m services.api.door`, which alone needs a network
+    storage_dir: str = ""  # files and batches of users; empty: a folder of this user's data, by port
+    max_file_bytes: Positive = 200 * 1024 * 1024  # of one file; more is answered 413
+    storage_bytes: Positive = 20 * 1024 * 1024 * 1024  # of all files together
+    batch_requests: Positive = 64  # requests of batches that a replica has open at once
+    max_batch_requests: Positive = 50_000  # of one batch
+    max_batches: Positive = 100  # of one API key that have not ended
 
 
 class Tokenizer(Branch, frozen=True):

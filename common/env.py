@@ -76,6 +76,11 @@ def user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "valence"
 
 
+def user_data() -> Path:
+    """This user's folder for what cannot be made again."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "valence"
+
+
 def interprets_triton() -> bool:
     """Whether Triton, which reads the same variable, runs its kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")

@@ -29,6 +29,7 @@ from common.protocol import (
 )
 from common.pulse import Work, standstill
 from common.recorder import Kind
+from services.api.batches.keeper import Keeper
 from services.api.bodies import Bodies
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
@@ -59,6 +60,7 @@ class Gateway:
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
         self.bodies = Bodies(self.config.api.max_held_bytes)
+        self.keeper = Keeper(self.config.api, process.incarnation)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
         self.node.pulses.add(self._work)
 

@@ -139,6 +139,11 @@ class Keyring:
             self._found[mark] = found
         return found
 
+    def named(self, name: str) -> Account | None:
+        """The account of a key by the key's name, of which somebody proved earlier to have it."""
+        self._follow()
+        return self._accounts.get(name)
+
     def _follow(self) -> None:
         """Reads the file again if it is another than last time."""
         state = self._state()

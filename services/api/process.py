@@ -12,9 +12,11 @@ import time
 from common.errors import ConfigError
 from common.lifecycle import Process
 from services.api.app import build, read_keys
+from services.api.batches.answering import Answering
 from services.api.door import Link
 from services.api.gateway import Gateway
 from services.api.listener import Listener, listen, listening
+from services.api.route import discover
 from services.api.server import Server
 
 log = logging.getLogger("api")
@@ -50,6 +52,8 @@ async def run(
     server = Server(build(gateway, keyring), gateway.config.api)
     serving = asyncio.create_task(server.serve(sockets=[listener.sock]))
     background = [asyncio.create_task(gateway.node.run()), asyncio.create_task(_sweep(gateway))]
+    answering = Answering(gateway, keyring, {each.path: each for each in discover() if each.batched})
+    background.append(asyncio.create_task(gateway.keeper.run(answering)))
     stopping = asyncio.create_task(process.stopping.wait())
     if door:
         background.append(asyncio.create_task(door.watch()))

@@ -35,6 +35,8 @@ class Endpoint(NamedTuple):
     public: bool = False  # answers without an API key
     admin: bool = False  # not at the main address unless told; where keys are used, for some of them
     media_type: str = "application/json"  # of a good answer
+    batched: bool = False  # serves the requests of batches, too
+    form: bool = False  # takes a form with a file (upload.py)
 
 
 def discover() -> list[Endpoint]:

@@ -6,6 +6,7 @@ A tenant is a key's name: a key that is replaced under its name stays the same t
 import hashlib
 
 import msgspec
+from starlette.requests import Request as HttpRequest
 
 from common.api_keys import Key
 from common.protocol import FinishReason, Submit
@@ -25,6 +26,12 @@ def owned(submit: Submit, key: Key | None, priority: int | None, shared: bool) -
         priority=max(key.priority if priority is None else priority, key.soonest),
         cache_salt=submit.cache_salt if shared else salt(key.name, submit.cache_salt),
     )
+
+
+def tenant_of(http: HttpRequest) -> str:
+    """The name of the API key that came with a request; empty where none is needed."""
+    key: Key | None = http.scope["state"].get("owner")
+    return "" if key is None else key.name
 
 
 def salt(tenant: str, own: str) -> str:

@@ -18,6 +18,11 @@ SHOWN = {
     ("common/lifecycle.py", "Process.__init__"): "since when a process runs, for the status",
     ("services/worker/build_locks.py", "clean"): "ages of lock files, whose times are the file system's",
     ("services/api/generate.py", "generate"): "`created` of an answer",
+    ("services/api/batches/files.py", "Files.place"): "`created_at`; files outlive processes and their clocks",
+    ("services/api/batches/files.py", "Files.sweep"): "the same, and ages of files, whose times are the file system's",
+    ("services/api/batches/work.py", "Work.expire"): "batches outlive processes and their clocks",
+    ("services/api/batches/work.py", "Work._become"): "times of a batch, for clients",
+    ("services/api/endpoints/batches.py", "create_batch"): "`created_at` of a batch",
     ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",
 }
 

@@ -147,7 +147,9 @@ def test_the_rocm_worker_gets_what_rocm_needs() -> None:
     assert worker.tmpfs == ["/tmp:size=4g,mode=1777,exec"]
     assert worker.volumes == ["run:/run/valence", "models:/models:ro", "cache:/cache"]
     assert settings(app, "worker").worker.cache_dir.startswith("/cache/")
-    assert {"models", "cache", "run"} == set(app.volumes)
+    assert {"models", "cache", "run", "data"} == set(app.volumes)
+    assert "data:/data" in app.services["api"].volumes
+    assert settings(app, "api").api.storage_dir.startswith("/data/")
 
 
 def test_without_an_amd_gpu_none_of_its_devices_is_asked_for() -> None:

@@ -32,6 +32,12 @@ def reply(identity: str, created: int, model: str, request: Request) -> ChatComp
 
 ENDPOINTS = [
     Endpoint(
-        "POST", "/v1/chat/completions", chat_completions, "Answers a conversation", body=BODY, reply=ChatCompletion
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Answers a conversation",
+        body=BODY,
+        reply=ChatCompletion,
+        batched=True,
     )
 ]

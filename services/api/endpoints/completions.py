@@ -29,5 +29,13 @@ def reply(identity: str, created: int, model: str, request: Request) -> TextComp
 
 
 ENDPOINTS = [
-    Endpoint("POST", "/v1/completions", completions, "Continues text or tokens", body=BODY, reply=TextCompletion)
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions,
+        "Continues text or tokens",
+        body=BODY,
+        reply=TextCompletion,
+        batched=True,
+    )
 ]

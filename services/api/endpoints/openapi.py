@@ -25,6 +25,11 @@ HEADERS = {
     ),
     deadline.HEADER: ("its deadline, from its arrival", {"type": "integer", "minimum": 1, "maximum": deadline.MAX_MS}),
 }
+FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}},
+}
 PARAMETER = re.compile(r"{(\w+):?\w*}")
 
 
@@ -72,6 +77,8 @@ def _operation(endpoint: Endpoint, references: dict[Any, Any]) -> dict[str, Any]
     if endpoint.body:
         content = {"application/json": {"schema": references[endpoint.body.struct]}}
         operation["requestBody"] = {"required": True, "content": content}
+    if endpoint.form:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}
     return operation
 
 

@@ -110,7 +110,8 @@ class System:
 
     def __init__(self, settings: list[str]) -> None:
         self.run_dir = Path(tempfile.mkdtemp(prefix="va-"))
-        self.config = configuration.load(None, [f"links.run_dir={self.run_dir}", "links.heartbeat_s=0.05", *settings])
+        own = [f"links.run_dir={self.run_dir}", f"api.storage_dir={self.run_dir}/storage", "links.heartbeat_s=0.05"]
+        self.config = configuration.load(None, [*own, *settings])
         self.facts: ModelFacts | None = FACTS
         self.load = Load(running=3, waiting=2, blocks_total=10, blocks_free=5, blocks_cached=1)
         self.incarnation = new_incarnation()

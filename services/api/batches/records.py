@@ -1,0 +1,45 @@
+"""What the database of files and batches gives back. Values only; columns and fields have one order."""
+
+from typing import NamedTuple
+
+
+class File(NamedTuple):
+    id: str
+    owner: str  # name of the API key, or nothing where none is needed
+    filename: str
+    purpose: str
+    bytes: int
+    created: int  # Unix time
+    expires: int | None = None
+
+
+class Batch(NamedTuple):
+    """`status`: OpenAI's, and "expiring", in which the files of one whose time is over are written."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input: str  # id of a file, which may be deleted by now
+    metadata: str  # JSON
+    created: int
+    expires: int
+    status: str
+    changed: str = "{}"  # JSON: by status, when it came
+    errors: str = "[]"  # JSON: what is wrong with the input
+    output: str | None = None
+    failures: str | None = None
+    worker: int | None = None  # signed incarnation of the replica that reads its input or writes its files
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+class Line(NamedTuple):
+    """One request that a replica has taken to answer it."""
+
+    batch: str
+    line: int
+    custom: str
+    endpoint: str
+    owner: str
+    body: bytes
