@@ -19,7 +19,6 @@ MANNERS = (
     Sampling(max_tokens=2, temperature=0.7),
     Sampling(max_tokens=2, temperature=0.7, top_k=20, top_p=0.9),
     Sampling(max_tokens=2, temperature=0.7, min_p=0.1),
-    Sampling(max_tokens=2, temperature=0.7, grammar=Grammar("regex", "a*")),
     Sampling(
         max_tokens=2,
         temperature=0.7,
@@ -30,6 +29,7 @@ MANNERS = (
         repetition_penalty=1.1,
         logit_bias=((0, 1.0),),
         min_tokens=2,
+        grammar=Grammar("regex", "a*"),  # drawn twice
     ),
 )
 DECODE_CONTEXT = 512  # tokens of rows that decode

@@ -125,6 +125,10 @@ def _structured_outputs(asked: StructuredOutputs | None) -> list[Grammar | None]
     if asked is None:
         return []
     at, options = "structured_outputs", dict[str, Any]()
+    kinds = (asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag)
+    if all(kind is None for kind in kinds):
+        text = "has none of json, regex, choice, grammar, json_object and structural_tag"
+        raise invalid(f"{at} {text}, so that it says nothing about the output", at)
     if asked.whitespace_pattern is not None:
         options["whitespace_pattern"] = asked.whitespace_pattern
     if asked.disable_any_whitespace:

@@ -96,8 +96,7 @@ def test_fields(fields: dict[str, Any], kind: str, content: Any, param: str) -> 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"response_format": {"type": "text"}}, {"response_format": None}, {"structured_outputs": {}},
-     {"structured_outputs": {"json_object": False}}, {"guided_json": None}],
+    [{}, {"response_format": {"type": "text"}}, {"response_format": None},      {"structured_outputs": {"json_object": False}}, {"guided_json": None}],
 )  # fmt: skip
 def test_nothing_is_asked(fields: dict[str, Any]) -> None:
     assert parse(**fields) is None
@@ -146,6 +145,7 @@ def deep(levels: int) -> dict[str, Any]:
             "structured_outputs",
             "additionalProperties",
         ),
+        ({"structured_outputs": {"jsn": SCHEMA}}, "structured_outputs", "has none of"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "both say"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex", "both say"),
         ({"response_format": {"type": "json_object"}, "guided_json": SCHEMA}, "guided_json", "both say"),
