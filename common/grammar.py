@@ -22,14 +22,18 @@ NOTHING = "nothing can come next that matches it"
 ENDS = ("NoExtension", "NoExtensionBias")
 
 
-def limits() -> LLParserLimits:
-    """What one grammar may cost: to be made, per token, and in memory; a step of 50,000 takes about 4 ms."""
+def limits(patient: bool) -> LLParserLimits:
+    """What one grammar may cost: to be made, per token, and in memory; a step of 50,000 takes about 4 ms.
+
+    patient: more, for who follows one that keeps to the limits.
+    """
+    times = 4 if patient else 1
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=50_000,
-        step_max_items=20_000,
-        max_lexer_states=20_000,
-        max_grammar_size=200_000,
+        initial_lexer_fuel=1_000_000 * times,
+        step_lexer_fuel=50_000 * times,
+        step_max_items=20_000 * times,
+        max_lexer_states=20_000 * times,
+        max_grammar_size=200_000 * times,
         verbose_errors=False,
     )
 
@@ -52,9 +56,9 @@ def source_of(grammar: Grammar) -> str:
     return str(grammar_from(grammar.kind, grammar.text))
 
 
-def make_matcher(grammar: Grammar, words: LLTokenizer) -> LLMatcher:
+def make_matcher(grammar: Grammar, words: LLTokenizer, patient: bool = False) -> LLMatcher:
     """At its beginning; `fault_of` tells what is wrong with it, if anything is. Gives the interpreter lock back."""
-    return LLMatcher(words, source_of(grammar), log_level=0, limits=limits())
+    return LLMatcher(words, source_of(grammar), log_level=0, limits=limits(patient))
 
 
 def fault_of(matcher: LLMatcher) -> str:

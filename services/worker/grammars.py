@@ -31,6 +31,7 @@ log = logging.getLogger("worker")
 Bits = npt.NDArray[np.int32]
 
 PATIENCE_S = 0.005  # that a step waits for matchers of new rows
+FOLLOWING_S = 600.0  # at ranks whose row goes on if that of rank 0 does
 KEPT_BYTES = 1 << 21  # texts of grammars whose matchers are kept; a matcher has some hundred bytes for each of these
 MAKERS = 2  # threads
 
@@ -90,7 +91,10 @@ class Masks(NamedTuple):
 
 
 class Grammars:
-    """`words` gives the vocabulary; it is called by a thread at once. Everything else is the engine's thread."""
+    """`words` gives the vocabulary; it is called by a thread at once. Everything else is the engine's thread.
+
+    leads: False at the ranks of a group whose faults nobody hears of: they wait longer and give up later than rank 0.
+    """
 
     def __init__(
         self,
@@ -98,10 +102,10 @@ class Grammars:
         eos_ids: Sequence[int],
         words: Callable[[], LLTokenizer] = no_words,
         threads: int = 1,
-        patience_s: float = PATIENCE_S,
+        leads: bool = True,
     ) -> None:
         self.vocab_size, self._eos = vocab_size, frozenset(token for token in eos_ids if token < vocab_size)
-        self._patience_s = patience_s
+        self._leads, self._patience_s = leads, PATIENCE_S if leads else FOLLOWING_S
         self._makers = ThreadPoolExecutor(MAKERS, "grammar")
         self._words = self._makers.submit(words)
         self._threads = threads
@@ -152,7 +156,7 @@ class Grammars:
 
     def _begin(self, grammar: Grammar) -> LLMatcher:
         """In a thread. The first mask is made too, since it is the dearest."""
-        matcher = make_matcher(grammar, self._words.result())
+        matcher = make_matcher(grammar, self._words.result(), patient=not self._leads)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return matcher

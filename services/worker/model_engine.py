@@ -199,7 +199,8 @@ class ModelEngine:
             with explained("the table of positions", "lower model.max_len"):
                 rope = RopeTable(model.spec.ropes, shape.max_len, model.final_norm.weight)
             ends, vocab_size = source.eos_token_ids, model.spec.vocab_size
-            grammars = Grammars(vocab_size, ends, partial(open_words, config.model, vocab_size, ends), mask_threads())
+            words = partial(open_words, config.model, vocab_size, ends)
+            grammars = Grammars(vocab_size, ends, words, mask_threads(), leads=group is None or group.leads)
             parts = Parts(model, loaded.bindings, rope, shape, ends, device, loaded.kv_dtype, group, grammars)
             self._runner, num_blocks = start(parts, config, level, stages)
             stages("vocabulary")

@@ -26,8 +26,9 @@ def words(size: int) -> LLTokenizer:
     return LLTokenizer(Spelled(size), n_vocab=size, eos_token=[EOS])
 
 
-def grammars(size: int, patience_s: float = 60.0) -> Grammars:
-    return Grammars(size, (EOS,), lambda: words(size), patience_s=patience_s)
+def grammars(size: int) -> Grammars:
+    """Waits for matchers as long as they need, as a rank does that follows."""
+    return Grammars(size, (EOS,), lambda: words(size), leads=False)
 
 
 def text_of(tokens: list[int]) -> str:

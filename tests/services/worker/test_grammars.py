@@ -118,13 +118,20 @@ def test_a_token_that_does_not_fit_is_a_fault(made: Grammars) -> None:
     assert set(faults(made, [0, 1])) == {0, 1}
 
 
-def test_a_step_that_is_too_dear_ends_its_row(made: Grammars) -> None:
-    made.apply(StepPlan(1, added=[start(0, regex(DEAR))]))
+def test_a_step_that_is_too_dear_ends_its_row() -> None:
+    """At rank 0; the others would go on, and hear of the end by the next plan."""
+    leader, follower = Grammars(SIZE, (EOS,), lambda: words(SIZE)), grammars(SIZE)
+    for made in (leader, follower):
+        made.apply(StepPlan(1, added=[start(0, regex(DEAR))]))
+        made.rows(np.array([0]))[0].making.result(60)
     for _ in range(200):
-        if found := faults(made, [0]):
+        found = faults(leader, [0])
+        assert faults(follower, [0]) == {}
+        if found:
             break
-        feed(made, 0, "a")
-    assert found[0].startswith("guided_regex: ")
+        feed(leader, 0, "a")
+        feed(follower, 0, "a")
+    assert found[0].startswith("guided_regex: lexer error")
 
 
 def test_what_is_not_ready_is_to_start_again() -> None:
@@ -134,7 +141,7 @@ def test_what_is_not_ready_is_to_start_again() -> None:
         go.wait(60)
         return words(SIZE)
 
-    made = Grammars(SIZE, (EOS,), slow, patience_s=0.0)
+    made = Grammars(SIZE, (EOS,), slow)
     made.apply(StepPlan(1, added=[start(0, regex("a"))]))
     assert faults(made, [0]) == {0: ""}
     go.set()
@@ -147,7 +154,7 @@ def test_what_is_not_ready_is_to_start_again() -> None:
 
 def test_without_a_vocabulary_the_reason_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    made = Grammars(SIZE, (EOS,), patience_s=60)
+    made = Grammars(SIZE, (EOS,), leads=False)
     made.ready()
     assert "structured output is not available: this worker has no tokenizer" in caplog.text
     made.apply(StepPlan(1, added=[start(0, regex("a"))]))
