@@ -96,8 +96,14 @@ def test_fields(fields: dict[str, Any], kind: str, content: Any, param: str) -> 
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"response_format": {"type": "text"}}, {"response_format": None},      {"structured_outputs": {"json_object": False}}, {"guided_json": None}],
-)  # fmt: skip
+    [
+        {},
+        {"response_format": {"type": "text"}},
+        {"response_format": None},
+        {"structured_outputs": {"json_object": False}},
+        {"guided_json": None},
+    ],
+)
 def test_nothing_is_asked(fields: dict[str, Any]) -> None:
     assert parse(**fields) is None
 
