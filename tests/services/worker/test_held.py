@@ -9,6 +9,7 @@ import torch
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Sampling, StepPlan
+from services.worker.runner import StepTokens
 from tests.services.worker.spelled import EOS, grammars, ids, regex, text_of
 
 EXPRESSION = r"[a-z]{2,5}(true|false)?-[0-9]{3}"
@@ -97,6 +98,20 @@ def test_two_plans_in_flight(
             assert not pending[-1].ready()
     output += unpack_i32(pending.pop().tokens())
     assert same([output if p == place else w for p, w in enumerate(wanted)], wanted)
+
+
+def test_tokens_that_nobody_has_read_are_waited_for(
+    make_driver: Callable[[], Any], wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device that is still at work when the next step is launched."""
+    monkeypatch.setattr(StepTokens, "ready", lambda self: False)
+    driver, prompt = make_driver(), PROMPTS[0]
+    added = [driver.start(3, prompt, range(8), SAMPLINGS[0])]
+    pending = [driver.runner.execute(plan(driver, 0, 3, 0, len(prompt), added=added))]
+    for number in range(1, TOKENS):
+        pending.append(driver.runner.execute(plan(driver, number, 3, len(prompt) + number - 1, 1)))
+    output = [token for step in pending for token in unpack_i32(step.tokens())]
+    assert same([output, *wanted[1:]], wanted)
 
 
 def test_penalties_count_what_was_drawn_under_the_mask(make_driver: Callable[[], Any]) -> None:
