@@ -151,8 +151,8 @@ class Runner:
 
     def _settle_held(self) -> None:
         """Before rows change or another step runs: what waited for the step before is drawn."""
-        for tokens in self._held:
-            tokens.settle()
+        if self._held:
+            self._held[-1].settle()  # those before it are settled
         while self._held and self._held[0].ready():
             self._held.popleft().tokens()
 
