@@ -214,7 +214,8 @@ def test_what_cannot_be_used_is_refused_before_a_stream_opens(own: System, field
 
 
 def test_a_grammar_that_is_too_dear_per_token_ends_its_request_only(own: System) -> None:
-    dear = {"guided_regex": "((((a{1,100}){1,100}){1,100}){1,100}){1,100}", "max_tokens": 400, "seed": 1}
+    regex = "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"
+    dear = {"guided_regex": regex, "max_tokens": 400, "seed": 1, "ignore_eos": True}
     free = {"max_tokens": 24, "seed": 2}
 
     async def both() -> tuple[httpx.Response, Answer]:
