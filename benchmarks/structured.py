@@ -151,7 +151,12 @@ def seconds_of_steps(engine: ModelEngine, grammars: Sequence[Grammar | None], st
 
 
 def measure_rows(console: Console, steps: int, rows: int = 8) -> None:
-    settings = [f"scheduler.max_rows={rows}", f"kv.blocks={rows * BLOCKS_OF_ROW}", "worker.threads=1"]
+    settings = [
+        f"scheduler.max_rows={rows}",
+        f"kv.blocks={rows * BLOCKS_OF_ROW}",
+        "model.max_len=256",
+        "worker.threads=1",
+    ]
     engine = ModelEngine(load(None, settings), lambda stage: None)
     table = Table("rows under a grammar", "of", "step median, ms", "best, ms")
     run = partial(seconds_of_steps, engine, steps=steps)
