@@ -73,7 +73,7 @@ def op_tests(measured: bool) -> list[str]:
 
 
 def tests(name: str, paths: Sequence[str], limit_s: float) -> Part:
-    workers = ["-n", str(os.cpu_count())] if importlib.util.find_spec("xdist") else []
+    workers = ["-n", str(len(os.sched_getaffinity(0)))] if importlib.util.find_spec("xdist") else []
     options = ["-o", "addopts=", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "default"]
     return Part(name, ("-m", "pytest", *options, "--tb=line", *workers, *paths), limit_s)
 
