@@ -15,7 +15,8 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B
-from benchmarks.tuning import Bench, Row, Section, Tuned, seconds
+from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
+from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
 from services.worker.kernels.impl.triton._narrow_plan import FEW, FOUR_BITS, WIDE, Inputs, Plan
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
@@ -267,7 +268,7 @@ def run(bench: Bench) -> list[Tuned]:
         for rows in STANDS_FOR[job.rows]:
             plan = chosen if chosen.block_m < 2 or job.rows > FEW else chosen._replace(block_m=max(16, rows))
             found.append(dict(zip(_narrow_plan.ASKED, asked(job, rows), strict=True)) | plan._asdict() | row)
-    return [Tuned(OP, found)]
+    return [Tuned(OP, merged(tuned.table(OP, bench.device), found, _narrow_plan.ASKED))]
 
 
 SECTION = Section("narrow", (OP,), run)
