@@ -64,7 +64,7 @@ def answer_grammar(
     elif reasons and dialects.reasoning is not None:
         wanted = sequence(_reasoning(dialects.reasoning, thinking), wanted)
     param = asked.param if asked is not None and not (use and use.must) else "tools"
-    return Grammar("structural_tag", json.dumps({"format": wanted}, ensure_ascii=False), param)
+    return Grammar("structural_tag", json.dumps({"format": wanted}, ensure_ascii=False, separators=(",", ":")), param)
 
 
 def _reasoning(dialect: ReasoningDialect, thinking: Thinking) -> Tree:

@@ -21,6 +21,8 @@ from services.tokenizer.checker import Checker
 from services.tokenizer.formats import asked_of, thinking_after
 from services.tokenizer.source import Loaded
 
+MUCH = 1 << 17  # characters of a grammar, some tenths of a second: arguments that need not match are then any object
+ANY_OBJECT = {"type": "object"}
 END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
 
 
@@ -71,8 +73,12 @@ class Encoder:
         thinking = thinking_after(tokens, dialects.reasoning, self._vocabulary)
         if thinking is Thinking.MAY and submit.options.prompt_end == GOES_ON:
             thinking = Thinking.NO
+        tools = tools_of(submit, use)
         try:
-            grammar = answer_grammar(asked, use, tools_of(submit, use), dialects, thinking)
+            grammar = answer_grammar(asked, use, tools, dialects, thinking)
+            if tools and grammar is not None and len(grammar.text) > MUCH:
+                tools = [tool if tool.strict else tool._replace(schema=ANY_OBJECT) for tool in tools]
+                grammar = answer_grammar(asked, use, tools, dialects, thinking)
         except (ValueError, RecursionError) as error:
             raise Reject(RejectReason.INVALID, f"tools: {error}", "tools") from error
         if grammar is not None and self._checker is not None:

@@ -11,7 +11,9 @@ import jsonschema_rs
 import psutil
 import pytest
 
+from benchmarks.schemas import Case, say_all
 from benchmarks.system import System
+from tests.common.test_grammar import SCHEMAS
 
 NAME = {"type": "string", "pattern": "^[A-Z][a-z]{1,12}$"}
 PERSON = {
@@ -192,6 +194,14 @@ def test_what_is_finished_matches(calm: list[Answer]) -> None:
                 finished += 1
     assert finished >= len(CASES) - 2
     assert len(set(calm[0].texts)) == 3, "three choices of one seed"
+
+
+def test_schemas_of_all_kinds(own: System) -> None:
+    """`python -m benchmarks.schemas` asks those of the public test suite."""
+    cases = [Case("draft2020-12", str(number), schema) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
+    finished = [each for each in asyncio.run(say_all(own.url, cases, max_tokens=32)) if each.is_finished]
+    assert [each for each in finished if not each.is_right] == []
+    assert len(finished) > 0.6 * len(cases)
 
 
 def test_streamed_is_whole(own: System, calm: list[Answer]) -> None:

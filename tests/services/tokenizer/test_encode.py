@@ -196,6 +196,14 @@ def test_the_grammar_of_a_whole_answer(encoder: Encoder, smollm: Tokenizer, smol
     called = grammar_of("x", parts=REASONING_AND_TOOLS, template_kwargs=TOOLS, use=ToolUse(("f",), must=True))
     assert called and '\\"name\\": \\"f\\"' in called and GRAMMAR.text not in called
 
+    def long(*strict: str) -> str:
+        schema = {"type": "object", "properties": {"a": {"enum": ["x" * 1000] * 100}}}
+        tools = msgspec.json.encode({"tools": [{"function": {"name": name, "parameters": schema}} for name in "abc"]})
+        use = ToolUse(("a", "b", "c"), strict, must=True)
+        return str(grammar_of("x", parts=REASONING_AND_TOOLS, template_kwargs=tools, use=use))
+
+    assert len(long()) < 2000 < 100_000 < len(long("b")) < 120_000
+
 
 def test_tools_that_cannot_be_enforced_are_refused(smollm: Tokenizer, smollm_words: Vocabulary) -> None:
     template = ChatTemplate("x", {})
