@@ -11,6 +11,7 @@ import msgspec
 
 from common.constraints import Grammar as Grammar
 from common.constraints import RowFault as RowFault
+from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of

@@ -174,7 +174,8 @@ class TokenizerProcess:
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens) + len(submit.template_kwargs)
-        lane = self._jobs.lane_for(size, submit.kind, submit.sampling.grammar is not None)
+        is_bound = submit.sampling.grammar is not None or submit.options.calls is not None
+        lane = self._jobs.lane_for(size, submit.kind, is_bound)
         if not self._jobs.start(submit.seq_id, lane, work, partial(self._encoded, request)):
             self.streams.counts.unknown_results += 1
 
@@ -183,9 +184,9 @@ class TokenizerProcess:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            tokens = result_of(job)
+            tokens, grammar = result_of(job)
             self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
-            self.streams.admit(request, tokens, self._model)
+            self.streams.admit(request, tokens, self._model, grammar)
         except Reject as reject:
             self._refuse(request, reject)
 
