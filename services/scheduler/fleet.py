@@ -53,6 +53,7 @@ class Fleet:
 
     def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0, recover_s: float = 30.0) -> None:
         self._book = Book()
+        self.histograms = self._book.past.figures.packed
         self._new_core = partial(SchedulerCore, limits, kv, seed, recover_s, self._book)
         self._seed, self._recover_s, self._max_waiting = seed, recover_s, limits.max_waiting
         self._groups: dict[int, SchedulerCore] = {}

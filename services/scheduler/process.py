@@ -58,7 +58,7 @@ from services.scheduler.events import (
 )
 from services.scheduler.fleet import Fleet
 from services.scheduler.journal import Journal
-from services.scheduler.members import Registry
+from services.scheduler.members import Registry, without_figures
 
 log = logging.getLogger("scheduler")
 DRAIN_LOOK_S = 0.1
@@ -150,7 +150,7 @@ class SchedulerProcess:
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
             # It may still run: it then reads that it is given up, and ends.
-            link.send(self._members())
+            link.send(without_figures(self._members()))
             link.close(linger_ms=FAREWELL_MS)
         if peer.service == "api":
             return [ApiLost(peer.instance)]
@@ -204,12 +204,12 @@ class SchedulerProcess:
     def _broadcast(self) -> None:
         self._changed = False
         message = self._members()
-        for link in self._links.values():
-            link.send(message)
+        lean = without_figures(message)
+        for incarnation, link in self._links.items():
+            link.send(message if self.registry.service_of(incarnation) == "api" else lean)
 
     def _members(self) -> Members:
-        message = self.registry.message(self.fleet.load(), self.fleet.model)
-        return msgspec.structs.replace(message, schedulers=self._schedulers)
+        return self.registry.message(self.fleet.load(), self.fleet.model, self._schedulers)
 
     def beat(self) -> None:
         """Every heartbeat interval: silent members leave, everybody hears the members, the fleet sees the time.
@@ -230,7 +230,7 @@ class SchedulerProcess:
         state: State = "draining" if leaves else "ready"
         self.process.record_beat(state)
         values = checked(self.fleet.metrics() | self.process.usage() | self.pulses.figures(now_s))
-        self.registry.update_own(state, load.steps, None, values)
+        self.registry.update_own(state, load.steps, values, self.fleet.histograms())
         self._broadcast()
 
     @property

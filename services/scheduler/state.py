@@ -119,6 +119,8 @@ class State:
         worker = self.worker
         assert worker is not None
         sequence.move(Stage.FILLING, self.now_s, why)
+        if sequence.started_s == inf:
+            sequence.started_s = self.now_s
         published = computed // worker.pool.block_tokens
         row = Row(sequence, worker.slots.take(), tables[0].blocks, computed, published, tables=tables)
         sequence.row = row
@@ -167,6 +169,7 @@ class State:
 
     def preempt(self, row: Row, why: str) -> None:
         """Back to the queue; all tokens are kept, all KV is given up (what is published may be found again)."""
+        row.sequence.preemptions += 1
         self._evict(row, why)
         self.counters["preemptions"] += 1
 
@@ -221,6 +224,7 @@ class State:
             self.worker.stops.remove(sequence.sampling)
         del self.sequences[sequence.seq_id]
         self.waiting.tenants.close(sequence.tenant)
+        self.past.figures.ended(sequence, self.now_s)
         sequence.request.choices.remove(sequence)
         cached_tokens = max(sequence.cached_tokens, 0)
         finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code)
