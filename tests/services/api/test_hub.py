@@ -525,6 +525,24 @@ def test_gaps_between_tokens_are_those_of_each_choice() -> None:
     assert gaps.total == 0.5 + 1.5 + 1.5
 
 
+def test_what_a_choice_tells_belongs_to_the_scheduler_that_has_it() -> None:
+    rig = Rig()
+    first, second = (rig.open().choices[0] for _ in range(2))
+    both = rows((first.seq_id, 0, 1, "a"), (second.seq_id, 0, 1, "a"))
+    rig.hub.feed(msgspec.structs.replace(both, engines={second.seq_id: 2, 99: 1, first.seq_id: 64}), 2.0)
+    rig.hub.feed(rows((first.seq_id, 1, 1, "b"), (second.seq_id, 1, 1, "b"), (first.seq_id, 2, 1, "c")), 4.0)
+    for choice in (first, second):
+        rig.end(choice.seq_id, tokens=choice.received)
+    zero, two = rig.figures.at(0), rig.figures.at(2)
+    assert rig.figures.engines.keys() == {0, 2}
+    assert (sum(zero.first_token.counts), sum(two.first_token.counts)) == (1, 1)
+    assert (sum(zero.inter_token.counts), sum(two.inter_token.counts)) == (2, 1)
+    assert (zero.inter_token.total, two.inter_token.total) == (2.0, 2.0)
+    assert (zero.per_token.total, two.per_token.total) == (1.0, 2.0)
+    assert zero.finished["stop"] == two.finished["stop"] == 1
+    assert (zero.longest_output.total, two.longest_output.total, two.max_tokens.total) == (3.0, 2.0, 16.0)
+
+
 def test_ids_do_not_wrap_inside_a_request() -> None:
     rig = Rig()
     rig.hub.routes._counter = 2**32 - 1

@@ -75,6 +75,26 @@ def test_buckets_are_those_of_vllm() -> None:
     assert found["vllm:time_to_first_token_seconds_bucket", ("0", "0.04")] == 2
 
 
+def test_an_endpoint_picker_finds_what_it_reads() -> None:
+    """What the model server protocol of the Gateway API Inference Extension asks for, of the types it asks for."""
+    view = Membership()
+    load = Load(running=3, waiting=2, blocks_total=10, blocks_free=4, blocks_cached=1)
+    view.update(1, Members([scheduler(0, 1)], [], load, FACTS), 0.0)
+    by_name = {family.name: family for family in families(view, view.standings())}
+    gauges = {
+        "vllm:num_requests_waiting": 2.0,  # TotalQueuedRequests
+        "vllm:num_requests_running": 3.0,  # TotalRunningRequests
+        "vllm:kv_cache_usage_perc": 0.5,  # KVCacheUtilization
+        "vllm:gpu_cache_usage_perc": 0.5,  # its older name
+        "vllm:cache_config_info": 1.0,
+    }
+    for name, value in gauges.items():
+        assert by_name[name].type == "gauge"
+        assert [sample.value for sample in by_name[name].samples] == [value]
+    (cache,) = by_name["vllm:cache_config_info"].samples
+    assert (cache.labels["block_size"], cache.labels["num_gpu_blocks"]) == ("16", "64")
+
+
 def test_every_series_is_there_before_anything_happens() -> None:
     view = Membership()
     view.update(1, Members([Member(Peer("scheduler", 0, 1, ""), "ready")], [], Load(), None), 0.0)

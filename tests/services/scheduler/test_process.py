@@ -227,7 +227,8 @@ def test_a_worker_of_another_model_is_shown_as_failed_and_may_come_in_when_the_o
 
 
 def test_a_groups_figures_are_those_of_its_worker(scheduler: subprocess.Popen, stage: Stage) -> None:
-    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer, worker, api = stage.tokenizer(), stage.worker(), stage.actor("api", 41, ToApi)
+    api.join()
     tokenizer.push.send(admit())
     worker.next(StepPlan)
 
@@ -235,7 +236,9 @@ def test_a_groups_figures_are_those_of_its_worker(scheduler: subprocess.Popen, s
         members = message.members if isinstance(message, Members) else []
         return any(m.peer.service == "worker" and m.counters.get("group_running") == 1 for m in members)
 
-    tokenizer.until(running)
+    api.until(running)
+    others = tokenizer.until(lambda message: isinstance(message, Members))
+    assert not any(member.counters for member in others.members)  # only API processes serve figures
 
 
 def test_a_repeated_ready_changes_nothing(scheduler: subprocess.Popen, stage: Stage) -> None:
@@ -311,9 +314,10 @@ def test_refusals_reach_the_tokenizer(scheduler: subprocess.Popen, stage: Stage)
 
 
 def test_garbage_is_counted_and_shown(scheduler: subprocess.Popen, stage: Stage) -> None:
-    tokenizer = stage.tokenizer()
-    tokenizer.push.send(StepPlan(1))  # no message of this receiver
-    members = tokenizer.until(lambda m: isinstance(m, Members) and m.members[0].counters.get("link_bad_frame") == 1)
+    api = stage.actor("api", 41, ToApi)
+    api.join()
+    api.push.send(StepPlan(1))  # no message of this receiver
+    members = api.until(lambda m: isinstance(m, Members) and m.members[0].counters.get("link_bad_frame") == 1)
     assert members.members[0].peer.service == "scheduler"
 
 
