@@ -5,7 +5,7 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -91,10 +91,13 @@ class State:
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
-        book = book or Book()
-        self.past = book.past
-        self.outbox = book.outbox
-        self.counters = book.counters
+        self.book = book or Book()
+        self.past = self.book.past
+        self.outbox = self.book.outbox
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.book.counters
 
     def tick(self) -> int:
         """Decode plans made for the present worker."""
@@ -250,7 +253,8 @@ class State:
     def attach(self, ready: WorkerReady) -> None:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
-        kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens, limits.plans_in_flight)
+        chunk, plans = limits.chunk_tokens or limits.step_tokens, limits.plans_in_flight
+        kv = KvGroups(facts, self.hash_seed, chunk, plans, self.book.kv_log)
         longest = longest_of(facts)
         max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(

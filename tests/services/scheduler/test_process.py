@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
-from common.config import load
+from common.config import Kv, load
 from common.lifecycle import Process
 from common.protocol import (
     Abort,
@@ -440,6 +441,45 @@ def test_a_scheduler_that_was_stopped_itself_blames_nobody(tmp_path: Path) -> No
             now_s += 0.5
             scheduler.beat()
         assert scheduler.registry.departed == {31} and scheduler.fleet.metrics()["stuck_steps"] == 1
+        scheduler.inbox.close()
+        for link in scheduler._links.values():
+            link.close()
+
+    asyncio.run(main())
+
+
+def test_what_its_prefix_cache_holds_is_published(tmp_path: Path) -> None:
+    """From the frames of peers to those of subscribers; off by default."""
+    endpoint = f"ipc://{tmp_path}/events"
+    config = load(None, [f"links.run_dir={tmp_path}", f"kv.events_endpoint={endpoint}", "kv.events_topic=kv"])
+    process = Process("scheduler", 0, config)
+    fleet = Fleet(config.scheduler, config.kv, 5)
+    assert Fleet(config.scheduler, Kv(), 5).book.kv_log is None
+
+    async def main() -> None:
+        scheduler = SchedulerProcess(process, fleet)
+        subscriber: Any = zmq.Context.instance().socket(zmq.SUB)
+        subscriber.connect(endpoint)
+        subscriber.subscribe(b"kv")
+        worker, tokenizer = (
+            Peer("worker", 0, 31, f"ipc://{tmp_path}/w"),
+            Peer("tokenizer", 0, 21, f"ipc://{tmp_path}/t"),
+        )
+        scheduler.receive([(peer.incarnation, Hello(peer, "hash")) for peer in (worker, tokenizer)])
+        scheduler.receive([(31, WorkerReady(FACTS, 8))])
+        stored: list[Any] = []
+        for number in range(1000):  # until the subscriber is there
+            prompt = pack_i32([number % 90, 1, 2, 3, number // 90, 5])
+            seq_id = make_seq_id(0, 0, 5, number)
+            scheduler.receive([(21, Admit(seq_id, prompt, Sampling(max_tokens=1)))])
+            scheduler.receive([(31, StepResult(number + 1, pack_i32([41])))])
+            if subscriber.poll(20):
+                stored = msgspec.msgpack.decode(subscriber.recv_multipart()[2])[1]
+                break
+        assert stored[0][0] == "BlockStored" and stored[0][3:5] == [[number % 90, 1, 2, 3], 4]
+        assert scheduler.publisher
+        subscriber.close(0)
+        scheduler.publisher.close()
         scheduler.inbox.close()
         for link in scheduler._links.values():
             link.close()
