@@ -53,7 +53,7 @@ def admits() -> list[Admit]:
         asked.append(Admit(10 * number, pack_i32(prompt), sampling, n=1 + number % 2))
     for number, expression in enumerate(("[a-z]{3,9}-[0-9]{4,}", "([a-z]{2}[0-9])+"), 12):
         limits = Sampling(30, seed=number, temperature=1.0, grammar=spelled.regex(expression))
-        asked.append(Admit(10 * number, pack_i32(common[:17] + [number]), limits, n=2))
+        asked.append(Admit(10 * number, pack_i32([*common[:17], number]), limits, n=2))
     return asked
 
 
