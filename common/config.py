@@ -51,6 +51,10 @@ class Kv(Branch, frozen=True):
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
     checkpoint_tokens: NonNegative = 0  # from one to the next of a recurrent state's; 0: by their bytes
+    events_endpoint: str = ""  # where KV events are published, as tcp://*:5557; scheduler i: port + i; empty: nowhere
+    events_replay_endpoint: str = ""  # where subscribers ask for what they have missed; empty: nowhere
+    events_topic: str = ""
+    events_buffer: Positive = 10_000  # batches of events that are kept for replays, of 64 MiB at most
 
 
 class Scheduler(Branch, frozen=True):

@@ -22,8 +22,10 @@ from common.text_format import TextFormat as TextFormat
 from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
+from common.values import Load as Load
 from common.values import RowTable as RowTable
 from common.values import Struct as Struct
+from common.values import Tally as Tally
 
 PROTOCOL_VERSION = 1
 
@@ -133,20 +135,6 @@ class RowStart(Struct, frozen=True):
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
 
 
-class Load(Struct, frozen=True):
-    """Scheduler gauges for people, metrics and routers."""
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
-    steps: int = 0
-    tokens_in_flight: int = 0
-    waiting_tokens: int = 0  # prompt tokens of the sequences without
-    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
-
-
 class Member(Struct, frozen=True):
     """A peer as the scheduler sees it."""
 
@@ -155,6 +143,7 @@ class Member(Struct, frozen=True):
     progress: int = 0  # grows while work gets done
     stage: Progress | None = None
     counters: dict[str, float] = msgspec.field(default_factory=dict)
+    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):
@@ -163,6 +152,7 @@ class Hello(Message, frozen=True):
     peer: Peer
     config_hash: str
     protocol_version: int = PROTOCOL_VERSION
+    ledger: dict[str, Tally] = {}  # as it stood in the last Members that the sender knows
 
 
 class Heartbeat(Message, frozen=True):
@@ -172,6 +162,7 @@ class Heartbeat(Message, frozen=True):
     progress: int
     stage: Progress | None = None
     counters: dict[str, float] = {}
+    histograms: dict[str, bytes] = {}  # common/buckets.py
 
 
 class Goodbye(Message, frozen=True):
@@ -186,6 +177,7 @@ class Members(Message, frozen=True):
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
+    ledger: dict[str, Tally] = {}  # by "service-instance"; only to API processes, as are the members' figures
 
 
 class Submit(Message, frozen=True):
@@ -249,6 +241,7 @@ class TextBatch(Message, frozen=True):
     accepted: bytes = b""  # _u64: as in TokenBatch
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
+    engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
 
 
 class Refused(Message, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 
 from common.protocol import Finished, FinishReason
 from services.scheduler.blocks import TOKEN_BYTES
+from services.scheduler.figures import Figures
 from services.scheduler.request import Journal, Sequence, silent
 
 SEQUENCES_KEPT = 4096
@@ -30,6 +31,7 @@ class Past:
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._num_bytes = 0
         self.journal: Journal = silent  # hears of all sequences' stories
+        self.figures = Figures()
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._ended

@@ -61,6 +61,7 @@ def make_plan(state: State) -> StepPlan | None:
     elif not flight.num_stepped:
         return None
     state.step = flight.step
+    state.past.figures.step_tokens.add(flight.num_tokens)
     state.in_flight.append(flight)
     return _pack(worker, flight, growth, fill)
 
@@ -288,6 +289,7 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         found = computed if hit.donor is None else hit.donor.sequence.cached_tokens
         sequence.cached_tokens = min(found, sequence.request.num_prompt)
         state.counters["cached_tokens"] += sequence.cached_tokens
+        state.counters["computed_tokens"] += sequence.request.num_prompt - sequence.cached_tokens
     if hit.donor is not None:
         computed = known - 1
         sequence.chain = hit.donor.sequence.chain[:reusable]

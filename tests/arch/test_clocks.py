@@ -23,6 +23,7 @@ SHOWN = {
     ("services/api/batches/work.py", "Work.expire"): "batches outlive processes and their clocks",
     ("services/api/batches/work.py", "Work._become"): "times of a batch, for clients",
     ("services/api/endpoints/batches.py", "create_batch"): "`created_at` of a batch",
+    ("services/scheduler/process_kv_events.py", "Publisher._send"): "times of batches, for subscribers",
     ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",
 }
 
