@@ -63,14 +63,14 @@ class Outcome(NamedTuple):
 
 
 def tests(name: str, folder: str, limit_s: float) -> Part:
-    workers = ["-n", "8"] if importlib.util.find_spec("xdist") else []
+    workers = ["-n", str(os.cpu_count())] if importlib.util.find_spec("xdist") else []
     ignored = [f"--ignore={folder}/{file}" for file in AHEAD_OF_TIME]
     options = ["-o", "addopts=", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "default"]
     return Part(name, ("-m", "pytest", *options, "--tb=line", *workers, *ignored, folder), limit_s)
 
 
 def parts() -> list[Part]:
-    found = [tests("ops", OP_TESTS, 120), Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True)]
+    found = [tests("ops", OP_TESTS, 150), Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True)]
     for model, limit_s, profile in (("0.6b", 90, "1,256,prefill"), ("8b", 100, "1,256"), ("30b-a3b", 120, "1,256")):
         command = ("-m", "benchmarks.step", "--model", model, "--profile", profile)
         found.append(Part(f"step-{model}", command, limit_s, settings=True, picture=True))
