@@ -10,7 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from common.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
-from services.api.errors import Problem
+from common.errors import Reject
+from services.api.errors import Problem, of_reject
 from services.api.hub import Choice
 from services.api.schema.replies import Usage
 from services.api.schema.response_object import (
@@ -28,6 +29,7 @@ from services.api.schema.response_object import (
 from services.api.typed_events import Told
 
 TEXT = {OutputMessage: ("output_text", OutputText), ReasoningItem: ("reasoning_text", ReasoningText)}
+LOGPROBS: dict[str, Any] = {"logprobs": []}
 CODES: dict[str | None, Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]] = {
     "invalid_value": "invalid_prompt",
     "context_length_exceeded": "invalid_prompt",
@@ -60,14 +62,14 @@ class ResponseEvents:
                 told += self._text(OutputMessage, "msg", event)
         return told
 
-    def end(self, choice: Choice, usage: Usage, failure: Problem | None) -> Told:
+    def end(self, choice: Choice, usage: Usage, failure: Reject | None) -> Told:
         cut = failure is not None or choice.word == "length"
         told = [] if self.body.output or failure else self._text(OutputMessage, "msg", Content(""))
         told += self._close("incomplete" if cut else "completed")
         response = self.body
         response.usage = usage_of(usage)
         if failure is not None:
-            response.status, response.error = "failed", error_of(failure)
+            response.status, response.error = "failed", error_of(of_reject(failure)[1])
         elif cut:
             response.status, response.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
         else:
@@ -83,11 +85,11 @@ class ResponseEvents:
         if not isinstance(self._open, kind):
             item = kind(new_name(prefix))
             told += self._start(item)
-            item.content.append(part())  # type: ignore[arg-type]
+            item.content.append(part())
             told.append(self._part("response.content_part.added", item, part()))
         if event.text:
-            extra = {"content_index": 0} | ({"logprobs": []} if kind is OutputMessage else {})
-            told.append(self._grow(f"response.{name}.delta", event.text, **extra))
+            extra = LOGPROBS if kind is OutputMessage else {}
+            told.append(self._grow(f"response.{name}.delta", event.text, content_index=0, **extra))
         return told
 
     def _start(self, item: OutputItem) -> Told:
@@ -109,13 +111,11 @@ class ResponseEvents:
         place = {"item_id": item.id, "output_index": self._index}
         if isinstance(item, FunctionCallItem):
             item.arguments = text
-            told.append(
-                self._event("response.function_call_arguments.done", **place, name=item.name, arguments=text)
-            )
+            told.append(self._event("response.function_call_arguments.done", **place, name=item.name, arguments=text))
         else:
             name, _ = TEXT[type(item)]
             item.content[0].text = text
-            extra = {"logprobs": []} if isinstance(item, OutputMessage) else {}
+            extra = LOGPROBS if isinstance(item, OutputMessage) else {}
             told.append(self._event(f"response.{name}.done", **place, content_index=0, text=text, **extra))
             told.append(self._part("response.content_part.done", item, item.content[0]))
         item.status = status
@@ -128,7 +128,9 @@ class ResponseEvents:
         return len(self.body.output) - 1
 
     def _part(self, kind: str, item: OutputItem, part: OutputText | ReasoningText) -> dict[str, Any]:
-        return self._event(kind, item_id=item.id, output_index=self._index, content_index=0, part=msgspec.to_builtins(part))
+        return self._event(
+            kind, item_id=item.id, output_index=self._index, content_index=0, part=msgspec.to_builtins(part)
+        )
 
     def _item(self, kind: str, item: OutputItem) -> dict[str, Any]:
         return self._event(kind, output_index=self._index, item=msgspec.to_builtins(item))  # as it is now

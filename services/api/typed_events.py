@@ -12,7 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp
 
 from common.dialects.events import Content, Event, merged
-from services.api import errors, route
+from common.errors import Reject
+from services.api import route
 from services.api.gateway import Gateway
 from services.api.generate import begin, collect, opened
 from services.api.hub import Choice, Hub, Request
@@ -32,7 +33,7 @@ class Telling(Protocol):
     def begin(self, usage: Usage) -> Told: ...
     def feed(self, events: list[Event]) -> Told: ...
 
-    def end(self, choice: Choice, usage: Usage, failure: errors.Problem | None) -> Told:
+    def end(self, choice: Choice, usage: Usage, failure: Reject | None) -> Told:
         """All text has come; what is still open is closed."""
 
     def conclude(self) -> Told:
@@ -107,8 +108,7 @@ class TypedStream(Stream):
 
     async def _last(self) -> bytes:
         request = self._request
-        failure = errors.of_reject(request.failure)[1] if request.failure is not None else None
-        closing = self._telling.end(request.choices[0], usage_of(request), failure)
+        closing = self._telling.end(request.choices[0], usage_of(request), request.failure)
         if self._keep is not None:
             await self._keep()
         return encoded(closing + self._telling.conclude())

@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -153,15 +154,18 @@ class Keeper:
     async def _respond(self, answerer: Answerer) -> None:
         """Responses in the background wait for nobody but those before them."""
         if names := list(self._responses):
-            wanted = await self._try(lambda store: store.responses.mine(names))
-            for name in names if wanted is not None else ():
-                if name not in wanted and name in self._responses:
+            mine = await self._try(lambda store: store.responses.mine(names))
+            for name in set(names) - (set(names) if mine is None else mine):
+                if name in self._responses:
                     self._responses[name].cancel()
         room = self.api.batch_requests - len(self._running)
         if room > 0 and answerer.able():
             for line in await self._try(lambda store: store.responses.take(room)) or ():
                 task = self._responses[line.custom] = self._begin(answerer, line)
-                task.add_done_callback(lambda _, name=line.custom: self._responses.pop(name, None))
+                task.add_done_callback(partial(self._forget, line.custom))
+
+    def _forget(self, name: str, task: "asyncio.Task[None]") -> None:
+        self._responses.pop(name, None)
 
     def _begin(self, answerer: Answerer, line: Line) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._answer(answerer, line))

@@ -40,7 +40,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     summary: Literal["auto"] | None = None  # there are none: reasoning is told as it is
 
 
-class TextFormat(msgspec.Struct, frozen=True, kw_only=True):
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
+from common.errors import Reject, RejectReason
 from common.protocol import FinishReason, PromptKind, Sampling, Submit, TextFinished
-from services.api.errors import problem
 from services.api.hub import Choice, Request
 from services.api.response_events import ResponseEvents
 from services.api.schema.replies import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -41,7 +41,7 @@ def told(events: list[Event], reason: FinishReason = FinishReason.EOS, failed: b
     found = telling.begin(USAGE)
     for event in events:
         found += telling.feed([event])
-    found += telling.end(ended(reason), USAGE, problem(500, "broken") if failed else None)
+    found += telling.end(ended(reason), USAGE, Reject(RejectReason.INTERNAL, "broken") if failed else None)
     found += telling.conclude()
     return msgspec.to_builtins(telling.body), msgspec.json.decode(msgspec.json.encode(found))
 
@@ -100,7 +100,9 @@ def test_nothing_said_is_an_empty_message_and_a_failure_none() -> None:
     assert told([], FinishReason.ERROR, failed=True)[0]["output"] == []
 
 
-@given(st.lists(st.sampled_from([Content("a"), Content("ü"), Reasoning("r"), CallBegun(0, "f", "c"), None]), max_size=9))
+@given(
+    st.lists(st.sampled_from([Content("a"), Content("ü"), Reasoning("r"), CallBegun(0, "f", "c"), None]), max_size=9)
+)
 def test_items_open_and_close_once_and_deltas_are_the_text(pieces: list[Event | None]) -> None:
     calls, events = 0, list[Event]()
     for piece in pieces:

@@ -48,19 +48,35 @@ def test_a_failure_in_the_stream_is_the_one_terminal(path: str) -> None:
     async def main() -> None:
         async with running() as (system, client):
             tokenizer = system.tokenizers[0]
+            submits: list[Submit] = []
 
-            def fail(submit: Submit) -> None:
+            def begin(submit: Submit) -> None:
+                submits.append(submit)
                 tokenizer.send(rows((submit.seq_id, 0, 1, "half")))
-                tokenizer.finish(submit.seq_id, 1, FinishReason.ERROR, message="the device is gone")
 
-            tokenizer.on_submit = fail
+            tokenizer.on_submit = begin
+            async with client.stream("POST", path, json=BODIES[path]) as answer:
+                text = ""
+                async for piece in answer.aiter_text():
+                    if not text:
+                        tokenizer.finish(submits[0].seq_id, 1, FinishReason.ERROR, message="the device is gone")
+                    text += piece
+            types = [event["type"] for event in events(text)]
+            assert [kind for kind in types if kind in TERMINALS[path]] == types[-1:]
+            assert types[-1] in ("response.failed", "error") and "the device is gone" in text
+
+    scenario(main)
+
+
+@BOTH
+def test_a_failure_before_the_stream_has_its_status(path: str) -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            tokenizer = system.tokenizers[0]
+            tokenizer.on_submit = lambda submit: tokenizer.refuse(submit, "overloaded", "full")
             answer = await client.post(path, json=BODIES[path])
-            types = [event["type"] for event in events(answer.text)]
-            if answer.status_code == 200:
-                assert [kind for kind in types if kind in TERMINALS[path]] == types[-1:]
-                assert types[-1] in ("response.failed", "error") and "the device is gone" in answer.text
-            else:  # both came at once, before anything was sent
-                assert answer.status_code == 500
+            assert answer.status_code == 429 and answer.json()["error"]["type"] == "rate_limit_error"
+            assert ("request_id" in answer.json()) == (path == MESSAGES) and answer.headers["retry-after"]
 
     scenario(main)
 
@@ -126,5 +142,3 @@ def test_whole_and_streamed_cost_the_same_tokens(path: str) -> None:
             assert system.gateway.bodies.held == 0 and not system.gateway.hub.choices
 
     scenario(main)
-
-

@@ -22,6 +22,4 @@ def test_what_was_asked_for_is_said_again() -> None:
     assert {name: body[name] for name in ("instructions", "temperature", "max_output_tokens", "metadata", "store")} == {
         name: given[name] for name in ("instructions", "temperature", "max_output_tokens", "metadata", "store")
     }
-    assert body["tools"][0]["name"] == "f" and body["text"]["format"] == {"type": "text"} | {
-        name: None for name in ("name", "description", "schema", "strict")
-    }
+    assert body["tools"][0]["name"] == "f" and body["text"] == {"format": {"type": "text"}, "verbosity": "medium"}

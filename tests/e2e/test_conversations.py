@@ -1,10 +1,11 @@
-"""OpenAI's SDK at /v1/responses of running services whose model writes what a request tells it to."""
+"""OpenAI's SDK at /v1/responses, and Anthropic's form of a chat, on services whose model writes what it is told to."""
 
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.system import System
 from tests.common.dialects.reading import EXAMPLES, PARIS, TIME, WEATHER
 from tests.e2e.scripted import scripted
+from tests.services.api.test_typed_events import events
 
 TOOLS: list[Any] = [{"type": "function", **each["function"]} for each in (WEATHER, TIME)]
 LIMIT_S = 60
@@ -111,3 +113,32 @@ def test_cancelled_in_the_background(client: openai.OpenAI) -> None:
     assert get(client, made.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(client.responses.create(model="m", input="x").id)
+
+
+def test_anthropics_messages(system: System) -> None:
+    script = "<think>\nWhere?\n</think>\n\n" + EXAMPLES["hermes"]
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": script}], "tools": [tool]}
+    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01"}
+    with httpx.Client(base_url=system.url, headers=headers, timeout=60) as http:
+        counted = http.post("/v1/messages/count_tokens", json=asked).json()["input_tokens"]
+        whole = http.post("/v1/messages", json=asked | {"max_tokens": 500}).json()
+        told = events(http.post("/v1/messages", json=asked | {"max_tokens": 500, "stream": True}).text)
+        cut = http.post(
+            "/v1/messages", json={**asked, "tools": [], "max_tokens": 500, "stop_sequences": ["see"]}
+        ).json()
+    assert [block["type"] for block in whole["content"][:3]] == ["thinking", "text", "tool_use"]
+    assert whole["content"][2]["input"] == PARIS and whole["stop_reason"] == "tool_use"
+    usage = whole["usage"]
+    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    start = told[0]["message"]["usage"]
+    assert told[0]["type"] == "message_start" and start["input_tokens"] == counted, "known before the text"
+    assert told[-1]["type"] == "message_stop" and told[-2]["usage"]["output_tokens"] == usage["output_tokens"]
+    texts: dict[int, str] = {}
+    for event in told:
+        if event["type"] == "content_block_delta":
+            delta = event["delta"]
+            text = delta.get("text", "") + delta.get("thinking", "") + delta.get("partial_json", "")
+            texts[event["index"]] = texts.get(event["index"], "") + text
+    assert (texts[0], texts[1], json.loads(texts[2])) == ("Where?", "Let me see.", PARIS)
+    assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", "see")
