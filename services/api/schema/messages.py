@@ -6,10 +6,12 @@ import msgspec
 from msgspec import Meta
 
 from services.api.errors import invalid
-from services.api.schema.chat import MAX_CALLS, MAX_PARTS, Name
+from services.api.schema.chat import MAX_CALLS, MAX_PARTS, ContentPart, Name
 from services.api.schema.conversion import Conversation
 from services.api.schema.generation import ABSENT, EMPTY_LIST, MAX_STOPS, Milliseconds, StopString, Tokens
 from services.api.schema.parse import Body, Harmless, anything, one_of
+
+Texts = str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +24,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     name: Name | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
-    content: "str | Annotated[list[Block], Meta(max_length=MAX_PARTS)] | None" = None
+    content: Texts | None = None  # of a tool's result
     is_error: bool | None = None  # the model reads it from the content
 
 
@@ -67,7 +69,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
-    system: Blocks | None = None
+    system: Texts | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=MAX_CALLS)] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
@@ -129,7 +131,7 @@ def converse(asked: CountRequest) -> Conversation:
     """System and messages. Raises Reject for blocks that this server does not know."""
     talk = Conversation()
     if asked.system:
-        talk.say("system", _texts(asked.system, "system", "system"), "system")
+        talk.say("system", _texts(asked.system, "system"), "system")
     for i, message in enumerate(asked.messages):
         place = f"messages[{i}]"
         if isinstance(message.content, str):
@@ -150,22 +152,22 @@ def converse(asked: CountRequest) -> Conversation:
             elif block.type == "tool_use":
                 talk.call(block.id or "", block.name or "", block.input or {}, where)
             else:
-                talk.result(block.tool_use_id or "", _texts(block.content or "", "system", f"{where}.content"), where)
+                talk.result(block.tool_use_id or "", _texts(block.content or "", f"{where}.content"), where)
         if texts or not message.content:
             talk.say(message.role, texts, place)
     return talk
 
 
-def _texts(content: Blocks, role: str, param: str) -> Any:
+def _texts(content: Texts, param: str) -> Any:
     """Content that is only text, as a chat has it."""
     if isinstance(content, str):
         return content
     for i, block in enumerate(content):
-        check(block, role, f"{param}[{i}]")
+        check(block, "system", f"{param}[{i}]")
     return [{"type": "text", "text": block.text} for block in content]
 
 
-def check(block: Block, role: str, param: str) -> None:
+def check(block: Block | ContentPart, role: str, param: str) -> None:
     """Raises Reject."""
     if block.type not in KNOWN[role]:
         raise invalid(f"{param}: content of type {block.type!r:.64} is not supported here", f"{param}.type")
