@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from common.constraints import Grammar as Grammar
+from common.constraints import RowFault as RowFault
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of
@@ -59,6 +61,7 @@ class Sampling(Struct, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
 
 
 class ModelFacts(Struct, frozen=True):
@@ -290,9 +293,7 @@ class Admit(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """A stop string ended this sequence; the tokenizer has told the API already."""
-
-    seq_id: int
+    seq_id: int  # ended by a stop string; the tokenizer has told the API already
 
 
 class Pause(Message, frozen=True):
@@ -353,6 +354,7 @@ class StepResult(Message, frozen=True):
     failed: bytes = b""  # _i32: places in the plan's rows
     counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
     drafted: bytes = b""  # likewise: drafts that were tried
+    faults: list[RowFault] = []
 
 
 class WorkerReady(Message, frozen=True):
@@ -363,9 +365,7 @@ class WorkerReady(Message, frozen=True):
 
 
 class Schedulers(Message, frozen=True):
-    """There shall be so many schedulers, instances 0 to count - 1; each tells everybody in its `Members`."""
-
-    count: int
+    count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
 
 
 class StatusQuery(Message, frozen=True):

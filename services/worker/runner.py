@@ -15,11 +15,13 @@ import torch
 from msgspec.structs import astuple
 from torch import Tensor
 
-from common.protocol import StepPlan
+from common.protocol import RowFault, StepPlan
 from services.worker import graphs, inputs
 from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
+from services.worker.grammars import Bits, Grammars
 from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs, Tables
 from services.worker.groups import GroupStep
+from services.worker.held import Held, HeldSteps, HeldTokens
 from services.worker.kernels.ops.accept_drafts import Drawn
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
@@ -31,7 +33,7 @@ from services.worker.layers.rope import RopeTable
 from services.worker.sampler import Sampler
 from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
-from services.worker.state import Rows, Step
+from services.worker.state import Ints, Rows, Step
 
 log = logging.getLogger("worker")
 
@@ -42,6 +44,8 @@ NO_OFFSETS, NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 class StepTokens:
     """The sampled tokens of one step: `places` [S] of int32 `line` in memory of the host, there after `event`."""
 
+    faults: Sequence[RowFault] = ()
+
     def __init__(
         self,
         line: npt.NDArray[np.int32],
@@ -51,6 +55,9 @@ class StepTokens:
     ) -> None:
         """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
         self._line, self._places, self._event, self._sizes = line, places, event, sizes
+
+    def settle(self) -> None:
+        """There is nothing that waited for the step before."""
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -116,6 +123,7 @@ class Runner:
         rope: RopeTable,
         bindings: Bindings,
         drafts: Drafts | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`drafts`: with rows that have a DraftState, and only then."""
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
@@ -130,15 +138,26 @@ class Runner:
         self._results = Results(width, device)
         self._graphs: Graphs | None = None
         self._capturing = bindings.capturing
-        states = sum(more.is_state for more in rows.beside)
-        self._tables = Tables(1 + len(rows.beside) - states, states)
         # the block of each group that padding writes: the last one
         self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
         self._drafts = drafts
+        self.held = HeldSteps(grammars or Grammars(rows.vocab_size, ()), rows, self._draw_held)
 
-    def execute(self, plan: StepPlan) -> StepTokens:
-        """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
+    def apply(self, plan: StepPlan) -> Step:
+        """Brings the rows up to a plan. Raises AssertionError for a plan that does not fit them."""
+        self.held.settle()
         step = self.rows.apply(plan)
+        self.held.grammars.apply(plan)
+        return step
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        self.rows.reset()
+        self.held.reset()
+
+    def execute(self, plan: StepPlan) -> StepTokens | HeldTokens:
+        """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
+        step = self.apply(plan)
         for pool, source, target in copies_of(plan):
             self.copy_blocks(source, target, pool)
         return self.run(step)
@@ -149,28 +168,49 @@ class Runner:
             cache.copy_blocks(source, target, pool)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> StepTokens:
+    def run(self, step: Step) -> StepTokens | HeldTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
+        self.held.settle()
         turn = self._results.next_turn()
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
+        bound = self.held.grammars.bound(entries.step)
         choice = graphs.choose(entries.step, self._graphs.keys) if self._graphs is not None else None
         if choice is not None:
-            places = self._replay(choice, entries, turn)[entries.step.samples]
+            places, logits = self._replay(choice, entries, turn, bound)
         else:
-            places = np.arange(np.count_nonzero(entries.step.samples))
+            places, logits = np.arange(np.count_nonzero(entries.step.samples)), None
             if len(step.slots):
-                self._run_eagerly(located(entries, self.rows), turn)
+                logits = self._run_eagerly(located(entries, self.rows), turn, bound)
         self._staging.done()
-        self.rows.commit(step)
-        return self._results.taken(places, entries.sizes if step.drafting else None)
+        sizes = entries.sizes if step.drafting else None
+        if logits is None:
+            self.rows.commit(step)
+            return self._results.taken(places, sizes)
+        return self.held.add(step, entries.step, bound, places, sizes, logits)
 
-    def _run_eagerly(self, entries: Entries, turn: int) -> None:
+    @torch.inference_mode()
+    def _draw_held(self, held: Held, bits: Bits) -> StepTokens:
+        """Draws for rows of the newest step that are under a grammar."""
+        rows, put = self.rows, self._staging.put
+        sampling = inputs.sampling_batch(held.slots, held.context, rows, put)
+        targets, columns = put(held.slots * rows.tokens.shape[1] + held.context), put(held.columns)
+        ring, mask = put(np.array([self._results.turn], np.int32)), put(bits)
+        self._staging.send()
+        drawn = self.sampler(held.logits, sampling, rows.penalties, mask)
+        self._store(rows.tokens, self._results.lines, targets, drawn, ring, columns)
+        self._staging.done()
+        rows.count(held.slots, held.context)
+        return self._results.taken(held.line, held.sizes)
+
+    def _run_eagerly(self, entries: Entries, turn: int, bound: Ints) -> Tensor | None:
+        """Returns the logits [B, V] of the entries `bound`; None if there are none."""
         rows, put, step = self.rows, self._staging.put, entries.step
         batch = inputs.build(step, rows, put)
         ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
+        kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -190,17 +230,22 @@ class Runner:
         wanted = None if reads else batch.outputs
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, wanted, batch.beside)
         if not len(slots) and not reads:
-            return
+            return None
         last = x.index_select(0, batch.outputs) if reads and batch.outputs is not None else x
-        sampled = self.sampler(self.model.logits(last), sampling, rows.penalties) if len(slots) else ids[:0]
+        own, sampled = None, ids[:0]
+        if len(slots):
+            logits = self.model.logits(last)
+            own = None if kept is None else logits.index_select(0, kept)  # a copy: the sampler writes
+            sampled = self.sampler(logits, sampling, rows.penalties)
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
-            return
+            return own
         computed = None
         if reads:
             computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
         drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
         self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
+        return own
 
     def _keep(self, seen: Seen, propose: bool) -> None:
         assert self._drafts is not None
@@ -214,8 +259,8 @@ class Runner:
                 raise
             log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
 
-    def _replay(self, choice: Choice, entries: Entries, turn: int) -> npt.NDArray[np.int64]:
-        """Returns the place among the graph's rows of each of the step's rows."""
+    def _replay(self, choice: Choice, entries: Entries, turn: int, bound: Ints) -> tuple[Ints, Tensor | None]:
+        """The place among the graph's rows of each entry that samples, and logits as `_run_eagerly`."""
         assert self._graphs is not None
         rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
         arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, self._tables))
@@ -226,12 +271,15 @@ class Runner:
             columns.offsets[places] = entries.offsets
             tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
             first = put(begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows))
-        others = np.flatnonzero(step.samples & ~rows.is_plain[step.slots])
+        special = step.samples & ~rows.is_plain[step.slots]
+        special[bound] = False
+        others = np.flatnonzero(special)
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]
             sampling = inputs.sampling_batch(slots, context, rows, put)
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
+        kept = put(places[bound]) if len(bound) else None
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -251,7 +299,12 @@ class Runner:
                 computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
             drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
             self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
-        return places
+        return places[step.samples], None if kept is None else made.logits.index_select(0, kept)
+
+    @property
+    def _tables(self) -> Tables:
+        states = sum(more.is_state for more in self.rows.beside)
+        return Tables(1 + len(self.rows.beside) - states, states)
 
     def _note_blocks(self, places: Tensor, token_rows: Tensor, positions: Tensor, beside: Sequence[GroupStep]) -> None:
         """Brings the block tables of the groups behind the first one up to date on the device."""

@@ -5,13 +5,14 @@ succeeded. What not even the smallest pieces can run is given up, row by row.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from common.columns import pack_i32
+from common.protocol import RowFault
 from services.worker.state import Ints, Step
 
 log = logging.getLogger("worker")
@@ -23,6 +24,11 @@ SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")  # of CUDA, H
 class Tokens(Protocol):
     """What a run gives: sampled tokens on their way to the host."""
 
+    @property
+    def faults(self) -> Sequence[RowFault]: ...
+
+    def settle(self) -> None: ...
+
     def ready(self) -> bool: ...
 
     def tokens(self) -> bytes: ...
@@ -33,10 +39,27 @@ class Tokens(Protocol):
 class Outcome:
     """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
 
-    def __init__(self, pending: Tokens | bytes, failed: bytes = b"", counts: tuple[bytes, bytes] = (b"", b"")) -> None:
+    def __init__(
+        self,
+        pending: Tokens | bytes,
+        failed: bytes = b"",
+        counts: tuple[bytes, bytes] = (b"", b""),
+        faults: Sequence[RowFault] = (),
+    ) -> None:
         self._pending = pending
         self._counts = counts
         self.failed = failed
+        self._faults = faults
+
+    @property
+    def faults(self) -> Sequence[RowFault]:
+        """Of rows whose tokens mean nothing for reasons of their own; known with the tokens."""
+        return self._faults if isinstance(self._pending, bytes) else self._pending.faults
+
+    def settle(self) -> None:
+        """Starts what waited for the step before, for which it waits."""
+        if not isinstance(self._pending, bytes):
+            self._pending.settle()
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -46,6 +69,7 @@ class Outcome:
         """_i32; waits for the device. Kept, since the place that the device wrote them to serves later steps too."""
         if not isinstance(self._pending, bytes):
             tokens, self._counts = self._pending.tokens(), self._pending.counts()
+            self._faults = self._pending.faults
             self._pending = tokens
         return self._pending
 
@@ -100,6 +124,7 @@ class Retry:
         self._run, self._free, self._count = run, free, give_up
         self._parts: list[bytes] = []
         self._counts: list[tuple[bytes, bytes]] = []
+        self._faults: list[RowFault] = []
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -119,7 +144,7 @@ class Retry:
         counts, tried = (
             (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
         )
-        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried))
+        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried), self._faults)
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -148,6 +173,7 @@ class Retry:
         counts, tried = tokens.counts()
         samples = int(piece.step.samples.sum())
         self._counts.append((counts or b"\x01" * samples, tried or bytes(samples)))
+        self._faults += [RowFault(int(piece.places[fault.place]), fault.message) for fault in tokens.faults]
 
     def _drop(self, piece: Piece) -> None:
         self._count(piece.step)

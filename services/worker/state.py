@@ -71,6 +71,12 @@ class PenaltyCounts:
         output = tokens[num_prompt:]
         self.in_output[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
+    def count(self, tokens: Tensor, slots: Ints, places: Ints) -> None:
+        """tokens: int32 [rows, L], those of all rows; what is new of each slot [n] is at its place [n]."""
+        sampled = tokens.view(-1).index_select(0, torch.from_numpy(slots * tokens.shape[1] + places).to(tokens.device))
+        flat = torch.from_numpy(slots * self.in_output.shape[1]).to(tokens.device) + sampled
+        self.in_output.view(-1).index_add_(0, flat, torch.ones_like(sampled))
+
 
 class BlockTables:
     """Block tables of one group. Entries before a window are whatever they were."""
@@ -212,16 +218,15 @@ class Rows:
             self.length[slots] = self.computed[slots] + 1
         adrift[known], adrift[first] = False, True
 
-    def commit(self, step: Step) -> None:
-        """Counts what the step has computed, and what it has drawn, which is in `tokens` already."""
+    def commit(self, step: Step, held: Ints | None = None) -> None:
+        """Counts what the step has computed, and what it has drawn, which is in `tokens` already.
+
+        held: slots whose tokens are not; they are counted by `count`.
+        """
         self.computed[step.slots] += step.counts
         slots = step.slots[step.samples]
-        if self.penalties is not None and len(slots):
-            device, counts = self.tokens.device, self.penalties.in_output
-            places = torch.from_numpy(slots * self.tokens.shape[1] + self.length[slots]).to(device)
-            sampled = self.tokens.view(-1).index_select(0, places)
-            flat = torch.from_numpy(slots * self.vocab_size).to(device) + sampled
-            counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
+        drawn = slots if held is None else slots[~np.isin(slots, held)]
+        self.count(drawn, self.length[drawn])
         self.length[slots] += 1
         if self.drafts is not None and len(slots):
             first = step.slots[: step.drafting]
@@ -236,6 +241,11 @@ class Rows:
             slots = torch.from_numpy(step.slots[step.samples]).to(self.tokens.device)
             self.drafts.lengths[slots] = torch.from_numpy(self.length[step.slots[step.samples]] + 1).to(slots.device)
         self.commit(step)
+
+    def count(self, slots: Ints, places: Ints) -> None:
+        """The tokens at these places of these slots are output, for penalties."""
+        if self.penalties is not None and len(slots):
+            self.penalties.count(self.tokens, slots, places)
 
     def _start(self, row: RowStart) -> None:
         slot = row.slot
@@ -301,7 +311,7 @@ class Rows:
         )
         ends = (
             [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._vocabulary[1])]
-            if sampling.min_tokens
+            if sampling.min_tokens and sampling.grammar is None  # a grammar's mask knows when an end may come
             else []
         )
         bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
@@ -309,7 +319,8 @@ class Rows:
         filtered = sampling.temperature > 0 and (
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
-        self.is_plain[slot] = not (filtered or bias or ends or self.has_penalty(sampling))
+        special = sampling.grammar is not None or self.has_penalty(sampling)
+        self.is_plain[slot] = not (filtered or bias or ends or special)
         if bias or ends:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),

@@ -112,6 +112,7 @@ SAME = (
     *("deadline_ms",),
 )
 NAMES = {
+    "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",

@@ -117,6 +117,7 @@ SAME = (
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",

@@ -1,6 +1,6 @@
 """Steps in pieces: same tokens in the same order, rows that cannot run are named, other errors stay errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.columns import pack_i32, unpack_i32
+from common.protocol import RowFault
 from services.worker.shortage import SMALLEST, Outcome, Piece, Retry, attempt, is_out_of_memory
 from services.worker.state import Step
 
@@ -58,6 +59,9 @@ class Device:
 class Sampled:
     column: bytes
     kept: tuple[bytes, bytes] = (b"", b"")
+    faults: Sequence[RowFault] = ()
+
+    def settle(self) -> None: ...
 
     def ready(self) -> bool:
         return True
