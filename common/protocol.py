@@ -210,7 +210,7 @@ class Abort(Message, frozen=True):
 
 
 class Tokenize(Message, frozen=True):
-    """/tokenize: text or messages to ids, answered by `Tokenized`."""
+    """/tokenize: text, messages or a whole request to the ids of its prompt, answered by `Tokenized`."""
 
     call_id: int  # a seq_id of its own
     kind: PromptKind
@@ -218,6 +218,7 @@ class Tokenize(Message, frozen=True):
     messages: bytes = b""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    submit: Submit | None = None  # then nothing else counts: what this request's prompt is
 
 
 class Detokenize(Message, frozen=True):

@@ -194,11 +194,12 @@ class TokenizerProcess:
         if self._encoder is None:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
-        work = partial(_answer, self._encoder, call)
+        work = partial(_answer, self._encoder, call, self._model.max_model_len if self._model else 0)
         if isinstance(call, Detokenize):
             lane = self._jobs.lane_for(len(call.tokens), PromptKind.TOKENS)
         else:
-            lane = self._jobs.lane_for(len(call.text) + len(call.messages), call.kind)
+            asked = call.submit or call
+            lane = self._jobs.lane_for(len(asked.text) + len(asked.messages), asked.kind)
         if not self._jobs.start(call.call_id, lane, work, partial(self._answered, box, call.call_id)):
             self.streams.counts.unknown_results += 1  # a repeat
 
@@ -285,10 +286,10 @@ def result_of(job: "Future[Any]") -> Any:
     raise Reject(RejectReason.INTERNAL, "the tokenizer failed on this text; its log has more")
 
 
-def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
+def _answer(encoder: Encoder, call: Tokenize | Detokenize, max_model_len: int) -> Tokenized | Detokenized:
     if isinstance(call, Detokenize):
         return Detokenized(call.call_id, encoder.detokenize(call.tokens))
-    encoded = encoder.tokenize(call)
+    encoded = encoder.tokenize(call, max_model_len)
     return Tokenized(call.call_id, encoded.tokens.tobytes(), encoded.strings)
 
 
