@@ -33,7 +33,9 @@ def device() -> torch.device:
     return torch.device("cuda" if HAS_GPU else "cpu")
 
 
-@pytest.fixture(scope="session", params=[[dtype] for dtype in DTYPES] if HAS_GPU else [DTYPES], ids=lambda dtypes: str(dtypes[0]))
+@pytest.fixture(
+    scope="session", params=[[dtype] for dtype in DTYPES] if HAS_GPU else [DTYPES], ids=lambda dtypes: str(dtypes[0])
+)
 def hold(device: torch.device, request: pytest.FixtureRequest) -> Holder:
     """`hold(impl)`: every case of the op in every dtype, against its meaning.
 
