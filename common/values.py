@@ -48,3 +48,11 @@ class Copies(Struct, frozen=True):
     pool: int
     source: bytes  # _i32 blocks
     target: bytes  # _i32 blocks, none of which is a source
+
+
+class Progress(Struct, frozen=True):
+    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from common.config import Config
+from common.logprobs import StepLogprobs
 from common.protocol import ModelFacts, Progress, StepPlan, StepResult
 
 
@@ -22,6 +23,10 @@ class Pending(Protocol):
         """StepResult's `counts` and `drafted`; waits for the device."""
         ...
 
+    def logprobs(self) -> StepLogprobs | None:
+        """StepResult's; waits for the device."""
+        ...
+
     @property
     def failed(self) -> bytes:
         """_i32 places of rows for which there was no memory; known from the start."""
@@ -32,7 +37,8 @@ def result_of(step: int, pending: Pending, device_us: int = 0) -> StepResult:
     """Waits for the device."""
     tokens = pending.tokens()
     counts, drafted = pending.counts()
-    return StepResult(step, tokens, device_us, failed=pending.failed, counts=counts, drafted=drafted)
+    logprobs = pending.logprobs()
+    return StepResult(step, tokens, device_us, failed=pending.failed, counts=counts, drafted=drafted, logprobs=logprobs)
 
 
 class Engine(Protocol):

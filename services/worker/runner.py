@@ -15,6 +15,7 @@ import torch
 from msgspec.structs import astuple
 from torch import Tensor
 
+from common.logprobs import StepLogprobs
 from common.protocol import StepPlan
 from services.worker import graphs, inputs
 from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
@@ -28,6 +29,7 @@ from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
+from services.worker.reports import Reporter, StepReports, scores_prompts
 from services.worker.sampler import Sampler
 from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
@@ -48,9 +50,11 @@ class StepTokens:
         places: npt.NDArray[np.int64],
         event: torch.cuda.Event | None,
         sizes: npt.NDArray[np.int64] | None = None,
+        reports: StepReports | None = None,
     ) -> None:
         """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
         self._line, self._places, self._event, self._sizes = line, places, event, sizes
+        self._reports = reports
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -69,6 +73,12 @@ class StepTokens:
         starts = np.cumsum(self._sizes) - self._sizes
         kept = np.add.reduceat(self._kept(), starts, dtype=np.int64)
         return kept.astype(np.uint8).tobytes(), (self._sizes - 1).astype(np.uint8).tobytes()
+
+    def logprobs(self) -> StepLogprobs | None:
+        """With `tokens`."""
+        if self._reports is None:
+            return None
+        return self._reports.read(None if self._sizes is None else self._kept())
 
     def _kept(self) -> npt.NDArray[np.bool_]:
         kept: npt.NDArray[np.bool_] = self._line[len(self._line) // 2 + self._places] != 0
@@ -90,14 +100,19 @@ class Results:
         self.turn = (self.turn + 1) % RING
         return self.turn
 
-    def taken(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | None = None) -> StepTokens:
+    def taken(
+        self,
+        places: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64] | None = None,
+        reports: StepReports | None = None,
+    ) -> StepTokens:
         """This turn's tokens at `places`, when all that was launched so far is done."""
         line = self._host[self.turn]
         if self._stream is None:
-            return StepTokens(line.copy(), places, None, sizes)
+            return StepTokens(line.copy(), places, None, sizes, reports)
         event = self._events[self.turn]
         event.record(self._stream)
-        return StepTokens(line, places, event, sizes)
+        return StepTokens(line, places, event, sizes, reports)
 
 
 def copies_of(plan: StepPlan) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -119,7 +134,7 @@ class Runner:
     ) -> None:
         """`drafts`: with rows that have a DraftState, and only then."""
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
-        self.sampler = Sampler(bindings)
+        self.sampler, self._reporter = Sampler(bindings), Reporter(bindings)
         self._draw, self._gather, self._store = bindings(draw), bindings(gather_tokens), bindings(store_tokens)
         device, max_rows = rows.tokens.device, len(rows.live)
         self._staging = staging(STAGED_BYTES, device)
@@ -152,25 +167,30 @@ class Runner:
     def run(self, step: Step) -> StepTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
         turn = self._results.next_turn()
+        self._reporter.start()
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
-        choice = graphs.choose(entries.step, self._graphs.keys) if self._graphs is not None else None
+        keys = self._graphs.keys if self._graphs is not None and not scores_prompts(step, self.rows) else ()
+        choice = graphs.choose(entries.step, keys)
         if choice is not None:
             places = self._replay(choice, entries, turn)[entries.step.samples]
         else:
             places = np.arange(np.count_nonzero(entries.step.samples))
             if len(step.slots):
-                self._run_eagerly(located(entries, self.rows), turn)
+                self._run_eagerly(located(entries, self.rows), turn, step.drafting)
         self._staging.done()
         self.rows.commit(step)
-        return self._results.taken(places, entries.sizes if step.drafting else None)
+        return self._results.taken(places, entries.sizes if step.drafting else None, self._reporter.taken())
 
-    def _run_eagerly(self, entries: Entries, turn: int) -> None:
+    def _run_eagerly(self, entries: Entries, turn: int, drafting: int) -> None:
+        """drafting: the plan's."""
         rows, put, step = self.rows, self._staging.put, entries.step
         batch = inputs.build(step, rows, put)
         ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
+        wanted = self._reporter.wanted(slots, np.arange(len(slots)), rows, put)
+        parts = self._reporter.parts(step, drafting, rows, put)
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -187,12 +207,20 @@ class Runner:
         )
         self._note_blocks(batch.token_places, batch.token_rows, batch.positions, batch.beside)
         reads = self._drafts is not None and self._drafts.reads
-        wanted = None if reads else batch.outputs
-        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, wanted, batch.beside)
+        every = reads or bool(parts)  # of the hidden states is wanted
+        only = None if every else batch.outputs
+        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, only, batch.beside)
+        for part in parts:
+            self._reporter.prompt(part, x, self.model.logits, rows.tokens)
         if not len(slots) and not reads:
             return
-        last = x.index_select(0, batch.outputs) if reads and batch.outputs is not None else x
-        sampled = self.sampler(self.model.logits(last), sampling, rows.penalties) if len(slots) else ids[:0]
+        sampled = ids[:0]
+        if len(slots):
+            logits = self.model.logits(x.index_select(0, batch.outputs) if every and batch.outputs is not None else x)
+            own = wanted.own(logits) if wanted is not None else None
+            sampled = self.sampler(logits, sampling, rows.penalties)
+            if wanted is not None and own is not None:
+                self._reporter.drawn(wanted, own, sampled.index_select(0, wanted.where))
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
             return
@@ -232,6 +260,7 @@ class Runner:
             sampling = inputs.sampling_batch(slots, context, rows, put)
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
+        wanted = self._reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -241,8 +270,10 @@ class Runner:
             redrawn = self.sampler(made.logits.index_select(0, index), sampling, rows.penalties)
             if self._drafts is None:
                 self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
-            else:
+            if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
+        if wanted is not None:
+            self._reporter.drawn(wanted, wanted.own(made.logits), made.drawn.index_select(0, wanted.where))
         if self._drafts is not None:
             computed = None
             if self._drafts.reads:

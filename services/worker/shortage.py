@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from common.columns import pack_i32
+from common.logprobs import StepLogprobs
 from services.worker.state import Ints, Step
 
 log = logging.getLogger("worker")
@@ -29,13 +30,21 @@ class Tokens(Protocol):
 
     def counts(self) -> tuple[bytes, bytes]: ...
 
+    def logprobs(self) -> StepLogprobs | None: ...
+
 
 class Outcome:
     """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
 
-    def __init__(self, pending: Tokens | bytes, failed: bytes = b"", counts: tuple[bytes, bytes] = (b"", b"")) -> None:
+    def __init__(
+        self,
+        pending: Tokens | bytes,
+        failed: bytes = b"",
+        counts: tuple[bytes, bytes] = (b"", b""),
+        logprobs: StepLogprobs | None = None,
+    ) -> None:
         self._pending = pending
-        self._counts = counts
+        self._counts, self._logprobs = counts, logprobs
         self.failed = failed
 
     def ready(self) -> bool:
@@ -46,6 +55,7 @@ class Outcome:
         """_i32; waits for the device. Kept, since the place that the device wrote them to serves later steps too."""
         if not isinstance(self._pending, bytes):
             tokens, self._counts = self._pending.tokens(), self._pending.counts()
+            self._logprobs = self._pending.logprobs()
             self._pending = tokens
         return self._pending
 
@@ -53,6 +63,11 @@ class Outcome:
         """Of a step with drafts, one byte per row: tokens, and drafts that were tried. Waits for the device."""
         self.tokens()
         return self._counts
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Of the rows that want them and have not failed. Waits for the device."""
+        self.tokens()
+        return self._logprobs
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -100,6 +115,7 @@ class Retry:
         self._run, self._free, self._count = run, free, give_up
         self._parts: list[bytes] = []
         self._counts: list[tuple[bytes, bytes]] = []
+        self._logprobs: StepLogprobs | None = None
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -119,7 +135,7 @@ class Retry:
         counts, tried = (
             (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
         )
-        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried))
+        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried), self._logprobs)
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -148,6 +164,8 @@ class Retry:
         counts, tried = tokens.counts()
         samples = int(piece.step.samples.sum())
         self._counts.append((counts or b"\x01" * samples, tried or bytes(samples)))
+        if (found := tokens.logprobs()) is not None:
+            self._logprobs = _joined(self._logprobs or StepLogprobs(), found, piece.places)
 
     def _drop(self, piece: Piece) -> None:
         self._count(piece.step)
@@ -165,3 +183,12 @@ def attempt(step: Step, run: Callable[[Step], Tokens]) -> Tokens | None:
         if not is_out_of_memory(error):
             raise
         return None
+
+
+def _joined(before: StepLogprobs, found: StepLogprobs, places: Ints) -> StepLogprobs:
+    """`found`: of the next piece, whose rows have these places in the plan."""
+    prompts = dict(before.prompts)
+    for row, (first, records) in found.prompts.items():
+        begin, known = prompts.get(place := int(places[row]), (first, b""))
+        prompts[place] = begin, known + records
+    return StepLogprobs(before.tokens + found.tokens, prompts)

@@ -14,11 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.logprobs import Report
 from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
 from services.worker.draft_state import DraftState
 
 Ints = npt.NDArray[np.int64]
+NOTHING = Report()
 
 SAMPLING = np.dtype(
     [
@@ -129,6 +131,7 @@ class Rows:
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
+        self.reports: dict[int, Report] = {}  # of rows that want log-probabilities
         self.penalties: PenaltyCounts | None = None
 
     @property
@@ -161,6 +164,7 @@ class Rows:
         """Forgets all rows."""
         self.live[:] = False
         self.edits.clear()
+        self.reports.clear()
 
     def apply(self, plan: StepPlan) -> Step:
         """Applies removed, added and grown in this order and checks the step's rows against the result."""
@@ -168,6 +172,7 @@ class Rows:
             assert self.live[slot], f"step {plan.step} removes slot {slot}, which holds no row"
             self.live[slot] = False
             self.edits.pop(slot, None)
+            self.reports.pop(slot, None)
         for row in plan.added:
             self._start(row)
         if plan.added:
@@ -250,6 +255,8 @@ class Rows:
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
+        if row.sampling.report != NOTHING:
+            self.reports[slot] = row.sampling.report
 
     def _upload(self, added: Sequence[RowStart]) -> None:
         """Token ids and block tables of new rows to the device, all rows in one copy each."""
