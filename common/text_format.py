@@ -13,6 +13,7 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     keep_tokens: int = 0  # the last ones of the prompt; -1: as many as the context leaves; 0: all
     tell_prompt: bool = False  # its length comes before the first text
     token_ids: bool = False  # of prompt and output come, too
+    silent: bool = False  # the output is for nobody: only the prompt's log-probabilities are
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

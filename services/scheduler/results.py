@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.errors import RejectReason
 from common.protocol import FinishReason, StepResult
-from services.scheduler import drafting
+from services.scheduler import drafting, reports
 from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
 from services.scheduler.state import Fault, Flight, State, Worker
@@ -41,11 +41,13 @@ def apply_result(state: State, result: StepResult) -> None:
         outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
     failed = _failed_places(flight, result.failed)
+    told = reports.read(worker, flight, result, drafted, () if failed is None else set(failed.tolist()))
     elapsed_s = _land(state, worker)
     if worker.drafts.tokens and not flight.filled:
         worker.drafts.switch.note(bool(flight.drafted), flight.num_stepped, elapsed_s, num_tokens)
     if failed is not None:
         _fail_rows(state, worker, flight, failed)
+    reports.apply(state, told)
     state.counters["output_tokens"] += len(tokens)
     if flight.roster is not None:
         stepped = tokens[:num_stepped] if flight.samplers else tokens

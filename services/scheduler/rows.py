@@ -36,6 +36,7 @@ class Roster(msgspec.Struct, frozen=True):
     counts_column: bytes
     samples_column: bytes
     seq_ids_column: bytes
+    tops: tuple[tuple[int, int], ...] = ()  # places of rows that want log-probabilities, and how many best ones
 
 
 def _routes(tokenizers: NDArray[np.uint8]) -> tuple[NDArray[np.uint8] | None, int]:
@@ -97,6 +98,7 @@ class RowTable:
         self._index_base = np.zeros(max_rows, np.int64)
         self._seq_ids = np.zeros(max_rows, np.uint64)
         self._tokenizers = np.zeros(max_rows, np.uint8)
+        self._tops = np.full(max_rows, -1, np.int64)
         self._history = History(max_rows, block_tokens + plans_in_flight + 1)
         self._phases: list[dict[int, Row]] = [{} for _ in range(block_tokens)]
         self._ends: dict[int, list[Row]] = {}
@@ -116,6 +118,7 @@ class RowTable:
         row.epoch = self._opened
         self.by_slot[slot] = row
         self._epochs[slot] = row.epoch
+        self._tops[slot] = row.sequence.sampling.report.top
         self.readdress(row)
 
     def readdress(self, row: Row) -> None:
@@ -176,7 +179,8 @@ class RowTable:
         slots = np.flatnonzero(self._stepping)
         size, tick = len(slots), self.tick
         tokenizers, tokenizer = _routes(self._tokenizers[slots])
-        seq_ids = self._seq_ids[slots]
+        seq_ids, tops = self._seq_ids[slots], self._tops[slots]
+        reporting = np.flatnonzero(tops >= 0)
         return Roster(
             size=size,
             slots=slots,
@@ -192,6 +196,7 @@ class RowTable:
             counts_column=b"\x01\x00\x00\x00" * size,
             samples_column=b"\x01" * size,
             seq_ids_column=seq_ids.tobytes(),
+            tops=tuple(zip(reporting.tolist(), tops[reporting].tolist(), strict=True)),
         )
 
     def entering_block(self) -> list[Row]:

@@ -14,6 +14,7 @@ import msgspec
 from common.columns import unpack_i32, unpack_u64
 from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
+from common.logprobs import TokenLogprobs
 from common.protocol import (
     Abort,
     Finished,
@@ -28,6 +29,7 @@ from services.tokenizer.encode import fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
+from services.tokenizer.reports import check_report, joined
 from services.tokenizer.sequence import Request, Sequence, first_admission, terminal
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -104,6 +106,7 @@ class Streams:
         tokens = shortened(tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
@@ -175,6 +178,8 @@ class Streams:
         if self.lanes.asking:
             self.lanes.found({*columns[0], *(finished.seq_id for finished in batch.finished)}, lane)
         self._check_tokens(columns[0], columns[2], lane)
+        if batch.logprobs:
+            self._take_logprobs(batch.logprobs, lane)
         for finished in batch.finished:
             if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -214,6 +219,20 @@ class Streams:
             lane.leaving.pop(finished.seq_id, None)
             self._end(finished, lane)
 
+    def _take_logprobs(self, told: dict[int, TokenLogprobs], lane: Lane) -> None:
+        """Of a step's tokens, before them; what goes to the API with them, but for a prompt's, which go at once."""
+        for seq_id, logprobs in told.items():
+            sequence = lane.sequences.get(seq_id)
+            if sequence is None or sequence.reported is None:
+                continue
+            if not sequence.reported.add(logprobs):
+                self._lost(sequence, "log-probabilities were lost between services")
+                continue
+            prompt = sequence.reported.prompt(sequence.request.tokens)
+            if prompt is not None:
+                known = sequence.box.prompt_logprobs.get(seq_id)
+                sequence.box.prompt_logprobs[seq_id] = prompt if known is None else joined(known, prompt)
+
     def _unplaced(self, seq_id: int, lane: Lane) -> None:
         """A token of what has ended, or of what another scheduler goes on with: that is to end at this one."""
         self.counts.unknown_results += 1
@@ -230,13 +249,16 @@ class Streams:
 
     def _take_slowly(self, sequence: Sequence, index: int, token: int) -> None:
         """A token that does not stand for itself: part of a character, a stop string, or at the end."""
+        if sequence.reported is not None and sequence.reported.lacks(index + 1):
+            self._lost(sequence, f"the log-probabilities of output token {index} were lost")
+            return
         if sequence.ending is not None:
             sequence.ending.append(token)
             return
-        text = sequence.detokenizer.feed(token)
+        text = sequence.feed(token)
         if sequence.matcher is None:
             sequence.add_row(index, 1, text)
-            if not sequence.skip_tokens and not sequence.request.submit.options.token_ids:
+            if not (sequence.skip_tokens or sequence.request.submit.options.token_ids or sequence.reported):
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self.lanes.put(sequence, Stop(sequence.seq_id))
@@ -269,7 +291,7 @@ class Streams:
         index = len(sequence.output) - len(tokens)
         for token in tokens:
             last = index == len(sequence.output) - 1
-            text = "" if last and token == hidden else sequence.detokenizer.feed(token)
+            text = sequence.feed(token, not (last and token == hidden))
             if self._matched(sequence, index, 1, text, finished):
                 return
             index += 1

@@ -101,7 +101,7 @@ class NullEngine:
 
     def _start_report(self, row: RowStart) -> None:
         self._reports.pop(row.slot, None)
-        if row.sampling.report != Report():
+        if row.sampling.report.asks:
             self._reports[row.slot] = row.sampling.report
             self._prompts[row.slot] = np.frombuffer(row.tokens, np.int32)[: row.num_prompt]
 

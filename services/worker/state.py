@@ -20,7 +20,6 @@ from services.worker import memory
 from services.worker.draft_state import DraftState
 
 Ints = npt.NDArray[np.int64]
-NOTHING = Report()
 
 SAMPLING = np.dtype(
     [
@@ -255,7 +254,7 @@ class Rows:
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
-        if row.sampling.report != NOTHING:
+        if row.sampling.report.asks:
             self.reports[slot] = row.sampling.report
 
     def _upload(self, added: Sequence[RowStart]) -> None:

@@ -39,7 +39,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, Te
 
     logits: float32 or the activations' dtype [S, V]; tokens: int32 [S]. Returns values float32 [S, 1 + top], the
     token's own first, then the best ones in their order; their ids int32 [S, 1 + top]; and ranks int32 [S] of the
-    tokens, from 1 on. Equal logits are ordered by id, also where V < top: then what is missing has id -1 and value -inf.
+    tokens, from 1 on. Equal logits are ordered by id. Where V < top, what is missing has id -1 and value -inf.
     """
     parts = [
         _of_rows(logits[at : at + ROWS], tokens[at : at + ROWS], top) for at in range(0, max(len(logits), 1), ROWS)
