@@ -136,6 +136,7 @@ class Api(Branch, frozen=True):
     batch_requests: Positive = 64  # requests of batches that a replica has open at once
     max_batch_requests: Positive = 50_000  # of one batch
     max_batches: Positive = 100  # of one API key that have not ended
+    max_logprobs: Annotated[int, Meta(ge=0, le=256)] = 20  # most probable tokens that come with each
 
 
 class Tokenizer(Branch, frozen=True):

@@ -11,6 +11,7 @@ from common.protocol import FinishReason, Peer, Submit, TextBatch, TextFinished,
 from common.recorder import Kind, Record, unrecorded
 from services.api.answer import Answer, Wanted
 from services.api.figures import Figures
+from services.api.logprobs import Form, Reported
 
 WORDS = {
     FinishReason.EOS: "stop",
@@ -35,7 +36,7 @@ class Choice:
 
     __slots__ = (
         *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
-        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
+        *("reported", "request", "seq_id", "submit", "taken_chars", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -49,6 +50,8 @@ class Choice:
         self.taken_chars = 0  # of their text, by the consumer
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
+        wanted = submit.sampling.report
+        self.reported = Reported(wanted) if wanted.asks else None
         self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
         self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
@@ -62,10 +65,11 @@ class Choice:
         """All that another tokenizer needs to go on with this choice alone."""
         sampling = self.submit.sampling
         seed = (sampling.seed + self.origin - self.first) % 2**64
+        report = self.reported.left() if self.reported is not None else sampling.report
         return msgspec.structs.replace(
             self.submit,
             seq_id=seq_id,
-            sampling=msgspec.structs.replace(sampling, seed=seed),
+            sampling=msgspec.structs.replace(sampling, seed=seed, report=report),
             n=1,
             origin=self.origin,
             delivered_tokens=self.received,
@@ -132,7 +136,7 @@ class Request:
 
     __slots__ = (
         *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        *("echoes", "updated", "wanted"),
+        *("echoes", "form", "updated", "wanted"),
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
@@ -148,6 +152,7 @@ class Request:
         self.consumer: Consumer | None = None
         self.wanted: Wanted | None = None  # of a chat
         self.echoes: Sequence[str] = ()  # by prompt
+        self.form = Form()
 
     @property
     def accepted(self) -> bool:
@@ -155,8 +160,9 @@ class Request:
         return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
 
 
-def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
-    """What a batch has besides text: how answers are written, which comes before their text, and token ids."""
+def take_extras(choices: dict[int, Choice], batch: TextBatch) -> int:
+    """What a batch has besides text: how answers are written, which comes before their text, token ids and
+    log-probabilities. Returns how much of it is nonsense."""
     for told in batch.formats:
         if (choice := choices.get(told.seq_id)) is not None:
             together = [same for same in choice.request.choices if same.first == choice.first and not same.moved]
@@ -165,3 +171,11 @@ def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
     for seq_id, (first, tokens) in batch.ids.items():
         if (choice := choices.get(seq_id)) is not None and choice.answer is not None and not len(tokens) % 4:
             choice.answer.add_ids(first, tokens)
+    wrong = 0
+    for seq_id, logprobs in batch.logprobs.items():
+        if (choice := choices.get(seq_id)) is not None:
+            wrong += choice.reported is None or not choice.reported.add(logprobs)
+    for seq_id, logprobs in batch.prompt_logprobs.items():
+        if (choice := choices.get(seq_id)) is not None:
+            wrong += choice.reported is None or not choice.reported.add_prompt(logprobs)
+    return wrong

@@ -48,8 +48,16 @@ class Outbox:
         if not (self.texts or self.finished or self.accepted or self.formats or self.prompt_logprobs):
             return True
         columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
-        more = self.accepted.tobytes(), self.formats, self.ids, self.logprobs, self.prompt_logprobs
-        batch = TextBatch(*columns, self.texts, self.finished, *more)
+        batch = TextBatch(
+            *columns,
+            self.texts,
+            self.finished,
+            self.accepted.tobytes(),
+            self.formats,
+            self.ids,
+            self.logprobs,
+            self.prompt_logprobs,
+        )
         if not send(self.incarnation, batch):
             return False
         self.turn += 1

@@ -1,8 +1,8 @@
 """Log-probabilities of one sequence on their way from its scheduler to its API: ids get their text, tokens their place.
 
 Owned by its Sequence. `add` takes what a scheduler sends, repeats included; `output` and `prompt` give what goes on.
-All records are kept while the sequence is open: another scheduler is given those of its output, and asked for a prompt's
-as long as they are not whole.
+All records are kept while the sequence is open: another scheduler is given those of its output, and asked for a
+prompt's as long as they are not whole.
 """
 
 from array import array
