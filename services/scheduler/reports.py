@@ -41,6 +41,14 @@ def read(
     logprobs = result.logprobs or NONE
     if logprobs == NONE and not wished(flight):
         return []
+    prompts = {
+        part.row: part
+        for place, piece in logprobs.prompts.items()
+        if place not in failed and (part := _prompt(flight, place, *piece)).row.alive
+    }
+    for place, row in enumerate(flight.filled, flight.num_stepped):
+        if row.alive and place not in failed and row in flight.samplers:
+            _check_whole(flight, row, prompts.get(row))
     found: list[Found] = []
     end = 0
     for place, row, top, count in _sampled(worker, flight, drafted):
@@ -48,15 +56,11 @@ def read(
             continue
         begin, end = end, end + count * record_bytes(top)
         if row is not None and row.alive:
-            found.append(Found(row, logprobs.tokens[begin:end]))
+            told = prompts.pop(row, Found(row))
+            found.append(told._replace(records=logprobs.tokens[begin:end]))
     if end != len(logprobs.tokens):
         raise Fault(f"step {flight.step} gave {len(logprobs.tokens)} bytes of log-probabilities, not {end}")
-    prompts = [_prompt(flight, place, *piece) for place, piece in logprobs.prompts.items() if place not in failed]
-    told = {part.row: part for part in prompts}
-    for place, row in enumerate(flight.filled, flight.num_stepped):
-        if row.alive and place not in failed and row in flight.samplers:
-            _check_whole(flight, row, told.get(row))
-    return found + [part for part in prompts if part.row.alive]
+    return found + list(prompts.values())
 
 
 def _sampled(worker: Worker, flight: Flight, drafted: Drafted | None) -> Iterator[tuple[int, Row | None, int, int]]:
