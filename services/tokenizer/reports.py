@@ -95,11 +95,11 @@ class Reported:
 
 
 def _append(known: bytearray, width: int, first: int, records: bytes) -> bool:
-    """Adds the records that are not known yet."""
-    if not records:
+    """Adds the records that are not known yet. Those of a width of 0 are not wanted any more."""
+    if not records or not width:
         return True
-    have = len(known) // width if width else 0
-    if not width or len(records) % width or not 0 <= first <= have:
+    have = len(known) // width
+    if len(records) % width or not 0 <= first <= have:
         return False
     known += records[(have - first) * width :]
     return True
