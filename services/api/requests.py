@@ -36,7 +36,7 @@ class Choice:
 
     __slots__ = (
         *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
-        *("reported", "request", "seq_id", "submit", "taken_chars", "tokenizer"),
+        *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
@@ -50,8 +50,8 @@ class Choice:
         self.taken_chars = 0  # of their text, by the consumer
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
-        wanted = submit.sampling.report
-        self.reported = Reported(wanted) if wanted.asks else None
+        if submit.sampling.report.asks:
+            request.reports[self.index] = Reported(submit.sampling.report)
         self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
         self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
@@ -106,6 +106,11 @@ class Choice:
         return self.request.echoes[self.index // self.submit.n] if self.request.echoes else ""
 
     @property
+    def reported(self) -> Reported | None:
+        """Its log-probabilities, if it wants any."""
+        return self.request.reports.get(self.index)
+
+    @property
     def reads(self) -> bool:
         """Whether `read` tells its text, else `take`."""
         return self.answer is not None and self.answer.reads
@@ -136,7 +141,7 @@ class Request:
 
     __slots__ = (
         *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        *("echoes", "form", "updated", "wanted"),
+        *("echoes", "form", "reports", "updated", "wanted"),
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
@@ -153,6 +158,7 @@ class Request:
         self.wanted: Wanted | None = None  # of a chat
         self.echoes: Sequence[str] = ()  # by prompt
         self.form = Form()
+        self.reports: dict[int, Reported] = {}  # by choice
 
     @property
     def accepted(self) -> bool:

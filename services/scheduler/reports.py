@@ -46,9 +46,9 @@ def read(
         for place, piece in logprobs.prompts.items()
         if place not in failed and (part := _prompt(flight, place, *piece)).row.alive
     }
-    for place, row in enumerate(flight.filled, flight.num_stepped):
-        if row.alive and place not in failed and row in flight.samplers:
-            _check_whole(flight, row, prompts.get(row))
+    for place, filled in enumerate(flight.filled, flight.num_stepped):
+        if filled.alive and place not in failed and filled in flight.samplers:
+            _check_whole(flight, filled, prompts.get(filled))
     found: list[Found] = []
     end = 0
     for place, row, top, count in _sampled(worker, flight, drafted):

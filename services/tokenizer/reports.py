@@ -6,7 +6,9 @@ prompt's as long as they are not whole.
 """
 
 from array import array
+from collections.abc import Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +16,9 @@ from common.columns import unpack_i32
 from common.errors import Reject, RejectReason
 from common.logprobs import Report, TextLogprobs, TokenLogprobs, record_bytes
 from services.tokenizer.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from services.tokenizer.sequence import Sequence
 
 MOST_ENTRIES = 1 << 20  # of a prompt's log-probabilities: they are kept until the answer is whole
 
@@ -46,9 +51,11 @@ class Reported:
         """Whether one of the first `count` output tokens has no record."""
         return len(self._output) < count * record_bytes(self.wanted.top)
 
-    def place(self, text: str) -> None:
-        """The next output token completes this text."""
-        self.offsets.append(self.chars)
+    def place(self, token: int, text: str) -> None:
+        """The next output token completes this text, which may begin with what a cut character before it has become."""
+        own = self._vocabulary.texts[token]
+        before = len(text) - len(own) if own and text.endswith(own) else 0
+        self.offsets.append(self.chars + before)
         self.chars += len(text)
 
     def output(self, first: int, count: int) -> TextLogprobs | None:
@@ -105,6 +112,26 @@ def _append(known: bytearray, width: int, first: int, records: bytes) -> bool:
     return True
 
 
-def joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+def take_reports(told: Mapping[int, TokenLogprobs], sequences: Mapping[int, "Sequence"]) -> list["Sequence"]:
+    """Of a step's tokens, before them; they go to the API with these, but a prompt's go at once.
+
+    Returns the sequences of which some are missing.
+    """
+    lost: list[Sequence] = []
+    for seq_id, logprobs in told.items():
+        sequence = sequences.get(seq_id)
+        if sequence is None or sequence.reported is None:
+            continue
+        if not sequence.reported.add(logprobs):
+            lost.append(sequence)
+            continue
+        prompt = sequence.reported.prompt(sequence.request.tokens)
+        if prompt is not None:
+            waiting = sequence.box.prompt_logprobs
+            waiting[seq_id] = _joined(waiting[seq_id], prompt) if seq_id in waiting else prompt
+    return lost
+
+
+def _joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
     """Two consecutive parts of a prompt."""
     return TextLogprobs(first.first, first.records + second.records, first.pieces + second.pieces, lead=first.lead)

@@ -78,7 +78,7 @@ class Sequence:
         """The text that its next token completes; not `shown`: it has none."""
         text = self.detokenizer.feed(token) if shown else ""
         if self.reported is not None:
-            self.reported.place(text)
+            self.reported.place(token, text)
         return text
 
     def add_row(self, index: int, count: int, text: str) -> None:

@@ -14,7 +14,6 @@ import msgspec
 from common.columns import unpack_i32, unpack_u64
 from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
-from common.logprobs import TokenLogprobs
 from common.protocol import (
     Abort,
     Finished,
@@ -29,7 +28,7 @@ from services.tokenizer.encode import fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
-from services.tokenizer.reports import check_report, joined
+from services.tokenizer.reports import check_report, take_reports
 from services.tokenizer.sequence import Request, Sequence, first_admission, terminal
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -69,6 +68,13 @@ def unpacked(batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None
     except TypeError:
         return None
     return (seq_ids, first_index, tokens) if len(seq_ids) == len(first_index) == len(tokens) else None
+
+
+def strange(seq_ids: list[int], tokens: list[int], size: int) -> list[tuple[int, int]]:
+    """Rows with tokens that do not exist, and which."""
+    if not tokens or 0 <= min(tokens) <= max(tokens) < size:
+        return []
+    return [(seq_id, token) for seq_id, token in zip(seq_ids, tokens, strict=True) if not 0 <= token < size]
 
 
 def _is_late(message: Refused, sequence: Sequence) -> bool:
@@ -177,9 +183,11 @@ class Streams:
         find = lane.sequences.get
         if self.lanes.asking:
             self.lanes.found({*columns[0], *(finished.seq_id for finished in batch.finished)}, lane)
-        self._check_tokens(columns[0], columns[2], lane)
-        if batch.logprobs:
-            self._take_logprobs(batch.logprobs, lane)
+        for seq_id, token in strange(columns[0], columns[2], self.vocabulary.size):
+            if seq_id in lane.sequences:
+                self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
+        for lost in take_reports(batch.logprobs, lane.sequences) if batch.logprobs else ():
+            self._lost(lost, "log-probabilities were lost between services")
         for finished in batch.finished:
             if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -219,33 +227,11 @@ class Streams:
             lane.leaving.pop(finished.seq_id, None)
             self._end(finished, lane)
 
-    def _take_logprobs(self, told: dict[int, TokenLogprobs], lane: Lane) -> None:
-        """Of a step's tokens, before them; what goes to the API with them, but for a prompt's, which go at once."""
-        for seq_id, logprobs in told.items():
-            sequence = lane.sequences.get(seq_id)
-            if sequence is None or sequence.reported is None:
-                continue
-            if not sequence.reported.add(logprobs):
-                self._lost(sequence, "log-probabilities were lost between services")
-                continue
-            prompt = sequence.reported.prompt(sequence.request.tokens)
-            if prompt is not None:
-                known = sequence.box.prompt_logprobs.get(seq_id)
-                sequence.box.prompt_logprobs[seq_id] = prompt if known is None else joined(known, prompt)
-
     def _unplaced(self, seq_id: int, lane: Lane) -> None:
         """A token of what has ended, or of what another scheduler goes on with: that is to end at this one."""
         self.counts.unknown_results += 1
         if seq_id in self._sequences and not lane.barred(seq_id):
             lane.moved.append(seq_id)
-
-    def _check_tokens(self, seq_ids: list[int], tokens: list[int], lane: Lane) -> None:
-        """Ends the sequences that were given a token which does not exist."""
-        size = self.vocabulary.size
-        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-            for seq_id, token in zip(seq_ids, tokens, strict=True):
-                if not 0 <= token < size and seq_id in lane.sequences:
-                    self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
 
     def _take_slowly(self, sequence: Sequence, index: int, token: int) -> None:
         """A token that does not stand for itself: part of a character, a stop string, or at the end."""

@@ -86,28 +86,27 @@ class StepTokens:
 
 
 class Results:
-    """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns."""
+    """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns.
 
-    def __init__(self, width: int, device: torch.device) -> None:
+    Beside them, where rows want them, log-probabilities.
+    """
+
+    def __init__(self, width: int, device: torch.device, reporter: Reporter) -> None:
         on_gpu = device.type != "cpu"
         self.lines = torch.zeros(RING, width, dtype=torch.int32, pin_memory=on_gpu)
-        self.turn = 0
+        self.turn, self.reporter = 0, reporter
         self._host = self.lines.numpy()
         self._stream = torch.cuda.current_stream(device) if on_gpu else None
         self._events = [torch.cuda.Event() for _ in range(RING)] if on_gpu else []  # type: ignore[no-untyped-call]
 
     def next_turn(self) -> int:
         self.turn = (self.turn + 1) % RING
+        self.reporter.start()
         return self.turn
 
-    def taken(
-        self,
-        places: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64] | None = None,
-        reports: StepReports | None = None,
-    ) -> StepTokens:
+    def taken(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | None = None) -> StepTokens:
         """This turn's tokens at `places`, when all that was launched so far is done."""
-        line = self._host[self.turn]
+        line, reports = self._host[self.turn], self.reporter.taken()
         if self._stream is None:
             return StepTokens(line.copy(), places, None, sizes, reports)
         event = self._events[self.turn]
@@ -134,7 +133,7 @@ class Runner:
     ) -> None:
         """`drafts`: with rows that have a DraftState, and only then."""
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
-        self.sampler, self._reporter = Sampler(bindings), Reporter(bindings)
+        self.sampler = Sampler(bindings)
         self._draw, self._gather, self._store = bindings(draw), bindings(gather_tokens), bindings(store_tokens)
         device, max_rows = rows.tokens.device, len(rows.live)
         self._staging = staging(STAGED_BYTES, device)
@@ -142,7 +141,7 @@ class Runner:
         width = max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows
         if rows.drafts is not None:
             width = 2 * (width + max_rows * rows.drafts.most)
-        self._results = Results(width, device)
+        self._results = Results(width, device, Reporter(bindings))
         self._graphs: Graphs | None = None
         self._capturing = bindings.capturing
         states = sum(more.is_state for more in rows.beside)
@@ -167,7 +166,6 @@ class Runner:
     def run(self, step: Step) -> StepTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
         turn = self._results.next_turn()
-        self._reporter.start()
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
         keys = self._graphs.keys if self._graphs is not None and not scores_prompts(step, self.rows) else ()
         choice = graphs.choose(entries.step, keys)
@@ -179,7 +177,7 @@ class Runner:
                 self._run_eagerly(located(entries, self.rows), turn, step.drafting)
         self._staging.done()
         self.rows.commit(step)
-        return self._results.taken(places, entries.sizes if step.drafting else None, self._reporter.taken())
+        return self._results.taken(places, entries.sizes if step.drafting else None)
 
     def _run_eagerly(self, entries: Entries, turn: int, drafting: int) -> None:
         """drafting: the plan's."""
@@ -189,8 +187,8 @@ class Runner:
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
-        wanted = self._reporter.wanted(slots, np.arange(len(slots)), rows, put)
-        parts = self._reporter.parts(step, drafting, rows, put)
+        wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
+        parts = self._results.reporter.parts(step, drafting, rows, put)
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -211,7 +209,7 @@ class Runner:
         only = None if every else batch.outputs
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, only, batch.beside)
         for part in parts:
-            self._reporter.prompt(part, x, self.model.logits, rows.tokens)
+            self._results.reporter.prompt(part, x, self.model.logits, rows.tokens)
         if not len(slots) and not reads:
             return
         sampled = ids[:0]
@@ -220,7 +218,7 @@ class Runner:
             own = wanted.own(logits) if wanted is not None else None
             sampled = self.sampler(logits, sampling, rows.penalties)
             if wanted is not None and own is not None:
-                self._reporter.drawn(wanted, own, sampled.index_select(0, wanted.where))
+                self._results.reporter.drawn(wanted, own, sampled.index_select(0, wanted.where))
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
             return
@@ -260,7 +258,7 @@ class Runner:
             sampling = inputs.sampling_batch(slots, context, rows, put)
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
-        wanted = self._reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
+        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -273,7 +271,7 @@ class Runner:
             if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
-            self._reporter.drawn(wanted, wanted.own(made.logits), made.drawn.index_select(0, wanted.where))
+            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn.index_select(0, wanted.where))
         if self._drafts is not None:
             computed = None
             if self._drafts.reads:

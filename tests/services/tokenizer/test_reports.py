@@ -86,6 +86,9 @@ def test_offsets_count_the_text_that_is_shown(bench: Reporting) -> None:
     bench.tell(b"abc")
     bench.tell(b"de", 3)
     assert outputs(bench.sent()) == ([(0, 4)], b"abcd", [0, 1, 2, 3]), "not trimmed to the text, up to the match"
+    bench.admit(sampling=Sampling(20, report=Report(1)))
+    bench.tell(b"a\xe2\x80b\xe2")
+    assert outputs(bench.sent())[2] == [0, 1, 1, 2, 3], "what is cut has become one character"
 
 
 def test_the_ending_token_has_one_too(bench: Reporting) -> None:
