@@ -119,6 +119,8 @@ class Sequence:
     preemptions: int = 0
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
     journal: Journal = silent
+    records: bytearray = field(default_factory=bytearray)  # of its output tokens, if it wants any (reports.py)
+    prompt_records: bytearray = field(default_factory=bytearray)
 
     @property
     def known(self) -> int:
