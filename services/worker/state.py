@@ -105,6 +105,10 @@ class BlockTables:
             self.num_blocks[slot] += 1
 
 
+def has_penalty(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
 class Rows:
     """`length` counts a row's tokens, those on the way from the device included; `computed` those with KV."""
 
@@ -290,7 +294,7 @@ class Rows:
         if self.drafts is not None:
             self.drafts.start([row.slot for row in added], [len(ids) for ids in tokens])
         for row, ids in zip(added, tokens, strict=True):
-            if self.has_penalty(row.sampling):
+            if has_penalty(row.sampling):
                 if self.penalties is None:
                     self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
                 self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
@@ -323,7 +327,7 @@ class Rows:
         filtered = sampling.temperature > 0 and (
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
-        special = sampling.grammar is not None or self.has_penalty(sampling)
+        special = sampling.grammar is not None or has_penalty(sampling)
         self.is_plain[slot] = not (filtered or bias or ends or special)
         if bias or ends:
             self.edits[slot] = Edits(
@@ -331,10 +335,6 @@ class Rows:
                 np.array([value for _, value in bias], np.float32),
                 np.array(ends, np.int64),
             )
-
-    @staticmethod
-    def has_penalty(sampling: Sampling) -> bool:
-        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
     def _paged_blocks(self) -> list[Ints]:
         return [self.first.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]
