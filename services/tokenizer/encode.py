@@ -88,7 +88,8 @@ class Encoder:
     def tokenize(self, call: Tokenize, max_model_len: int = 0) -> Encoded:
         """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
         if call.submit is not None:
-            tokens = shortened(self.prompt(call.submit, self._vocabulary.size), call.submit, max_model_len)
+            prompt = self.prompt(call.submit, self._vocabulary.size)
+            tokens = shortened(prompt.tokens, call.submit, max_model_len)
             return Encoded(tokens, [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
