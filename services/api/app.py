@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -49,7 +50,7 @@ class Edge:
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
         hold = Hold(self._bodies)
         begun = self._tracer.begin(scope["headers"]) if self._tracer else None
-        state = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold, "trace": begun}
+        state: dict[str, Any] = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold, "trace": begun}
         scope["state"] = state
         status = 499  # the client has gone before an answer
 
