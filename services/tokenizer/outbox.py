@@ -42,7 +42,7 @@ class Outbox:
             if not send(self.incarnation, self.replies[0]):
                 return False
             self.replies.popleft()
-        if not (self.texts or self.finished or self.accepted or self.formats or self.engines):
+        if not (self.texts or self.finished or self.accepted or self.formats):
             return True
         columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
         accepted = self.accepted.tobytes()
