@@ -100,7 +100,7 @@ def begin(
     state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
     submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
     if begun := state.get("trace"):
-        begun.operation, begun.model = "chat" if wanted else "text_completion", model
+        begun.operation, begun.model = "chat" if wanted else "text_completion", gateway.facts().name
         submits = [msgspec.structs.replace(submit, trace=begun.own.text) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
     request.wanted, request.echoes = wanted, echoes

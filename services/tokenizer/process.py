@@ -201,7 +201,7 @@ class TokenizerProcess:
         if trace is not None:
             found: dict[str, Value] = {"gen_ai.request.id": f"{submit.seq_id:#018x}"}
             if error is None:
-                found["gen_ai.usage.prompt_tokens"] = len(job.result())
+                found["gen_ai.usage.prompt_tokens"] = len(job.result().tokens)
             refused = error.reason if isinstance(error, Reject) else "internal" if error else ""
             end_s = self._loop.time()
             spans.tell(Span("tokenize", trace, new_span_id(), began_s, end_s, found, "internal", refused))
