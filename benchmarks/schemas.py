@@ -14,7 +14,7 @@ import statistics
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ ASKED = {"prompt": f"Short JSON values: {SHORT}", "temperature": 1.0}
 class Case(NamedTuple):
     name: str
     schema: Any
-    tests: Sequence[dict[str, Any]] = ()  # with `data`, and whether it is `valid`
+    tests: list[dict[str, Any]]  # with `data`, and whether it is `valid`
 
 
 class Said(NamedTuple):
@@ -59,9 +59,9 @@ class Said(NamedTuple):
         return bool(validator.is_valid(json.loads(self.text)))
 
 
-def suite(path: Path, drafts: Sequence[str]) -> Iterator[Case]:
+def suite(path: Path, drafts: Sequence[str]) -> list[Case]:
     """Every schema of these drafts, once; each tells its draft."""
-    seen = set[str]()
+    found: dict[str, Case] = {}
     with tarfile.open(path) as archive:
         for member in sorted(archive.getmembers(), key=lambda each: each.name):
             folder, _, name = member.name.partition("/json/tests/")[2].partition("/")
@@ -71,9 +71,9 @@ def suite(path: Path, drafts: Sequence[str]) -> Iterator[Case]:
                 if isinstance(schema, dict):
                     schema = {"$schema": DRAFTS[folder], **schema}
                 key = json.dumps(schema, sort_keys=True)
-                if key not in seen:
-                    seen.add(key)
-                    yield Case(f"{folder}/{name}: {group['description']}", schema, group["tests"])
+                same = found.setdefault(key, Case(f"{folder}/{name}: {group['description']}", schema, []))
+                same.tests.extend(group["tests"])
+    return list(found.values())
 
 
 def hold_instances(console: Console, cases: Sequence[Case]) -> None:
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--first", type=int, default=60)
     options = parser.parse_args()
-    console, cases = Console(width=140, highlight=False), list(suite(options.suite, options.drafts.split(",")))
+    console, cases = Console(width=140, highlight=False), suite(options.suite, options.drafts.split(","))
     hold_instances(console, cases)
     with System("scheduler.max_rows=32", "kv.blocks=1024") as system:
         said = asyncio.run(say_all(system.url, cases, options.max_tokens))

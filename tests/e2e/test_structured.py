@@ -198,7 +198,7 @@ def test_what_is_finished_matches(calm: list[Answer]) -> None:
 
 def test_schemas_of_all_kinds(own: System) -> None:
     """`python -m benchmarks.schemas` asks those of the public test suite."""
-    cases = [Case(str(number), schema) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
+    cases = [Case(str(number), schema, []) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
     finished = [each for each in asyncio.run(say_all(own.url, cases, max_tokens=32)) if each.is_finished]
     assert [each for each in finished if not each.is_right] == []
     assert len(finished) > 0.6 * len(cases)
