@@ -85,8 +85,12 @@ class Encoder:
             self._checker.check(grammar)
         return grammar
 
-    def tokenize(self, call: Tokenize) -> Encoded:
-        """Ids and token strings for /tokenize. Raises Reject."""
+    def tokenize(self, call: Tokenize, max_model_len: int = 0) -> Encoded:
+        """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
+        if call.submit is not None:
+            prompt = self.prompt(call.submit, self._vocabulary.size)
+            tokens = shortened(prompt.tokens, call.submit, max_model_len)
+            return Encoded(tokens, [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
