@@ -14,6 +14,7 @@ from common.constraints import RowFault as RowFault
 from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
+from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -23,6 +24,7 @@ from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
 from common.values import Load as Load
+from common.values import Progress as Progress
 from common.values import RowTable as RowTable
 from common.values import Struct as Struct
 from common.values import Tally as Tally
@@ -65,6 +67,7 @@ class Sampling(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
+    report: Report = Report()
 
 
 class ModelFacts(Struct, frozen=True):
@@ -111,14 +114,6 @@ class TextFinished(Struct, frozen=True):
     message: str = ""
     code: str = ""  # as in Finished
     reasoning_tokens: int = 0  # of the output
-
-
-class Progress(Struct, frozen=True):
-    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
 
 
 class RowStart(Struct, frozen=True):
@@ -245,6 +240,8 @@ class TextBatch(Message, frozen=True):
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
     engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
+    logprobs: dict[int, TextLogprobs] = {}  # likewise
+    prompt_logprobs: dict[int, TextLogprobs] = {}
 
 
 class Refused(Message, frozen=True):
@@ -287,6 +284,7 @@ class Admit(Message, frozen=True):
     tenant: str = ""
     weight: int = 1
     trace: str = ""
+    logprobs: bytes = b""  # records of `output`, if its sampling wants any
 
 
 class Stop(Message, frozen=True):
@@ -311,6 +309,7 @@ class TokenBatch(Message, frozen=True):
     tokens: bytes  # _i32
     finished: list[Finished]
     accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
+    logprobs: dict[int, TokenLogprobs] = {}  # of sequences that want them, by seq_id
 
 
 class StepPlan(Message, frozen=True):
@@ -352,6 +351,7 @@ class StepResult(Message, frozen=True):
     counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
     drafted: bytes = b""  # likewise: drafts that were tried
     faults: list[RowFault] = []
+    logprobs: StepLogprobs | None = None  # None: no row wants any
 
 
 class WorkerReady(Message, frozen=True):

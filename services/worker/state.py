@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.logprobs import Report
 from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
 from services.worker.draft_state import DraftState, scatter
@@ -135,6 +136,7 @@ class Rows:
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
+        self.reports: dict[int, Report] = {}  # of rows that want log-probabilities
         self.penalties: PenaltyCounts | None = None
 
     @property
@@ -174,6 +176,7 @@ class Rows:
         """Forgets all rows."""
         self.live[:] = False
         self.edits.clear()
+        self.reports.clear()
 
     def apply(self, plan: StepPlan) -> Step:
         """Applies removed, added and grown in this order and checks the step's rows against the result."""
@@ -181,6 +184,7 @@ class Rows:
             assert self.live[slot], f"step {plan.step} removes slot {slot}, which holds no row"
             self.live[slot] = False
             self.edits.pop(slot, None)
+            self.reports.pop(slot, None)
         for row in plan.added:
             self._start(row)
         if plan.added:
@@ -269,6 +273,8 @@ class Rows:
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
+        if row.sampling.report.asks:
+            self.reports[slot] = row.sampling.report
 
     def _upload(self, added: Sequence[RowStart]) -> None:
         """Token ids and block tables of new rows to the device, all rows in one copy each."""
