@@ -179,6 +179,11 @@ class Links(Branch, frozen=True):
     insecure_tcp: bool = False  # tcp beyond this host without keys: whoever reaches the ports owns the server
 
 
+class Traces(Branch, frozen=True):
+    endpoint: str = ""  # of a collector, for OTLP over HTTP, as http://127.0.0.1:4318/v1/traces; empty: no traces
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of the requests whose callers do not say whether to trace them
+
+
 class Log(Branch, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -195,6 +200,7 @@ class Config(Branch, frozen=True):
     links: Links = Links()
     log: Log = Log()
     speculative: Speculative = Speculative()
+    traces: Traces = Traces()
 
     @property
     def run_dir(self) -> Path:

@@ -31,6 +31,7 @@ from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, 
 from common.pulse import Pulses
 from common.recorder import Kind, Recorder
 from common.run_dir import make_run_dir
+from common.tracing import Spans, open_spans
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, secure
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Process:
         self.counters = LinkCounters()
         self.stopping = asyncio.Event()
         self.recorder = Recorder()  # `start` gives it a file
+        self.spans: Spans | None = None  # `start` makes them, if traces are on
         self._usage = psutil.Process()
         self._used: dict[str, float] = {}
 
@@ -291,6 +293,8 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
         uvloop.run(run())
     except ConfigError as error:
         end_on_config(error)
+    if process.spans:
+        process.spans.close()
     for context in fault:
         if cause := context.get("exception"):
             process.recorder.fault(cause)
@@ -314,10 +318,12 @@ def start(service: ServiceName) -> Process:
         make_run_dir(config.run_dir)
         secure(config.links)
         instance = number_of(arguments.instance, service, config)
+        spans = open_spans(config.traces, service, instance)
     except ConfigError as error:
         end_on_config(error)
     log.set_up(f"{service}-{instance}", config.log.level, config.log.format)
     process = Process(service, instance, config)
+    process.spans = spans
     process.recorder = crash.arm(config.run_dir, process.peer(""), configuration.fingerprint(config))
     return process
 

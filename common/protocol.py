@@ -128,6 +128,7 @@ class RowStart(Struct, frozen=True):
     sampling: Sampling
     first: int = 0  # of `blocks`, as in RowTable
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
+    trace: str = ""
 
 
 class Member(Struct, frozen=True):
@@ -198,6 +199,7 @@ class Submit(Message, frozen=True):
     weight: int = 1
     parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
     options: Options = Options()
+    trace: str = ""  # common/trace_context.py
 
 
 class Abort(Message, frozen=True):
@@ -281,6 +283,7 @@ class Admit(Message, frozen=True):
     attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
     tenant: str = ""
     weight: int = 1
+    trace: str = ""
     logprobs: bytes = b""  # records of `output`, if its sampling wants any
 
 

@@ -34,6 +34,7 @@ from services.api.bodies import Bodies
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
+from services.api.traces import Tracer
 
 log = logging.getLogger("api")
 KEEP_ALIVE_S = 15.0  # a stream that was silent for so long gets a comment
@@ -61,6 +62,7 @@ class Gateway:
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
+        self.tracer = Tracer(self.config.traces, process.spans) if process.spans else None
         self.bodies = Bodies(self.config.api.max_held_bytes)
         self.keeper = Keeper(self.config.api, process.incarnation)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready

@@ -6,6 +6,7 @@ from common.errors import Reject, RejectReason
 from common.logprobs import Report, record_bytes
 from common.metrics import series
 from common.protocol import Admit, Sampling
+from common.trace_context import span_id_of
 from services.scheduler import policy
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.policy import I32_MAX, length_limit
@@ -65,6 +66,8 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
             journal=state.past.journal,
             admitted_s=state.now_s,
+            trace=admit.trace,
+            span_id=span_id_of(admit.trace, admit.seq_id + choice, state.hash_seed) if admit.trace else "",
             records=bytearray(admit.logprobs),
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")

@@ -31,6 +31,14 @@ class Ended(NamedTuple):
         return len(self.output) + len(self.records) + len(self.prompt_records)
 
 
+class Traced(NamedTuple):
+    """A sequence of a request that is recorded, when it ended."""
+
+    sequence: Sequence
+    finished: Finished
+    ended_s: float
+
+
 class Past:
     def __init__(self) -> None:
         self.names: dict[int, int] = {}  # by origin; open sequences and those kept here
@@ -38,6 +46,7 @@ class Past:
         self._num_bytes = 0
         self.journal: Journal = silent  # hears of all sequences' stories
         self.figures = Figures()
+        self.traced: list[Traced] = []  # since the shell looked
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._ended

@@ -11,6 +11,7 @@ from functools import partial
 
 from common.columns import pack_i32
 from common.protocol import RowStart, RowTable, StepPlan
+from common.trace_context import within
 from services.scheduler import drafting, policy, reports
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker
@@ -312,6 +313,7 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
             blocks=pack_i32(tables[0].blocks),
             sampling=sequence.sampling,
             first=tables[0].first,
+            trace=sequence.trace and within(sequence.trace, sequence.span_id),
             tables=tuple(RowTable(table.first, pack_i32(table.blocks)) for table in tables[1:]),
         )
     )

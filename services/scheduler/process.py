@@ -40,6 +40,7 @@ from common.protocol import (
 from common.pulse import Pulses
 from common.recorder import Kind
 from common.transport import AsyncInbox, Push
+from services.scheduler import process_traces
 from services.scheduler.blocks import chain_root
 from services.scheduler.events import (
     ApiLost,
@@ -111,8 +112,17 @@ class SchedulerProcess:
         self._handle(events)
         if self._changed:
             self._broadcast()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whoever watches from outside, after everything else."""
         if self.publisher:
             self.publisher.publish()
+        past = self.fleet.book.past
+        if past.traced:
+            traced, past.traced = past.traced, []
+            if self.process.spans:
+                process_traces.tell(self.process.spans, traced)
 
     def _control(self, sender: int, message: ToScheduler) -> list[FleetEvent]:
         now_s = self._now_s()
@@ -231,8 +241,7 @@ class SchedulerProcess:
                 self.registry.remove(peer.incarnation)
                 events += self._on_left(peer, "went silent")
             self._handle(events)
-            if self.publisher:
-                self.publisher.publish()
+            self._tell()
         for group, load in self.fleet.loads().items():
             self.registry.tell_figures(group, group_figures(load))
         load = self.fleet.load()

@@ -22,6 +22,7 @@ from services.scheduler.draft_rows import DraftRows
 from services.scheduler.ends import StopTokens
 from services.scheduler.kv_groups import KvGroups
 from services.scheduler.pace import Pace
+from services.scheduler.past import Traced
 from services.scheduler.policy import Key, Rank, length_limit, rows_allowed
 from services.scheduler.request import NEVER, Row, Sequence, Stage, Table
 from services.scheduler.rows import Roster, RowTable, readdressed
@@ -232,6 +233,8 @@ class State:
         cached_tokens = max(sequence.cached_tokens, 0)
         finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code)
         self.past.add(sequence, finished)
+        if sequence.trace:
+            self.past.traced.append(Traced(sequence, finished, self.now_s))
         self.outbox.finish(finished)
 
     def rename(self, sequence: Sequence, seq_id: int) -> None:

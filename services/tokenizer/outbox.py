@@ -45,7 +45,7 @@ class Outbox:
             if not send(self.incarnation, self.replies[0]):
                 return False
             self.replies.popleft()
-        if not (self.texts or self.finished or self.accepted or self.formats or self.engines or self.prompt_logprobs):
+        if not (self.texts or self.finished or self.accepted or self.formats or self.prompt_logprobs):
             return True
         batch = TextBatch(
             self.seq_ids.tobytes(),

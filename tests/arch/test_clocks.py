@@ -15,6 +15,7 @@ SHOWN = {
     ("common/crash.py", "Reporter.write"): "when a process died, for people",
     ("common/recorder.py", "Recorder.beat"): "times of events, for people",
     ("common/recorder.py", "Ring.add"): "the same",
+    ("common/tracing.py", "Spans.tell"): "times of spans, for collectors",
     ("common/lifecycle.py", "Process.__init__"): "since when a process runs, for the status",
     ("services/worker/build_locks.py", "clean"): "ages of lock files, whose times are the file system's",
     ("services/api/generate.py", "generate"): "`created` of an answer",

@@ -27,6 +27,7 @@ links.drain_s links.recover_s links.stalled_after_s links.keys_dir links.insecur
 log.level log.format
 speculative.method speculative.tokens speculative.ngram_min speculative.ngram_max speculative.model
 speculative.max_rows
+traces.endpoint traces.ratio
 """
 
 

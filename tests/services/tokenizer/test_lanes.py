@@ -107,6 +107,7 @@ def test_the_api_is_told_which_scheduler_has_a_sequence_unless_it_is_the_first(p
     assert not pair.box.engines
     pair.takers = [0, 1]
     pair.lanes.leave(0)
+    pair.tokens(1, "a")  # it is told with what comes of it
     sent: list[TextBatch] = []
     assert pair.streams.flush(lambda incarnation, message: sent.append(message) is None)
     assert [batch.engines for batch in sent] == [{X: 1}] and not pair.box.engines
