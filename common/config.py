@@ -140,6 +140,9 @@ class Api(Branch, frozen=True):
     batch_requests: Positive = 64  # requests of batches that a replica has open at once
     max_batch_requests: Positive = 50_000  # of one batch
     max_batches: Positive = 100  # of one API key that have not ended
+    max_responses: Positive = 10_000  # of one API key that are kept: the oldest go
+    response_bytes: Positive = 1024 * 1024 * 1024  # of them all, likewise
+    response_age_s: Seconds = 30 * 24 * 3600.0  # how long a response is kept
 
 
 class Tokenizer(Branch, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 
 from common.constraints import Grammar as Grammar
 from common.constraints import RowFault as RowFault
+from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of
@@ -211,7 +212,7 @@ class Abort(Message, frozen=True):
 
 
 class Tokenize(Message, frozen=True):
-    """/tokenize: text or messages to ids, answered by `Tokenized`."""
+    """/tokenize: text, messages or a whole request to the ids of its prompt, answered by `Tokenized`."""
 
     call_id: int  # a seq_id of its own
     kind: PromptKind
@@ -219,6 +220,7 @@ class Tokenize(Message, frozen=True):
     messages: bytes = b""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    submit: Submit | None = None  # then nothing else counts: what this request's prompt is
 
 
 class Detokenize(Message, frozen=True):

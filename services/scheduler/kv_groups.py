@@ -6,6 +6,7 @@ index keeps. With one full group, the common case, `tables[0].blocks` is all the
 ends where its row's tokens do; what rows get is told in the plan that is being made.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from common.kv_needs import first_block, window_blocks
@@ -29,7 +30,8 @@ class KvGroups:
         numbered = list(enumerate(self.groups))
         self._windows = [idx for idx, group in numbered if group.kind == "window"]
         self._states = [idx for idx, group in numbered if group.kind == "state"]
-        self.checkpoints = bool(self._states)
+        self.has_windows = bool(self._windows)
+        self.every = math.gcd(*(self.groups[idx].every for idx in self._states))  # tokens between checkpoints, 0: none
         self._paged = [idx for idx, group in numbered if group.kind != "state"]
         self.prefixes = Prefixes(self.groups, self.pools)
         self._per_pool = [sum(self.groups[idx].pool == pool for idx in self._paged) for pool in range(len(blocks))]

@@ -176,7 +176,8 @@ class TokenizerProcess:
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens) + len(submit.template_kwargs)
-        lane = self._jobs.lane_for(size, submit.kind, submit.sampling.grammar is not None)
+        is_bound = submit.sampling.grammar is not None or submit.options.calls is not None
+        lane = self._jobs.lane_for(size, submit.kind, is_bound)
         done = partial(self._encoded, request, self._loop.time())
         if not self._jobs.start(submit.seq_id, lane, work, done):
             self.streams.counts.unknown_results += 1
@@ -188,9 +189,9 @@ class TokenizerProcess:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            tokens = result_of(job)
+            tokens, grammar = result_of(job)
             self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
-            self.streams.admit(request, tokens, self._model)
+            self.streams.admit(request, tokens, self._model, grammar)
         except Reject as reject:
             self._refuse(request, reject)
 
@@ -200,7 +201,7 @@ class TokenizerProcess:
         if trace is not None:
             found: dict[str, Value] = {"gen_ai.request.id": f"{submit.seq_id:#018x}"}
             if error is None:
-                found["gen_ai.usage.prompt_tokens"] = len(job.result())
+                found["gen_ai.usage.prompt_tokens"] = len(job.result().tokens)
             refused = error.reason if isinstance(error, Reject) else "internal" if error else ""
             end_s = self._loop.time()
             spans.tell(Span("tokenize", trace, new_span_id(), began_s, end_s, found, "internal", refused))
@@ -209,11 +210,12 @@ class TokenizerProcess:
         if self._encoder is None:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
-        work = partial(_answer, self._encoder, call)
+        work = partial(_answer, self._encoder, call, self._model.max_model_len if self._model else 0)
         if isinstance(call, Detokenize):
             lane = self._jobs.lane_for(len(call.tokens), PromptKind.TOKENS)
         else:
-            lane = self._jobs.lane_for(len(call.text) + len(call.messages), call.kind)
+            asked = call.submit or call
+            lane = self._jobs.lane_for(len(asked.text) + len(asked.messages), asked.kind)
         if not self._jobs.start(call.call_id, lane, work, partial(self._answered, box, call.call_id)):
             self.streams.counts.unknown_results += 1  # a repeat
 
@@ -300,10 +302,10 @@ def result_of(job: "Future[Any]") -> Any:
     raise Reject(RejectReason.INTERNAL, "the tokenizer failed on this text; its log has more")
 
 
-def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
+def _answer(encoder: Encoder, call: Tokenize | Detokenize, max_model_len: int) -> Tokenized | Detokenized:
     if isinstance(call, Detokenize):
         return Detokenized(call.call_id, encoder.detokenize(call.tokens))
-    encoded = encoder.tokenize(call)
+    encoded = encoder.tokenize(call, max_model_len)
     return Tokenized(call.call_id, encoded.tokens.tobytes(), encoded.strings)
 
 

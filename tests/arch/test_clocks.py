@@ -25,6 +25,9 @@ SHOWN = {
     ("services/api/batches/work.py", "Work._become"): "times of a batch, for clients",
     ("services/api/endpoints/batches.py", "create_batch"): "`created_at` of a batch",
     ("services/scheduler/process_kv_events.py", "Publisher._send"): "times of batches, for subscribers",
+    ("services/api/endpoints/responses.py", "create_response"): "`created_at` of a response",
+    ("services/api/response_events.py", "ResponseEvents.end"): "`completed_at`",
+    ("services/api/batches/responses.py", "Responses.sweep"): "kept responses outlive processes and their clocks",
     ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",
 }
 

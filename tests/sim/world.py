@@ -100,7 +100,7 @@ class World:
             drafts=random.choice((0, 0, 1, 2, 3, 8)),
             draft_rows=random.choice((1, 4, 100)),
         )
-        if not self.facts.drafts and random.random() < 0.7:  # a model with drafts has one group
+        if random.random() < 0.7:
             self._draw_groups()
         self.most_groups = random.choice((1, 2, 2, 3, 4))
         self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences

@@ -43,7 +43,9 @@ def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
                     response = await client.request(method, path, headers=headers)
                     assert response.status_code == 401 and response.headers["www-authenticate"] == challenge
                     error = error_of(response)
-                    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+                    anthropic = ("authentication_error", None)
+                    kind = anthropic if "/messages" in path else ("invalid_request_error", "invalid_api_key")
+                    assert (error["type"], error["code"]) == kind
                     assert "wrong" not in response.text and len(response.headers["x-request-id"]) == 32
             for path in public:
                 assert (await client.get(path)).status_code == 200
@@ -73,6 +75,13 @@ def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
 )
 def test_the_authorization_header(values: list[bytes], secret: bytes) -> None:
     assert bearer([(b"x", b"y"), *((b"authorization", value) for value in values)]) == secret
+    if values:  # it goes before Anthropic's header
+        assert bearer([(b"x-api-key", b"other"), *((b"authorization", value) for value in values)]) == secret
+
+
+def test_the_header_of_anthropics_clients() -> None:
+    assert bearer([(b"x-api-key", b" abc ")]) == b"abc"
+    assert bearer([(b"x-api-key", b"abc"), (b"x-api-key", b"abc")]) == b""
 
 
 def test_limits_of_a_key_hold_while_its_streams_are_open(setting: str) -> None:
