@@ -223,7 +223,7 @@ class Inbox(Generic[T]):
         socket, receive = self._socket, self._socket.recv
         for taken in range(limit):
             # To look costs a third of the exception that a try in vain raises; where much has come, tries are cheaper.
-            if taken < LOOKS and not socket.get(zmq.EVENTS) & POLLIN:
+            if taken < LOOKS and not socket.get(zmq.EVENTS) & POLLIN:  # type: ignore[operator]
                 break
             try:
                 frame = receive(zmq.DONTWAIT)
