@@ -21,6 +21,7 @@ from common.text_format import TextFormat as TextFormat
 from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
+from common.values import Load as Load
 from common.values import RowTable as RowTable
 from common.values import Struct as Struct
 
@@ -132,20 +133,6 @@ class RowStart(Struct, frozen=True):
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
 
 
-class Load(Struct, frozen=True):
-    """Scheduler gauges for people, metrics and routers."""
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
-    steps: int = 0
-    tokens_in_flight: int = 0
-    waiting_tokens: int = 0  # prompt tokens of the sequences without
-    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
-
-
 class Member(Struct, frozen=True):
     """A peer as the scheduler sees it."""
 
@@ -235,6 +222,12 @@ class Detokenize(Message, frozen=True):
     tokens: bytes  # _i32
 
 
+class Describe(Message, frozen=True):
+    """/tokenizer_info, answered by `Detokenized`, whose text is a JSON object."""
+
+    call_id: int
+
+
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
@@ -258,6 +251,13 @@ class Refused(Message, frozen=True):
     reason: str  # common.errors.RejectReason
     message: str
     param: str | None = None
+
+
+class AbortNamed(Message, frozen=True):
+    """API to its siblings: whoever has these requests ends them."""
+
+    name: str  # that their client gave them, or got
+    tenant: str
 
 
 class Tokenized(Message, frozen=True):
@@ -390,8 +390,8 @@ class Story(Message, frozen=True):
     lines: list[str]
 
 
-ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
-ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
+ToApi = TextBatch | Refused | Tokenized | Detokenized | Members | AbortNamed
+ToTokenizer = Submit | Abort | Tokenize | Detokenize | Describe | TokenBatch | Refused | Members
 FromAdmin = StatusQuery | StoryQuery | Schedulers
 ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin
 ToWorker = StepPlan | Members

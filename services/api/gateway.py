@@ -16,6 +16,8 @@ from common.errors import Reject, RejectReason
 from common.lifecycle import Node, Process
 from common.membership import Change
 from common.protocol import (
+    AbortNamed,
+    Describe,
     Detokenize,
     Detokenized,
     ModelFacts,
@@ -148,6 +150,7 @@ class Gateway:
 
     def record_received(self, identity: str, request: Request) -> None:
         """Which sequences a client's request id stands for; from now on they tell what happens to them."""
+        request.name = identity
         request.record = self.recorder.requests.add
         age_us = int((time.monotonic() - request.opened_s) * 1e6)
         for choice in request.choices:
@@ -155,7 +158,7 @@ class Gateway:
                 count = sum(same.first == choice.first for same in request.choices)
                 self.recorder.requests.add(Kind.RECEIVED, choice.first, count, age_us, text=identity.encode())
 
-    async def ask(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
+    async def ask(self, message: Tokenize | Detokenize | Describe) -> Tokenized | Detokenized:
         """One question to a tokenizer. Raises Reject."""
         answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
 
@@ -169,6 +172,20 @@ class Gateway:
 
         self.hub.call(message, self.tokenizers(), reply)
         return await answer
+
+    def abort(self, name: str, tenant: str) -> int:
+        """Ends the requests of this name, here and at all siblings. How many there were here."""
+        for peer in self.siblings():
+            self.node.send(peer.incarnation, AbortNamed(name, tenant))
+        count = self._abort(name, tenant)
+        self.hub.flush()
+        return count
+
+    def _abort(self, name: str, tenant: str) -> int:
+        found = [request for request in self.hub.requests() if request.called(name, tenant)]
+        for request in found:
+            self.hub.fail(request, Reject(RejectReason.ABORTED, "the request was aborted"))
+        return len(found)
 
     def sweep(self, now_s: float) -> None:
         """Called every few seconds: the scheduler may be silent, too."""
@@ -194,7 +211,9 @@ class Gateway:
         now_s, hub = time.monotonic(), self.hub
         for sender, message in batch:
             member = self.node.view.members.get(sender)
-            if member is None or member.peer.service != "tokenizer":
+            if member is not None and member.peer.service == "api" and isinstance(message, AbortNamed):
+                self._abort(message.name, message.tenant)
+            elif member is None or member.peer.service != "tokenizer":
                 self.figures.unknown_results += 1
             elif isinstance(message, TextBatch):
                 hub.feed(message, now_s)

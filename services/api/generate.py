@@ -102,6 +102,7 @@ def begin(
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
     request.wanted, request.echoes = wanted, echoes
     gateway.record_received(route.request_id(http), request)
+    request.name = asked.request_id or request.name
     return Begun(request, wire_of(http.scope), deadline.set_alarm(gateway.hub, request, left_s))
 
 

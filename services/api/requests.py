@@ -132,11 +132,12 @@ class Request:
 
     __slots__ = (
         *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        *("echoes", "updated", "wanted"),
+        *("echoes", "name", "updated", "wanted"),
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
         self.record: Record = unrecorded
+        self.name = ""  # by which it can be aborted
         self.opened_s = self.heard_s = opened_s
         self.limit = limit  # rows that may wait for the client before it is paused; 0: all of them may
         self.paused = False
@@ -148,6 +149,11 @@ class Request:
         self.consumer: Consumer | None = None
         self.wanted: Wanted | None = None  # of a chat
         self.echoes: Sequence[str] = ()  # by prompt
+
+    def called(self, name: str, tenant: str) -> bool:
+        """Whether it is this tenant's request of that name, which may have a prefix of ours."""
+        names = self.name, f"chatcmpl-{self.name}", f"cmpl-{self.name}"
+        return name in names and self.choices[0].submit.tenant == tenant
 
     @property
     def accepted(self) -> bool:

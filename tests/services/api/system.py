@@ -16,6 +16,7 @@ from common.columns import pack_i32, pack_u64, unpack_i32
 from common.lifecycle import Process, scheduler_endpoint
 from common.protocol import (
     Abort,
+    Describe,
     Detokenize,
     Detokenized,
     FinishReason,
@@ -86,6 +87,8 @@ class FakeTokenizer:
                 text = asked.text or asked.messages.decode()
                 ids = pack_i32(map(ord, text)) if text or not message.submit else message.submit.tokens
                 self.send(Tokenized(message.call_id, ids, [] if message.submit else list(text)))
+            elif isinstance(message, Describe):
+                self.send(Detokenized(message.call_id, '{"eos_token":"</s>"}'))
             elif isinstance(message, Detokenize):
                 self.send(Detokenized(message.call_id, "".join(map(chr, unpack_i32(message.tokens)))))
         self.system.changed()
