@@ -5,8 +5,6 @@ Structs travel as msgpack arrays and grow only by fields appended with defaults.
 `_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
 """
 
-from typing import Literal
-
 import msgspec
 
 from common.constraints import Grammar as Grammar
@@ -22,28 +20,18 @@ from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
 from common.values import Load as Load
+from common.values import Peer as Peer
+from common.values import Progress as Progress
 from common.values import RowTable as RowTable
+from common.values import ServiceName as ServiceName
+from common.values import State as State
 from common.values import Struct as Struct
 
 PROTOCOL_VERSION = 1
 
-ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
-State = Literal["starting", "ready", "draining", "failed"]
-
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A whole frame's payload; tagged with its class name."""
-
-
-class Peer(Struct, frozen=True):
-    """One running process. `incarnation` is random per process start and names the sender of every frame."""
-
-    service: ServiceName
-    instance: int
-    incarnation: int
-    endpoint: str
-    pid: int = 0
-    since_s: float = 0.0  # Unix time of the process start
 
 
 class Sampling(Struct, frozen=True):
@@ -111,14 +99,6 @@ class TextFinished(Struct, frozen=True):
     reasoning_tokens: int = 0  # of the output
 
 
-class Progress(Struct, frozen=True):
-    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
-
-
 class RowStart(Struct, frozen=True):
     """A sequence takes a worker row. The row knows all its tokens; the first `computed` already have KV in `blocks`."""
 
@@ -172,6 +152,8 @@ class Members(Message, frozen=True):
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
+    log_level: str = ""  # of all processes; empty: as configured
+    profile: bool = False  # workers record what their device does
 
 
 class Submit(Message, frozen=True):
@@ -368,6 +350,14 @@ class Schedulers(Message, frozen=True):
     count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
 
 
+class Control(Message, frozen=True):
+    """API to all schedulers: what an administrator asks for. `log_level` and `profile` go on in `Members`."""
+
+    flush: bool = False  # all cached prefixes are forgotten
+    log_level: str = ""
+    profile: bool | None = None
+
+
 class StatusQuery(Message, frozen=True):
     reply_to: str  # where a `Status` is sent
 
@@ -393,6 +383,8 @@ class Story(Message, frozen=True):
 ToApi = TextBatch | Refused | Tokenized | Detokenized | Members | AbortNamed
 ToTokenizer = Submit | Abort | Tokenize | Detokenize | Describe | TokenBatch | Refused | Members
 FromAdmin = StatusQuery | StoryQuery | Schedulers
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin
+ToScheduler = (
+    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin | Control
+)
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

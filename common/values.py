@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
+State = Literal["starting", "ready", "draining", "failed"]
+
 
 class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A value inside a message."""
@@ -62,3 +65,22 @@ class Load(Struct, frozen=True):
     tokens_in_flight: int = 0
     waiting_tokens: int = 0  # prompt tokens of the sequences without
     wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
+
+
+class Progress(Struct, frozen=True):
+    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Peer(Struct, frozen=True):
+    """One running process. `incarnation` is random per process start and names the sender of every frame."""
+
+    service: ServiceName
+    instance: int
+    incarnation: int
+    endpoint: str
+    pid: int = 0
+    since_s: float = 0.0  # Unix time of the process start

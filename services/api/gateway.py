@@ -17,6 +17,7 @@ from common.lifecycle import Node, Process
 from common.membership import Change
 from common.protocol import (
     AbortNamed,
+    Control,
     Describe,
     Detokenize,
     Detokenized,
@@ -186,6 +187,16 @@ class Gateway:
         for request in found:
             self.hub.fail(request, Reject(RejectReason.ABORTED, "the request was aborted"))
         return len(found)
+
+    def control(self, asked: Control) -> bool:
+        """Tells all schedulers. False if one could not be told."""
+        return asked == Control() or self.node.tell_all(asked)
+
+    def set_leaving(self, leaving: bool) -> None:
+        """Not ready any more though it serves on, or ready again."""
+        self.leaving = leaving
+        self.node.state = "draining" if leaving else "ready"
+        self.node.beat()
 
     def sweep(self, now_s: float) -> None:
         """Called every few seconds: the scheduler may be silent, too."""

@@ -16,6 +16,7 @@ from common.columns import pack_i32, pack_u64, unpack_i32
 from common.lifecycle import Process, scheduler_endpoint
 from common.protocol import (
     Abort,
+    Control,
     Describe,
     Detokenize,
     Detokenized,
@@ -130,6 +131,7 @@ class System:
         self.departed: list[int] = []
         self.goodbyes = 0
         self.pauses: list[Pause] = []
+        self.controls: list[Control] = []
         self._links: dict[tuple[int, int], Push] = {}
         self._change = asyncio.Event()
         self.process = Process("api", 1, self.config)
@@ -194,6 +196,8 @@ class System:
                 self.tell()
             elif isinstance(message, Pause):
                 self.pauses.append(message)
+            elif isinstance(message, Control):
+                self.controls.append(message)
             elif isinstance(message, Goodbye):
                 self.goodbyes += 1
         self.changed()
