@@ -9,6 +9,7 @@ import msgspec
 
 from common.constraints import Grammar as Grammar
 from common.constraints import RowFault as RowFault
+from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.seq_id import api_of as api_of
@@ -26,6 +27,7 @@ from common.values import RowTable as RowTable
 from common.values import ServiceName as ServiceName
 from common.values import State as State
 from common.values import Struct as Struct
+from common.values import Tally as Tally
 
 PROTOCOL_VERSION = 1
 
@@ -111,6 +113,7 @@ class RowStart(Struct, frozen=True):
     sampling: Sampling
     first: int = 0  # of `blocks`, as in RowTable
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
+    trace: str = ""
 
 
 class Member(Struct, frozen=True):
@@ -121,6 +124,7 @@ class Member(Struct, frozen=True):
     progress: int = 0  # grows while work gets done
     stage: Progress | None = None
     counters: dict[str, float] = msgspec.field(default_factory=dict)
+    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):
@@ -129,6 +133,7 @@ class Hello(Message, frozen=True):
     peer: Peer
     config_hash: str
     protocol_version: int = PROTOCOL_VERSION
+    ledger: dict[str, Tally] = {}  # as it stood in the last Members that the sender knows
 
 
 class Heartbeat(Message, frozen=True):
@@ -138,6 +143,7 @@ class Heartbeat(Message, frozen=True):
     progress: int
     stage: Progress | None = None
     counters: dict[str, float] = {}
+    histograms: dict[str, bytes] = {}  # common/buckets.py
 
 
 class Goodbye(Message, frozen=True):
@@ -152,6 +158,7 @@ class Members(Message, frozen=True):
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
+    ledger: dict[str, Tally] = {}  # by "service-instance"; only to API processes, as are the members' figures
     log_level: str = ""  # of all processes; empty: as configured
     profile: bool = False  # workers record what their device does
 
@@ -179,6 +186,7 @@ class Submit(Message, frozen=True):
     weight: int = 1
     parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
     options: Options = Options()
+    trace: str = ""  # common/trace_context.py
 
 
 class Abort(Message, frozen=True):
@@ -224,6 +232,7 @@ class TextBatch(Message, frozen=True):
     accepted: bytes = b""  # _u64: as in TokenBatch
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
+    engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
 
 
 class Refused(Message, frozen=True):
@@ -272,6 +281,7 @@ class Admit(Message, frozen=True):
     attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
     tenant: str = ""
     weight: int = 1
+    trace: str = ""
 
 
 class Stop(Message, frozen=True):

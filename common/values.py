@@ -84,3 +84,11 @@ class Peer(Struct, frozen=True):
     endpoint: str
     pid: int = 0
     since_s: float = 0.0  # Unix time of the process start
+
+
+class Tally(Struct, frozen=True):
+    """What the processes have counted that once were one service's instance (common/ledger.py)."""
+
+    gone: tuple[int, ...]  # incarnations that are counted here, newest last
+    counters: dict[str, float]
+    histograms: dict[str, bytes]

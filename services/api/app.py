@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,6 +26,7 @@ from services.api.gateway import Gateway
 from services.api.guard import Guard
 from services.api.keys import Keyring
 from services.api.route import Endpoint, TooLarge, discover, offered, request_id
+from services.api.traces import Http
 
 log = logging.getLogger("api")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
@@ -36,6 +38,7 @@ class Edge:
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: list[str]) -> None:
         self._app = app
         self._figures, self._bodies = gateway.figures.edge, gateway.bodies
+        self._tracer = gateway.tracer
         self._plain = {path for path in paths if "{" not in path}
         self._prefixes = [(path.split("{")[0], path) for path in paths if "{" in path]
 
@@ -46,7 +49,9 @@ class Edge:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
         hold = Hold(self._bodies)
-        scope["state"] = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold}
+        begun = self._tracer.begin(scope["headers"]) if self._tracer else None
+        state: dict[str, Any] = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold, "trace": begun}
+        scope["state"] = state
         names = (b"x-request-id", b"request-id") if errors.of_anthropic(scope["path"]) else (b"x-request-id",)
         status = 499  # the client has gone before an answer
 
@@ -55,15 +60,21 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], *((name, identity) for name in names)]
+                if begun:
+                    message["headers"] += begun.headers()
             await send(message)
 
         try:
             await self._app(scope, receive, send_identified)
         finally:
             hold.release()
-            seconds = time.monotonic() - started_s
+            ended_s = time.monotonic()
+            seconds = ended_s - started_s
             route, method = self._route(scope["path"]), scope["method"]
             self._figures.answered(route, method if method in METHODS else "other", status, seconds)
+            if begun and self._tracer:
+                http = Http(method, route, status, identity.decode(), started_s, ended_s)
+                self._tracer.tell(begun, state.get("generation"), http)
             if log.isEnabledFor(logging.DEBUG):
                 request_log = RequestLogger(log, identity.decode())
                 request_log.debug("%s %s %d in %.0f ms", method, route, status, seconds * 1000)

@@ -99,6 +99,9 @@ def begin(
     left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
     state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
     submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
+    if begun := state.get("trace"):
+        begun.operation, begun.model = "chat" if wanted else "text_completion", gateway.facts().name
+        submits = [msgspec.structs.replace(submit, trace=begun.own.text) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
     request.wanted, request.echoes = wanted, echoes
     gateway.record_received(route.request_id(http), request)

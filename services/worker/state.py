@@ -7,7 +7,7 @@ not fit the rows is a broken invariant and ends the process.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
-from services.worker.draft_state import DraftState
+from services.worker.draft_state import DraftState, scatter
 
 Ints = npt.NDArray[np.int64]
 
@@ -155,6 +155,13 @@ class Rows:
     def resident(self) -> Tensor | None:
         return self.first.resident
 
+    def of_group(self, number: int) -> BlockTables:
+        return self.beside[number - 1] if number else self.first
+
+    @property
+    def has_states(self) -> bool:
+        return any(more.is_state for more in self.beside)
+
     @property
     def max_len(self) -> int:
         return self.tokens.shape[1] - 1 - (self.drafts.most if self.drafts is not None else 0)
@@ -196,11 +203,13 @@ class Rows:
 
     def _upload_grown(self, plan: StepPlan) -> None:
         """Only the device knows which of a drafting row's blocks the step uses first."""
-        if self.resident is not None and plan.grown_slots:
-            slots = np.frombuffer(plan.grown_slots, np.int32).astype(np.int64)
-            width = self.resident.shape[1]
-            places = [np.concatenate([slot * width + np.arange(self.num_blocks[slot]) for slot in np.unique(slots)])]
-            self._scatter(self.resident, places, [self.tables.reshape(-1)[places[0]]])
+        for growth in (Growth(0, plan.grown_slots, plan.grown_blocks), *plan.grown):
+            more = self.of_group(growth.group)
+            if more.resident is not None and growth.slots:
+                slots, width = np.frombuffer(growth.slots, np.int32).astype(np.int64), more.tables.shape[1]
+                each = [slot * width + np.arange(more.num_blocks[slot]) for slot in np.unique(slots)]
+                places = np.concatenate(each)
+                scatter(more.resident, [places], [more.tables.reshape(-1)[places]])
 
     def _locate(self, step: Step) -> None:
         """Brings counts and positions together: on a CPU those of drafting rows are exact, elsewhere the highest."""
@@ -266,17 +275,14 @@ class Rows:
         row_len = self.tokens.shape[1]
         tokens = [np.frombuffer(row.tokens, np.int32) for row in added]
         places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
-        self._scatter(self.tokens, places, tokens)
+        scatter(self.tokens, places, tokens)
         if self.first.resident is not None:
             self._upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
         for idx, more in enumerate(self.beside):
             if more.resident is not None:
                 self._upload_tables(more.resident, added, [row.tables[idx] for row in added])
         if self.drafts is not None:
-            slots, lengths = (
-                np.array(column) for column in ([row.slot for row in added], [len(ids) for ids in tokens])
-            )
-            self._scatter(self.drafts.lengths, [slots], [lengths])
+            self.drafts.start([row.slot for row in added], [len(ids) for ids in tokens])
         for row, ids in zip(added, tokens, strict=True):
             if self.has_penalty(row.sampling):
                 if self.penalties is None:
@@ -287,15 +293,7 @@ class Rows:
         blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
         starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
         entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
-        self._scatter(resident, entries, blocks)
-
-    @staticmethod
-    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
-        """target.view(-1)[places] = values."""
-        index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
-        if target.device.type != "cpu":
-            index, content = (part.pin_memory().to(target.device, non_blocking=True) for part in (index, content))
-        target.view(-1).index_copy_(0, index, content)
+        scatter(resident, entries, blocks)
 
     def _start_sampling(self, slot: int, sampling: Sampling) -> None:
         self.sampling[slot] = (

@@ -6,7 +6,8 @@ KEYS = """
 model.source model.name model.dtype model.weights model.max_len model.trust_remote_code
 model.tool_parser model.reasoning_parser
 kv.block_tokens kv.blocks kv.memory_gib kv.gpu_memory_utilization kv.dtype kv.prefix_cache
-kv.share_prefix_across_tenants kv.checkpoint_tokens
+kv.share_prefix_across_tenants kv.checkpoint_tokens kv.events_endpoint kv.events_replay_endpoint kv.events_topic
+kv.events_buffer
 scheduler.policy scheduler.max_rows scheduler.step_tokens scheduler.chunk_tokens scheduler.max_waiting
 scheduler.plans_in_flight scheduler.max_worker_deaths scheduler.step_deadline_s scheduler.max_waiting_tokens
 scheduler.priority_ageing_s scheduler.chunk_context scheduler.chunk_beside
@@ -26,6 +27,7 @@ links.drain_s links.recover_s links.stalled_after_s links.keys_dir links.insecur
 log.level log.format
 speculative.method speculative.tokens speculative.ngram_min speculative.ngram_max speculative.model
 speculative.max_rows
+traces.endpoint traces.ratio
 """
 
 

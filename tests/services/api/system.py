@@ -192,7 +192,9 @@ class System:
                 self.tell()
             elif isinstance(message, Heartbeat) and sender in self.members:
                 peer = self.members[sender].peer
-                self.members[sender] = Member(peer, message.state, message.progress, None, message.counters)
+                self.members[sender] = Member(
+                    peer, message.state, message.progress, None, message.counters, message.histograms
+                )
                 self.tell()
             elif isinstance(message, Pause):
                 self.pauses.append(message)

@@ -115,8 +115,12 @@ def test_requests_a_minute(setting: str) -> None:
             assert refused.status_code == 429 and 50 < int(refused.headers["retry-after"]) <= 60
             keys = system.gateway.figures.edge.keys
             assert keys == {("eve", "accepted"): 2, ("eve", "limited"): 1}
+            own = system.process.incarnation
+            view = system.gateway.node.view
+            await system.until(lambda: view.members[own].counters.get("api_key_requests|limited|eve") == 1)
             page = (await client.get("/metrics", headers=header("four"))).text
-            assert 'valence_api_key_requests_total{instance="1",key="eve",result="accepted"} 2.0' in page
+            labels = 'instance="1",key="eve",result="accepted",service="api"'
+            assert f"valence_api_key_requests_total{{{labels}}} 2.0" in page
             assert "three" not in page and SECRET not in page
 
     scenario(main)
