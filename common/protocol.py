@@ -12,6 +12,7 @@ from common.constraints import RowFault as RowFault
 from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
+from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -21,6 +22,7 @@ from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
 from common.values import Load as Load
+from common.values import Member as Member
 from common.values import Peer as Peer
 from common.values import Progress as Progress
 from common.values import RowTable as RowTable
@@ -53,6 +55,7 @@ class Sampling(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
+    report: Report = Report()
 
 
 class ModelFacts(Struct, frozen=True):
@@ -114,17 +117,6 @@ class RowStart(Struct, frozen=True):
     first: int = 0  # of `blocks`, as in RowTable
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
     trace: str = ""
-
-
-class Member(Struct, frozen=True):
-    """A peer as the scheduler sees it."""
-
-    peer: Peer
-    state: State
-    progress: int = 0  # grows while work gets done
-    stage: Progress | None = None
-    counters: dict[str, float] = msgspec.field(default_factory=dict)
-    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):
@@ -233,6 +225,8 @@ class TextBatch(Message, frozen=True):
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
     engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
+    logprobs: dict[int, TextLogprobs] = {}  # likewise
+    prompt_logprobs: dict[int, TextLogprobs] = {}
 
 
 class Refused(Message, frozen=True):
@@ -282,6 +276,7 @@ class Admit(Message, frozen=True):
     tenant: str = ""
     weight: int = 1
     trace: str = ""
+    logprobs: bytes = b""  # records of `output`, if its sampling wants any
 
 
 class Stop(Message, frozen=True):
@@ -306,6 +301,7 @@ class TokenBatch(Message, frozen=True):
     tokens: bytes  # _i32
     finished: list[Finished]
     accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
+    logprobs: dict[int, TokenLogprobs] = {}  # of sequences that want them, by seq_id
 
 
 class StepPlan(Message, frozen=True):
@@ -347,6 +343,7 @@ class StepResult(Message, frozen=True):
     counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
     drafted: bytes = b""  # likewise: drafts that were tried
     faults: list[RowFault] = []
+    logprobs: StepLogprobs | None = None  # None: no row wants any
 
 
 class WorkerReady(Message, frozen=True):

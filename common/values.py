@@ -92,3 +92,14 @@ class Tally(Struct, frozen=True):
     gone: tuple[int, ...]  # incarnations that are counted here, newest last
     counters: dict[str, float]
     histograms: dict[str, bytes]
+
+
+class Member(Struct, frozen=True):
+    """A peer as the scheduler sees it."""
+
+    peer: Peer
+    state: State
+    progress: int = 0  # grows while work gets done
+    stage: Progress | None = None
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
+    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)

@@ -155,7 +155,6 @@ class Gateway:
 
     def record_received(self, identity: str, request: Request) -> None:
         """Which sequences a client's request id stands for; from now on they tell what happens to them."""
-        request.name = identity
         request.record = self.recorder.requests.add
         age_us = int((time.monotonic() - request.opened_s) * 1e6)
         for choice in request.choices:

@@ -112,7 +112,7 @@ class Hub:
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
-        take_extras(self.choices, batch)
+        self.figures.unknown_results += take_extras(self.choices, batch)
         rows = len(batch.texts)
         if (len(batch.seq_ids), len(batch.first_index), len(batch.counts)) != (8 * rows, 4 * rows, 4 * rows):
             self.figures.unknown_results += 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from common.config import Config
+from common.logprobs import StepLogprobs
 from common.protocol import ModelFacts, Progress, RowFault, StepPlan, StepResult
 
 
@@ -21,6 +22,10 @@ class Pending(Protocol):
 
     def counts(self) -> tuple[bytes, bytes]:
         """StepResult's `counts` and `drafted`; waits for the device."""
+        ...
+
+    def logprobs(self) -> StepLogprobs | None:
+        """StepResult's; waits for the device."""
         ...
 
     def settle(self) -> None:
@@ -42,7 +47,8 @@ def result_of(step: int, pending: Pending, device_us: int = 0) -> StepResult:
     """Waits for the device."""
     tokens = pending.tokens()
     counts, drafted = pending.counts()
-    return StepResult(step, tokens, device_us, "", pending.failed, counts, drafted, list(pending.faults))
+    told = counts, drafted, list(pending.faults), pending.logprobs()
+    return StepResult(step, tokens, device_us, "", pending.failed, *told)
 
 
 class Engine(Protocol):

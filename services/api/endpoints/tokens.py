@@ -63,7 +63,7 @@ def generated(identity: str, created: int, model: str, request: Request) -> Gene
         _, ids = ids_of(choice)
         found = ids if isinstance(ids, list) else []
         choices.append(GeneratedChoice(choice.index, found, choice.word, stop_reason(choice.finished)))
-    return Generated(request.name, choices, usage_of(request))
+    return Generated(request.form.name, choices, usage_of(request))
 
 
 async def tokenizer_info(gateway: Gateway, http: HttpRequest) -> Response:

@@ -58,6 +58,7 @@ UNSUPPORTED: dict[str, Harmless] = {
 }
 BODY = Body(GenerateRequest, UNSUPPORTED)
 OUTSIDE = ("model", "request_id", "cache_salt", "priority", "deadline_ms")  # of the parameters of sampling
+NOT_TOLD = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids")  # by this endpoint
 NO_SAMPLING = (*OUTSIDE, "stream", "stream_options", "user", "truncate_prompt_tokens", "return_token_ids")
 
 
@@ -66,9 +67,11 @@ def completion_of(asked: GenerateRequest) -> CompletionRequest:
     if asked.stream:
         raise invalid("stream: token ids do not stream; use /v1/completions with return_token_ids", "stream")
     given = {name: value for name, value in asked.sampling_params.items() if name not in ("detokenize", "output_kind")}
-    for name in (*OUTSIDE, "prompt", "stream", "return_token_ids"):
+    for name in (*OUTSIDE, *NOT_TOLD, "prompt", "stream", "return_token_ids"):
         if name in given:
-            raise invalid(f"sampling_params.{name} is no parameter of sampling", f"sampling_params.{name}")
+            raise invalid(
+                f"sampling_params.{name} is not supported here; use /v1/completions", f"sampling_params.{name}"
+            )
     fields = {name: getattr(asked, name) for name in OUTSIDE} | given
     fields |= {"prompt": asked.token_ids, "return_token_ids": True}
     return completion.BODY.parse(msgspec.json.encode(fields))
