@@ -33,5 +33,6 @@ def run(package: str, *checks: Callable[[str], None]) -> int:
             print(f"FAILED {check.__name__}\n{traceback.format_exc(limit=-2)}")
         else:
             print(f"passed {check.__name__}", flush=True)
-    print(f"{package} {version(package)}: {len(checks) - failed} of {len(checks)} passed")
+    client = f"{package} {version(package)}" if package else "raw HTTP"
+    print(f"{client}: {len(checks) - failed} of {len(checks)} passed")
     return 1 if failed else 0

@@ -30,15 +30,17 @@ def weather(city: Literal["Rome", "Oslo"]) -> str:
 def agent(url: str, kind: Any, **settings: Any) -> Agent[None]:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     limits = ModelSettings(**({"temperature": 0, "max_tokens": 4} | settings))
-    return Agent(name="a", instructions="Answer.", model=kind(MODEL, client), model_settings=limits)
+    return Agent(name="a", model=kind(MODEL, client), model_settings=limits)
 
 
 def answer(url: str, kind: Any) -> None:
-    result = asyncio.run(Runner.run(agent(url, kind), "What is the capital of France?"))
-    assert result.final_output and result.raw_responses[0].usage.output_tokens == 4, result
+    # long enough to end by itself: of responses that max_tokens cut, the client makes an error
+    able = agent(url, kind, max_tokens=40)
+    result = asyncio.run(Runner.run(able, "Hello"))
+    assert result.final_output and result.raw_responses[0].usage.output_tokens, result
 
     async def streamed() -> str:
-        result = Runner.run_streamed(agent(url, kind), "What is the capital of France?")
+        result = Runner.run_streamed(agent(url, kind, max_tokens=40), "Hello")
         events = [event async for event in result.stream_events()]
         assert any(event.type == "raw_response_event" for event in events)
         return str(result.final_output)
