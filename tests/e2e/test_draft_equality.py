@@ -133,9 +133,9 @@ def say_in_groups(
     return say(start, facts, long_admits(), lost_at)
 
 
-def long_admits() -> list[Admit]:
+def long_admits(max_tokens: int = 60) -> list[Admit]:
     """Few, so that rows draft, and so long that they take each other's blocks."""
-    longer = {"max_tokens": 60, "ignore_eos": True, "stop_token_ids": ()}
+    longer = {"max_tokens": max_tokens, "ignore_eos": True, "stop_token_ids": ()}
     replace = msgspec.structs.replace
     return [replace(admit, sampling=replace(admit.sampling, **longer)) for admit in admits()[:4]]
 
