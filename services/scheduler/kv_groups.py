@@ -14,17 +14,18 @@ from common.protocol import KvGroup, ModelFacts
 from services.scheduler import policy
 from services.scheduler.blocks import BlockPool
 from services.scheduler.changes import Changes, Columns
+from services.scheduler.kv_events import KvLog, pools_of
 from services.scheduler.prefixes import Hit, Prefixes
 from services.scheduler.request import Row, Table
 
 
 class KvGroups:
-    def __init__(self, facts: ModelFacts, hash_seed: int, chunk: int, plans: int = 1) -> None:
-        """`chunk`: the most tokens of a row in a step; `plans`: in flight at once."""
+    def __init__(self, facts: ModelFacts, hash_seed: int, chunk: int, plans: int = 1, log: KvLog | None = None) -> None:
+        """`chunk`: the most tokens of a row in a step; `plans`: in flight at once; `log`: hears what can be found."""
         self.groups = facts.groups or (KvGroup("full"),)
         self.block_tokens = facts.block_tokens
         blocks = (facts.num_blocks, *facts.pools)
-        self.pools = [BlockPool(number, facts.block_tokens, hash_seed) for number in blocks]
+        self.pools = pools_of(blocks, facts, hash_seed, log)
         self.plain = [group.kind for group in self.groups] == ["full"]
         numbered = list(enumerate(self.groups))
         self._windows = [idx for idx, group in numbered if group.kind == "window"]

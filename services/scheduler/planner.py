@@ -11,6 +11,7 @@ from functools import partial
 
 from common.columns import pack_i32
 from common.protocol import RowStart, RowTable, StepPlan
+from common.trace_context import within
 from services.scheduler import drafting, policy
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker
@@ -61,6 +62,7 @@ def make_plan(state: State) -> StepPlan | None:
     elif not flight.num_stepped:
         return None
     state.step = flight.step
+    state.past.figures.step_tokens.add(flight.num_tokens)
     state.in_flight.append(flight)
     return _pack(worker, flight, growth, fill)
 
@@ -290,6 +292,7 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         found = computed if hit.donor is None else hit.donor.sequence.cached_tokens
         sequence.cached_tokens = min(found, sequence.request.num_prompt)
         state.counters["cached_tokens"] += sequence.cached_tokens
+        state.counters["computed_tokens"] += sequence.request.num_prompt - sequence.cached_tokens
     if hit.donor is not None:
         computed = known - 1
         sequence.chain = hit.donor.sequence.chain[:reusable]
@@ -308,6 +311,7 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
             blocks=pack_i32(tables[0].blocks),
             sampling=sequence.sampling,
             first=tables[0].first,
+            trace=sequence.trace and within(sequence.trace, sequence.span_id),
             tables=tuple(RowTable(table.first, pack_i32(table.blocks)) for table in tables[1:]),
         )
     )

@@ -17,9 +17,8 @@ class Outbox:
     """Rows, terminals and replies for one API process. Columns of a row are appended together."""
 
     __slots__ = (
-        *("accepted", "counts", "finished", "first_index", "formats", "ids", "incarnation", "made_s", "replies"),
-        "seq_ids",
-        *("texts", "turn"),
+        *("accepted", "counts", "engines", "finished", "first_index", "formats", "ids", "incarnation", "made_s"),
+        *("replies", "seq_ids", "texts", "turn"),
     )
 
     def __init__(self, incarnation: int, made_s: float) -> None:
@@ -34,6 +33,7 @@ class Outbox:
         self.accepted = array("Q")
         self.formats: list[TextFormat] = []
         self.ids: dict[int, tuple[int, bytes]] = {}
+        self.engines: dict[int, int] = {}
         self.replies: deque[msgspec.Struct] = deque()
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
@@ -45,12 +45,14 @@ class Outbox:
         if not (self.texts or self.finished or self.accepted or self.formats):
             return True
         columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
-        batch = TextBatch(*columns, self.texts, self.finished, self.accepted.tobytes(), self.formats, self.ids)
+        accepted = self.accepted.tobytes()
+        batch = TextBatch(*columns, self.texts, self.finished, accepted, self.formats, self.ids, self.engines)
         if not send(self.incarnation, batch):
             return False
         self.turn += 1
         self.seq_ids, self.first_index, self.counts = array("Q"), array("i"), array("i")
         self.texts, self.finished, self.accepted, self.formats, self.ids = [], [], array("Q"), [], {}
+        self.engines = {}
         return True
 
 

@@ -111,6 +111,7 @@ def first_admission(submit: Submit, prompt: bytes, sampling: Sampling) -> Admit:
         submit.cache_salt,
         tenant=submit.tenant,
         weight=submit.weight,
+        trace=submit.trace,
     )
 
 
@@ -131,6 +132,7 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
         again=again,
         tenant=submit.tenant,
         weight=submit.weight,
+        trace=submit.trace,
     )
 
 

@@ -18,6 +18,7 @@ from common.protocol import (
     Abort,
     Finished,
     FinishReason,
+    Grammar,
     ModelFacts,
     Refused,
     Stop,
@@ -98,12 +99,12 @@ class Streams:
         self.open_requests += 1
         return request
 
-    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
-        """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
+    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts, grammar: Grammar | None = None) -> None:
+        """Hands an encoded request to a scheduler. grammar: of its whole output. Raises Reject; then `refuse` it."""
         submit = request.submit
         tokens = shortened(tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
-        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=grammar)
         told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before

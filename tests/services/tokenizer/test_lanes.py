@@ -101,6 +101,22 @@ def test_what_ends_a_sequence_goes_where_it_is(pair: Pair) -> None:
     assert pair.taken(1)[1:] == [Abort(X + 1)] and not pair.taken(0)
 
 
+def test_the_api_is_told_which_scheduler_has_a_sequence_unless_it_is_the_first(pair: Pair) -> None:
+    pair.only(0)
+    pair.admit()
+    assert not pair.box.engines
+    pair.takers = [0, 1]
+    pair.lanes.leave(0)
+    pair.tokens(1, "a")  # it is told with what comes of it
+    sent: list[TextBatch] = []
+    assert pair.streams.flush(lambda incarnation, message: sent.append(message) is None)
+    assert [batch.engines for batch in sent] == [{X: 1}] and not pair.box.engines
+    pair.lanes.lane(0).leaving.clear()
+    pair.lanes.lane(0).moved.clear()
+    pair.lanes.leave(1)
+    assert pair.box.engines == {X: 0}
+
+
 def test_tokens_of_another_scheduler_are_dropped_and_ended_there(pair: Pair) -> None:
     pair.only(0)
     pair.admit()
