@@ -143,6 +143,7 @@ class Api(Branch, frozen=True):
     max_responses: Positive = 10_000  # of one API key that are kept: the oldest go
     response_bytes: Positive = 1024 * 1024 * 1024  # of them all, likewise
     response_age_s: Seconds = 30 * 24 * 3600.0  # how long a response is kept
+    max_logprobs: Annotated[int, Meta(ge=0, le=256)] = 20  # most probable tokens that come with each
 
 
 class Tokenizer(Branch, frozen=True):

@@ -5,8 +5,6 @@ Structs travel as msgpack arrays and grow only by fields appended with defaults.
 `_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
 """
 
-from typing import Literal
-
 import msgspec
 
 from common.constraints import Grammar as Grammar
@@ -14,6 +12,7 @@ from common.constraints import RowFault as RowFault
 from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
+from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -23,29 +22,20 @@ from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
 from common.values import Load as Load
+from common.values import Member as Member
+from common.values import Peer as Peer
+from common.values import Progress as Progress
 from common.values import RowTable as RowTable
+from common.values import ServiceName as ServiceName
+from common.values import State as State
 from common.values import Struct as Struct
 from common.values import Tally as Tally
 
 PROTOCOL_VERSION = 1
 
-ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
-State = Literal["starting", "ready", "draining", "failed"]
-
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A whole frame's payload; tagged with its class name."""
-
-
-class Peer(Struct, frozen=True):
-    """One running process. `incarnation` is random per process start and names the sender of every frame."""
-
-    service: ServiceName
-    instance: int
-    incarnation: int
-    endpoint: str
-    pid: int = 0
-    since_s: float = 0.0  # Unix time of the process start
 
 
 class Sampling(Struct, frozen=True):
@@ -65,6 +55,7 @@ class Sampling(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
+    report: Report = Report()
 
 
 class ModelFacts(Struct, frozen=True):
@@ -113,14 +104,6 @@ class TextFinished(Struct, frozen=True):
     reasoning_tokens: int = 0  # of the output
 
 
-class Progress(Struct, frozen=True):
-    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
-
-
 class RowStart(Struct, frozen=True):
     """A sequence takes a worker row. The row knows all its tokens; the first `computed` already have KV in `blocks`."""
 
@@ -134,17 +117,6 @@ class RowStart(Struct, frozen=True):
     first: int = 0  # of `blocks`, as in RowTable
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
     trace: str = ""
-
-
-class Member(Struct, frozen=True):
-    """A peer as the scheduler sees it."""
-
-    peer: Peer
-    state: State
-    progress: int = 0  # grows while work gets done
-    stage: Progress | None = None
-    counters: dict[str, float] = msgspec.field(default_factory=dict)
-    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):
@@ -179,6 +151,8 @@ class Members(Message, frozen=True):
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
     ledger: dict[str, Tally] = {}  # by "service-instance"; only to API processes, as are the members' figures
+    log_level: str = ""  # of all processes; empty: as configured
+    profile: bool = False  # workers record what their device does
 
 
 class Submit(Message, frozen=True):
@@ -230,6 +204,12 @@ class Detokenize(Message, frozen=True):
     tokens: bytes  # _i32
 
 
+class Describe(Message, frozen=True):
+    """/tokenizer_info, answered by `Detokenized`, whose text is a JSON object."""
+
+    call_id: int
+
+
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
@@ -245,6 +225,8 @@ class TextBatch(Message, frozen=True):
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
     engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
+    logprobs: dict[int, TextLogprobs] = {}  # likewise
+    prompt_logprobs: dict[int, TextLogprobs] = {}
 
 
 class Refused(Message, frozen=True):
@@ -254,6 +236,13 @@ class Refused(Message, frozen=True):
     reason: str  # common.errors.RejectReason
     message: str
     param: str | None = None
+
+
+class AbortNamed(Message, frozen=True):
+    """API to its siblings: whoever has these requests ends them."""
+
+    name: str  # that their client gave them, or got
+    tenant: str
 
 
 class Tokenized(Message, frozen=True):
@@ -287,6 +276,7 @@ class Admit(Message, frozen=True):
     tenant: str = ""
     weight: int = 1
     trace: str = ""
+    logprobs: bytes = b""  # records of `output`, if its sampling wants any
 
 
 class Stop(Message, frozen=True):
@@ -311,6 +301,7 @@ class TokenBatch(Message, frozen=True):
     tokens: bytes  # _i32
     finished: list[Finished]
     accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
+    logprobs: dict[int, TokenLogprobs] = {}  # of sequences that want them, by seq_id
 
 
 class StepPlan(Message, frozen=True):
@@ -352,6 +343,7 @@ class StepResult(Message, frozen=True):
     counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
     drafted: bytes = b""  # likewise: drafts that were tried
     faults: list[RowFault] = []
+    logprobs: StepLogprobs | None = None  # None: no row wants any
 
 
 class WorkerReady(Message, frozen=True):
@@ -363,6 +355,14 @@ class WorkerReady(Message, frozen=True):
 
 class Schedulers(Message, frozen=True):
     count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
+
+
+class Control(Message, frozen=True):
+    """API to all schedulers: what an administrator asks for. `log_level` and `profile` go on in `Members`."""
+
+    flush: bool = False  # all cached prefixes are forgotten
+    log_level: str = ""
+    profile: bool | None = None
 
 
 class StatusQuery(Message, frozen=True):
@@ -387,9 +387,11 @@ class Story(Message, frozen=True):
     lines: list[str]
 
 
-ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
-ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
+ToApi = TextBatch | Refused | Tokenized | Detokenized | Members | AbortNamed
+ToTokenizer = Submit | Abort | Tokenize | Detokenize | Describe | TokenBatch | Refused | Members
 FromAdmin = StatusQuery | StoryQuery | Schedulers
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin
+ToScheduler = (
+    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin | Control
+)
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

@@ -16,6 +16,7 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     tell_prompt: bool = False  # its length comes before the first text
     token_ids: bool = False  # of prompt and output come, too
     calls: ToolUse | None = None  # what the answer's grammar says of calls; None: nothing
+    silent: bool = False  # the output is for nobody: only the prompt's log-probabilities are
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from common.columns import unpack_i32, unpack_u64
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
+    Describe,
     Detokenize,
     Detokenized,
     FinishReason,
@@ -83,7 +84,7 @@ class Hub:
         self.figures.requests += 1
         return request
 
-    def call(self, message: Tokenize | Detokenize, tokenizers: list[Peer], reply: Reply) -> None:
+    def call(self, message: Tokenize | Detokenize | Describe, tokenizers: list[Peer], reply: Reply) -> None:
         """One question to a tokenizer (`call_id` is filled in here); `reply` is called once. Raises Reject."""
         if len(self.calls) >= self._max_open:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} calls are open already, try again later")
@@ -111,7 +112,7 @@ class Hub:
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
-        take_extras(self.choices, batch)
+        self.figures.unknown_results += take_extras(self.choices, batch)
         rows = len(batch.texts)
         if (len(batch.seq_ids), len(batch.first_index), len(batch.counts)) != (8 * rows, 4 * rows, 4 * rows):
             self.figures.unknown_results += 1

@@ -12,6 +12,7 @@ from common.protocol import FinishReason, Peer, Submit, TextBatch, TextFinished,
 from common.recorder import Kind, Record, unrecorded
 from services.api.answer import Answer, Wanted
 from services.api.figures import Figures
+from services.api.logprobs import Form, Reported
 
 WORDS = {
     FinishReason.EOS: "stop",
@@ -68,6 +69,8 @@ class Choice(Course):
         self.taken_chars = 0  # of their text, by the consumer
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
+        if submit.sampling.report.asks:
+            request.reports[self.index] = Reported(submit.sampling.report)
         self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
         self.finished: TextFinished | None = None
 
@@ -80,10 +83,11 @@ class Choice(Course):
         """All that another tokenizer needs to go on with this choice alone."""
         sampling = self.submit.sampling
         seed = (sampling.seed + self.origin - self.first) % 2**64
+        report = self.reported.left() if self.reported is not None else sampling.report
         return msgspec.structs.replace(
             self.submit,
             seq_id=seq_id,
-            sampling=msgspec.structs.replace(sampling, seed=seed),
+            sampling=msgspec.structs.replace(sampling, seed=seed, report=report),
             n=1,
             origin=self.origin,
             delivered_tokens=self.received,
@@ -139,6 +143,11 @@ class Choice(Course):
         return self.request.echoes[self.index // self.submit.n] if self.request.echoes else ""
 
     @property
+    def reported(self) -> Reported | None:
+        """Its log-probabilities, if it wants any."""
+        return self.request.reports.get(self.index)
+
+    @property
     def reads(self) -> bool:
         """Whether `read` tells its text, else `take`."""
         return self.answer is not None and self.answer.reads
@@ -169,7 +178,7 @@ class Request:
 
     __slots__ = (
         *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        *("echoes", "updated", "wanted"),
+        *("echoes", "form", "reports", "updated", "wanted"),
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
@@ -185,6 +194,14 @@ class Request:
         self.consumer: Consumer | None = None
         self.wanted: Wanted | None = None  # of a chat
         self.echoes: Sequence[str] = ()  # by prompt
+        self.form = Form()
+        self.reports: dict[int, Reported] = {}  # by choice
+
+    def called(self, name: str, tenant: str) -> bool:
+        """Whether it is this tenant's request of that name, which may have a prefix of ours."""
+        own = self.form.name
+        names = own, f"chatcmpl-{own}", f"cmpl-{own}"
+        return name in names and self.choices[0].submit.tenant == tenant
 
     @property
     def accepted(self) -> bool:
@@ -192,8 +209,9 @@ class Request:
         return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
 
 
-def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
-    """What a batch has besides text: how answers are written, which comes before their text, ids, and who computes."""
+def take_extras(choices: dict[int, Choice], batch: TextBatch) -> int:
+    """What a batch has besides text: how answers are written, which comes before their text, ids, log-probabilities,
+    and who computes. Returns how much of it is nonsense."""
     for seq_id, engine in batch.engines.items():
         if (choice := choices.get(seq_id)) is not None and 0 <= engine < MOST_SCHEDULERS:
             choice.engine = engine
@@ -205,3 +223,11 @@ def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
     for seq_id, (first, tokens) in batch.ids.items():
         if (choice := choices.get(seq_id)) is not None and choice.answer is not None and not len(tokens) % 4:
             choice.answer.add_ids(first, tokens)
+    wrong = 0
+    for seq_id, logprobs in batch.logprobs.items():
+        if (choice := choices.get(seq_id)) is not None:
+            wrong += choice.reported is None or not choice.reported.add(logprobs)
+    for seq_id, logprobs in batch.prompt_logprobs.items():
+        if (choice := choices.get(seq_id)) is not None:
+            wrong += choice.reported is None or not choice.reported.add_prompt(logprobs)
+    return wrong

@@ -19,10 +19,12 @@ from common.protocol import FinishReason
 from services.api import errors, slow
 from services.api.answer import Answer
 from services.api.hub import Choice, Hub, Request
+from services.api.schema.logprobs import columns_of, content_of
 from services.api.schema.replies import Usage, delta_of, stop_reason, usage_of, usage_so_far
 from services.api.server import Wire
 
 DONE = b"data: [DONE]\n\n"
+NO_LOGPROBS = b'"logprobs":null'
 NO_USAGE = b',"usage":null}\n\n'
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = [
@@ -51,6 +53,12 @@ class Chunks:
         self._body = (b'"delta":{"content":', b"}") if chat else (b'"text":', b"")
         self._empty = b'"delta":{}' if chat else b'"text":""'
         self._chat = chat
+
+    def reported(self, choice: Choice, chunk: bytes) -> bytes:
+        """A chunk, or its end, with the log-probabilities of the tokens since the last one; no text can look so."""
+        if choice.reported is None or (told := content_of(choice) if self._chat else columns_of(choice)) is None:
+            return chunk
+        return chunk.replace(NO_LOGPROBS, b'"logprobs":' + encode(told), 1)
 
     def text(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the JSON text of a choice."""
@@ -252,15 +260,22 @@ class EventStream(Stream):
             if answer is not None and len(answer.ids) > answer.ids_taken:
                 pieces.append(self._chunks.ids(choice.index, answer))
             if choice.reads:
-                pieces += self._chunks.events(choice.index, choice.read())
+                if events := self._chunks.events(choice.index, choice.read()):
+                    pieces += (self._chunks.reported(choice, events[0]), *events[1:])
             elif choice.parts:
                 before, after = self._frames[choice.index]
-                pieces += (before, encode(choice.take()), after)
+                pieces += (before, encode(choice.take()), self._chunks.reported(choice, after))
             if choice.finished is not None:
-                pieces.append(self._end(choice))
+                pieces += self._left(choice), self._end(choice)
         updated.clear()
         body = b"".join(pieces)
         return self._chunks.with_usage(body, self._request) if self._chunks.continuous else body
+
+    def _left(self, choice: Choice) -> bytes:
+        """Log-probabilities that have no text to come with."""
+        before, after = self._frames[choice.index]
+        told = self._chunks.reported(choice, after)
+        return before + b'""' + told if told is not after else b""
 
     def _end(self, choice: Choice) -> bytes:
         """One error event at most: the first says it all."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from common.errors import Reject, RejectReason
+from common.logprobs import Report, record_bytes
 from common.metrics import series
 from common.protocol import Admit, Sampling
 from common.trace_context import span_id_of
@@ -23,6 +24,7 @@ RANGES = (
     ("top_k", -1, I32_MAX),
     ("min_tokens", 0, I32_MAX),
 )
+MOST_TOP = 1024  # log-probabilities of a token
 MOST_BIAS = 1e6
 ROUTE = 0xFF << 48 | 0xFFFFFFFF  # the bits of an id that a takeover may change: tokenizer and counter
 
@@ -66,6 +68,7 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             admitted_s=state.now_s,
             trace=admit.trace,
             span_id=span_id_of(admit.trace, admit.seq_id + choice, state.hash_seed) if admit.trace else "",
+            records=bytearray(admit.logprobs),
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)
@@ -97,6 +100,7 @@ def _sampling_of(sampling: Sampling, choice: int) -> Sampling:
         return sampling
     values = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
     values["seed"] = (sampling.seed + choice) % 2**64
+    values["report"] = Report(sampling.report.top)  # all choices have one prompt: the first one tells of it
     return Sampling(**values)
 
 
@@ -117,6 +121,11 @@ def _validate(admit: Admit) -> None:
     for column in (admit.tokens, admit.output):
         if len(column) % TOKEN_BYTES:
             raise Reject(RejectReason.INVALID, f"{len(column)} bytes are no column of tokens", "prompt")
+    report = admit.sampling.report
+    if not (-1 <= report.top <= MOST_TOP and -1 <= report.prompt <= MOST_TOP):
+        raise Reject(RejectReason.INVALID, f"{report} is not between -1 and {MOST_TOP}", "logprobs")
+    if len(admit.logprobs) != record_bytes(report.top) * (len(admit.output) // TOKEN_BYTES):
+        raise Reject(RejectReason.INVALID, f"{len(admit.logprobs)} bytes are no records of the output", "logprobs")
 
 
 def _validate_sampling(sampling: Sampling) -> None:

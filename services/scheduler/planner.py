@@ -12,7 +12,7 @@ from functools import partial
 from common.columns import pack_i32
 from common.protocol import RowStart, RowTable, StepPlan
 from common.trace_context import within
-from services.scheduler import drafting, policy
+from services.scheduler import drafting, policy, reports
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker
 
@@ -275,6 +275,8 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         return None
     # At least the last token is computed, since its logits are needed.
     reusable = (known - 1) // kv.block_tokens
+    if reports.unscored(sequence):  # nor what tells how probable its prompt is
+        reusable, donor = min(reusable, reports.scored(sequence) // kv.block_tokens), None
     hit = kv.prefixes.of_donor(donor, reusable, known - 1) if donor is not None else None
     if hit is None:
         hit = (

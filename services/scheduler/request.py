@@ -121,6 +121,8 @@ class Sequence:
     span_id: str = ""  # its own, within that
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
     journal: Journal = silent
+    records: bytearray = field(default_factory=bytearray)  # of its output tokens, if it wants any (reports.py)
+    prompt_records: bytearray = field(default_factory=bytearray)
 
     @property
     def known(self) -> int:

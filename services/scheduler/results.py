@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.errors import RejectReason
 from common.protocol import FinishReason, RowFault, StepResult
-from services.scheduler import drafting
+from services.scheduler import drafting, reports
 from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
 from services.scheduler.state import Fault, Flight, State, Worker
@@ -44,6 +44,7 @@ def apply_result(state: State, result: StepResult) -> None:
     failed = _failed_places(flight, result.failed)
     if not all(0 <= fault.place < num_stepped + len(flight.filled) for fault in result.faults):
         raise Fault(f"step {flight.step} names faulty rows that its plan does not have")
+    told = reports.read(worker, flight, result, drafted, () if failed is None else set(failed.tolist()))
     elapsed_s = _land(state, worker)
     if worker.drafts.tokens and not flight.filled:
         worker.drafts.switch.note(bool(flight.drafted), flight.num_stepped, elapsed_s, num_tokens)
@@ -51,6 +52,7 @@ def apply_result(state: State, result: StepResult) -> None:
         _fail_rows(state, worker, flight, failed)
     if result.faults:
         _end_faulty(state, worker, flight, result.faults)
+    reports.apply(state, told)
     state.counters["output_tokens"] += len(tokens)
     if flight.roster is not None:
         stepped = tokens[:num_stepped] if flight.samplers else tokens

@@ -43,6 +43,7 @@ class Encoder:
         self._vocabulary = loaded.vocabulary
         self._template = loaded.template
         self._no_template = loaded.no_template
+        self._about = loaded.about
         self._dialects = loaded.dialects
         self._max_template_chars = max_template_chars
 
@@ -89,8 +90,7 @@ class Encoder:
         """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
         if call.submit is not None:
             prompt = self.prompt(call.submit, self._vocabulary.size)
-            tokens = shortened(prompt.tokens, call.submit, max_model_len)
-            return Encoded(tokens, [])
+            return Encoded(shortened(prompt.tokens, call.submit, max_model_len), [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
@@ -103,6 +103,10 @@ class Encoder:
     def detokenize(self, tokens: bytes) -> str:
         """The text for /detokenize. Raises Reject for ids outside the vocabulary."""
         return self._vocabulary.decode(_token_ids(tokens, self._vocabulary.size, "tokens"))
+
+    def describe(self) -> str:
+        """For /tokenizer_info: JSON."""
+        return msgspec.json.encode(dict(self._about)).decode()
 
     def _render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool) -> str:
         if self._template is None:

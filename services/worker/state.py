@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.logprobs import Report
 from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
 from services.worker.draft_state import DraftState, scatter
@@ -104,6 +105,10 @@ class BlockTables:
             self.num_blocks[slot] += 1
 
 
+def has_penalty(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
 class Rows:
     """`length` counts a row's tokens, those on the way from the device included; `computed` those with KV."""
 
@@ -135,6 +140,7 @@ class Rows:
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
+        self.reports: dict[int, Report] = {}  # of rows that want log-probabilities
         self.penalties: PenaltyCounts | None = None
 
     @property
@@ -174,6 +180,7 @@ class Rows:
         """Forgets all rows."""
         self.live[:] = False
         self.edits.clear()
+        self.reports.clear()
 
     def apply(self, plan: StepPlan) -> Step:
         """Applies removed, added and grown in this order and checks the step's rows against the result."""
@@ -181,6 +188,7 @@ class Rows:
             assert self.live[slot], f"step {plan.step} removes slot {slot}, which holds no row"
             self.live[slot] = False
             self.edits.pop(slot, None)
+            self.reports.pop(slot, None)
         for row in plan.added:
             self._start(row)
         if plan.added:
@@ -269,6 +277,8 @@ class Rows:
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
+        if row.sampling.report.asks:
+            self.reports[slot] = row.sampling.report
 
     def _upload(self, added: Sequence[RowStart]) -> None:
         """Token ids and block tables of new rows to the device, all rows in one copy each."""
@@ -284,7 +294,7 @@ class Rows:
         if self.drafts is not None:
             self.drafts.start([row.slot for row in added], [len(ids) for ids in tokens])
         for row, ids in zip(added, tokens, strict=True):
-            if self.has_penalty(row.sampling):
+            if has_penalty(row.sampling):
                 if self.penalties is None:
                     self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
                 self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
@@ -317,7 +327,7 @@ class Rows:
         filtered = sampling.temperature > 0 and (
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
-        special = sampling.grammar is not None or self.has_penalty(sampling)
+        special = sampling.grammar is not None or has_penalty(sampling)
         self.is_plain[slot] = not (filtered or bias or ends or special)
         if bias or ends:
             self.edits[slot] = Edits(
@@ -325,10 +335,6 @@ class Rows:
                 np.array([value for _, value in bias], np.float32),
                 np.array(ends, np.int64),
             )
-
-    @staticmethod
-    def has_penalty(sampling: Sampling) -> bool:
-        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
 
     def _paged_blocks(self) -> list[Ints]:
         return [self.first.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]

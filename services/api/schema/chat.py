@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from common.constraints import ToolUse
 from common.dialects.tools import Tools
+from common.logprobs import Report
 from common.protocol import ModelFacts, PromptKind, Submit
 from common.text_format import ANSWER, AS_IT_IS, GOES_ON, REASONING, TOOLS
 from services.api.answer import Wanted
@@ -15,10 +16,12 @@ from services.api.errors import invalid
 from services.api.schema.generation import (
     ABSENT,
     EMPTY_LIST,
+    MAX_LOGPROBS,
     OFF,
     UNSUPPORTED,
     GenerationRequest,
     check_common,
+    report_of,
     sampling_of,
     submit_fields,
 )
@@ -102,12 +105,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "echo": OFF,
-    "logprobs": OFF,
-    "top_logprobs": one_of(0),
     "functions": EMPTY_LIST,
     "function_call": one_of("none", "auto"),
     "modalities": one_of(["text"]),
@@ -122,6 +125,20 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "mm_processor_kwargs": one_of({}),
 }
 BODY = Body(ChatRequest, UNSUPPORTED_IN_CHAT)
+
+
+class ChatListRequest(ChatRequest, frozen=True, kw_only=True):
+    """Many conversations that have all other fields in common."""
+
+    messages: Annotated[list[list[Message]], Meta(min_length=1)]  # type: ignore[assignment]
+
+
+LIST_BODY = Body(ChatListRequest, UNSUPPORTED_IN_CHAT)
+
+
+def chats_of(request: ChatListRequest) -> list[ChatRequest]:
+    shared = {name: getattr(request, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
+    return [ChatRequest(messages=messages, **shared) for messages in request.messages]
 
 
 def check_messages(messages: list[Message] | None, most: int) -> None:
@@ -277,10 +294,21 @@ def wanted_of(request: ChatRequest) -> Wanted:
     )
 
 
-def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
+def report_in_chat(request: ChatRequest, most: int) -> Report:
+    """Raises Reject."""
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    top = (request.top_logprobs or 0) if request.logprobs else None
+    return report_of(request, top, most, "top_logprobs")
+
+
+def submits_of(
+    request: ChatRequest, facts: ModelFacts, max_choices: int, max_logprobs: int = MAX_LOGPROBS
+) -> list[Submit]:
     """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
     check_common(request, facts, request.n or 1, max_choices)
-    tools, sampling = tools_of(request), sampling_of(request, facts, default_max_tokens=0)
+    tools = tools_of(request)
+    sampling = sampling_of(request, facts, 0, report_in_chat(request, max_logprobs))
     fields = submit_fields(request, prompt_end(request))
     if use := use_of(request, tools, sampling.grammar is not None):
         fields["options"] = msgspec.structs.replace(fields["options"], calls=use)

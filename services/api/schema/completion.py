@@ -2,19 +2,24 @@
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from common.columns import pack_i32
 from common.errors import Reject, RejectReason
-from common.protocol import ModelFacts, PromptKind, Submit
+from common.logprobs import Report
+from common.protocol import ModelFacts, PromptKind, Sampling, Submit
 from services.api.errors import invalid
 from services.api.schema.generation import (
     ABSENT,
+    I32_MAX,
+    MAX_LOGPROBS,
     UNSUPPORTED,
     GenerationRequest,
     TokenId,
     check_common,
     check_ids,
+    report_of,
     sampling_of,
     submit_fields,
 )
@@ -27,10 +32,11 @@ TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
     echo: bool | None = None
+    logprobs: int | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None  # 0: only the prompt is looked at
 
 
 UNSUPPORTED_IN_COMPLETION = UNSUPPORTED | {
-    "logprobs": ABSENT,
     "suffix": one_of(""),
     "prompt_embeds": ABSENT,
     "add_special_tokens": one_of(True),
@@ -51,7 +57,25 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def submits_of(request: CompletionRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
+def sampling_in_completion(request: CompletionRequest, facts: ModelFacts, max_logprobs: int) -> Sampling:
+    """With echo the prompt's tokens have log-probabilities like those of the output. Raises Reject."""
+    report = report_of(request, request.logprobs, max_logprobs)
+    if request.echo:
+        report = Report(report.top, max(report.top, report.prompt))
+    if not silent(request):
+        return sampling_of(request, facts, DEFAULT_MAX_TOKENS, report)
+    one = msgspec.structs.replace(request, max_tokens=1, min_tokens=None, stop_token_ids=None, ignore_eos=True)
+    return sampling_of(one, facts, DEFAULT_MAX_TOKENS, report)
+
+
+def silent(request: CompletionRequest) -> bool:
+    """Whether there shall be no output. The model draws a token all the same, which nobody gets."""
+    return request.max_tokens == 0 and request.max_completion_tokens is None
+
+
+def submits_of(
+    request: CompletionRequest, facts: ModelFacts, max_choices: int, max_logprobs: int = MAX_LOGPROBS
+) -> list[Submit]:
     """One Submit per prompt, so that choices come prompt by prompt, n of each. Raises Reject."""
     if len(request.prompt) > max(facts.max_model_len, max_choices) and not isinstance(request.prompt, str):
         # Before anything looks at each of millions of entries.
@@ -62,9 +86,11 @@ def submits_of(request: CompletionRequest, facts: ModelFacts, max_choices: int) 
         raise invalid("echo of a prompt that is truncated is not supported", "echo")
     check_common(request, facts, (request.n or 1) * len(prompts), max_choices)
     fields = submit_fields(request)
+    if silent(request):
+        fields |= {"stop": (), "options": msgspec.structs.replace(fields["options"], silent=True)}
     submits = []
     for prompt in prompts:
-        sampling = sampling_of(request, facts, DEFAULT_MAX_TOKENS)
+        sampling = sampling_in_completion(request, facts, max_logprobs)
         if isinstance(prompt, str):
             submits.append(Submit(seq_id=0, kind=PromptKind.TEXT, sampling=sampling, text=prompt, **fields))
         else:

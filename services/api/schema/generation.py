@@ -10,8 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import Reject, RejectReason
+from common.logprobs import Report
 from common.protocol import ModelFacts, Options, Sampling
 from services.api.errors import invalid
+from services.api.logprobs import Form
 from services.api.schema.parse import Harmless, anything, one_of
 from services.api.schema.structured import StructuredFields, grammar_of
 
@@ -22,6 +24,8 @@ TokenId = Annotated[int, Meta(ge=0, le=I32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 MAX_STOPS = 64
+MAX_LOGPROBS = 20
+NO_REPORT = Report()
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -58,15 +62,15 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}\Z")] | None = None  # before the header's
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
 
 
 EMPTY_LIST: Harmless = one_of([])
 OFF: Harmless = one_of(False)
 ABSENT: Harmless = one_of()
 UNSUPPORTED: dict[str, Harmless] = {
-    "prompt_logprobs": ABSENT,
     "logprob_token_ids": EMPTY_LIST,
-    "return_tokens_as_token_ids": OFF,
     "best_of": one_of(1),
     "use_beam_search": OFF,
     "length_penalty": one_of(1, 1.0),
@@ -88,7 +92,9 @@ UNSUPPORTED: dict[str, Harmless] = {
 }
 
 
-def sampling_of(request: GenerationRequest, facts: ModelFacts, default_max_tokens: int) -> Sampling:
+def sampling_of(
+    request: GenerationRequest, facts: ModelFacts, default_max_tokens: int, report: Report = NO_REPORT
+) -> Sampling:
     """The resolved sampling of one prompt; a seed that is not given is drawn here. Raises Reject.
 
     `default_max_tokens` 0 leaves the limit to the tokenizer, which knows what is left of the context.
@@ -116,6 +122,26 @@ def sampling_of(request: GenerationRequest, facts: ModelFacts, default_max_token
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logit_bias=tuple(bias.items()),
         grammar=grammar_of(request),
+        report=report,
+    )
+
+
+def report_of(request: GenerationRequest, top: int | None, most: int, param: str = "logprobs") -> Report:
+    """`top`: best tokens beside each of the output's, by the field `param`; None: no log-probabilities of it.
+
+    Raises Reject for more than `most`.
+    """
+    for value, name in ((top, param), (request.prompt_logprobs, "prompt_logprobs")):
+        if value is not None and not 0 <= value <= most:
+            raise invalid(f"{name} is {value}, not between 0 and {most}", name)
+    if request.prompt_logprobs is not None and request.stream:
+        raise invalid("prompt_logprobs comes with whole replies only, not with streams", "prompt_logprobs")
+    return Report(*(-1 if value is None else value for value in (top, request.prompt_logprobs)))
+
+
+def form_of(request: GenerationRequest) -> Form:
+    return Form(
+        bool(request.return_tokens_as_token_ids), -1 if request.prompt_logprobs is None else request.prompt_logprobs
     )
 
 

@@ -43,7 +43,10 @@ SHAPES = (
     "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
-OWN = ("gather_tokens", "store_tokens", "penalize", "mask_logits", "sample", "top_k_floor", "top_p_floor", "keep_floor")
+OWN = (
+    *("gather_tokens", "store_tokens", "penalize", "mask_logits", "sample", "top_k_floor", "top_p_floor", "keep_floor"),
+    "token_logprobs",
+)
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
 BY_HEADS = ("rope", "rope_kv_write", "kv_write", "paged_attention")  # latent attention calls none of them
 # What a captured decode step calls; these are also captured and replayed.

@@ -5,6 +5,7 @@ import pytest
 
 from common.constraints import ToolUse
 from common.errors import Reject
+from common.logprobs import Report
 from common.protocol import ModelFacts, PromptKind, Submit
 from services.api.answer import Wanted
 from services.api.schema.chat import BODY, submits_of, wanted_of
@@ -207,8 +208,6 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "harmless", "asking"),
     [
-        ("logprobs", False, True),
-        ("top_logprobs", 0, 5),
         ("functions", [], [{}]),
         ("function_call", "none", {"name": "f"}),
         ("modalities", ["text"], ["text", "audio"]),
@@ -222,3 +221,33 @@ def test_unsupported_fields(name: str, harmless: Any, asking: Any) -> None:
     assert submit([USER], **{name: harmless}).n == 1
     if asking is not None:
         assert refused([USER], **{name: asking}) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "report"),
+    [
+        ({}, Report()),
+        ({"logprobs": False, "top_logprobs": 0}, Report()),
+        ({"logprobs": True}, Report(0)),
+        ({"logprobs": True, "top_logprobs": 20}, Report(20)),
+        ({"prompt_logprobs": 3}, Report(-1, 3)),
+    ],
+)
+def test_log_probabilities(fields: dict[str, Any], report: Report) -> None:
+    assert submit([USER], **fields).sampling.report == report
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_log_probabilities_that_are_refused(fields: dict[str, Any], param: str) -> None:
+    assert refused([USER], **fields) == param

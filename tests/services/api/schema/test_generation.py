@@ -27,7 +27,7 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "model": (["tiny", None], [5, []]),
     "stream": ([True, False, None], ["true", 1]),
     "n": ([1, 8, None], [0, -1, 1.5, "2", 2**40, True]),
-    "max_tokens": ([1, 2**31 - 1, None], [0, -1, "5", 1.5, 2**31, 10**40]),
+    "max_tokens": ([0, 1, 2**31 - 1, None], [-1, "5", 1.5, 2**31, 10**40]),
     "max_completion_tokens": ([1, 2**31 - 1, None], [0, -1, "5", 1.5, 2**31, 10**40]),
     "temperature": ([0, 2, 0.7, None, 1e-300], [-0.1, 2.01, "1", True, 10**400]),
     "top_p": ([1, 0.001, None], [0, 1.1, -1, "1"]),
@@ -54,6 +54,8 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "request_id": (["a-b.c:1_", None], ["", "a b", "x" * 129, "a\n", 5]),
     "truncate_prompt_tokens": ([1, -1, None], [-2, 1.5, "1"]),
     "return_token_ids": ([True, False, None], [1]),
+    "return_tokens_as_token_ids": ([True, False, None], [1]),
+    "prompt_logprobs": ([0, 20, None], [-1, 21, True, 2**31]),
 }
 
 
@@ -170,12 +172,11 @@ def test_stops_and_fields_of_the_submit() -> None:
     ("name", "harmless", "asking"),
     [
         ("best_of", 1, 2),
-        ("prompt_logprobs", None, 0),
         ("use_beam_search", False, True),
         ("bad_words", [], ["x"]),
         ("store", False, True),
         ("suffix", "", "end"),
-        ("logprobs", None, 0),
+        ("logprob_token_ids", [], [5]),
         ("prompt_embeds", None, "AAAA"),
     ],
 )
