@@ -1,8 +1,9 @@
 """All that a GPU has to show, in minutes: op tests, kernels, the step of three models, serving, a long prompt.
 
 Each part is a process with its own time limit; a part that fails or takes too long does not stop the next. The folder
-gets `log.txt` (all output), `results.json` (all figures so far) and pictures; the summary comes last. While the op
-tests are red no speed is measured, unless `--despite-gate` asks for it.
+gets `log.txt` (all output), `results.json` (all figures so far) and pictures; the summary comes last. While the tests
+of the ops that these models run are red no speed is measured, unless `--despite-gate` asks for it. Only
+by name run `other-ops` (those of other models and formats), `tokens` and `chain`.
 
     python -m benchmarks.gpu --out DIR [--minutes 9] [--only step,serve-8b] [--set worker.compile_level=0]
 """
@@ -30,7 +31,10 @@ from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M
 ROOT = Path(__file__).parents[1]
 OP_TESTS = "tests/services/worker/kernels/impl/triton"
 TOKEN_TESTS = "tests/gpu"
-AHEAD_OF_TIME = ("test_resources.py",)  # needs no GPU and compiles for others
+OTHERS = (  # what says of a test that no bf16 model of the table runs its kernel
+    "narrow", "quantize", "scaled", "int4", "int8", "mxfp", "latent", "mla", "index", "delta", "conv", "gated_rms",
+    "clamped", "biased", "grouped", "sigmoid", "draft", "ngram", "mask_logits",
+)  # fmt: skip
 # What the services carry beside a worker that computes nothing.
 CHAIN = ("--model", "0.6b", "--concurrency", "64,256", "--set=worker.kind=null", "--set=worker.step_us=0")
 INTERRUPT_S = 15.0  # from the interrupt to the kill
@@ -62,15 +66,20 @@ class Outcome(NamedTuple):
     output: str
 
 
-def tests(name: str, folder: str, limit_s: float) -> Part:
-    workers = ["-n", "8"] if importlib.util.find_spec("xdist") else []
-    ignored = [f"--ignore={folder}/{file}" for file in AHEAD_OF_TIME]
+def op_tests(measured: bool) -> list[str]:
+    """Files with the tests of the kernels that the three models run, or of the others."""
+    found = sorted(path.name for path in (ROOT / OP_TESTS).glob("test_*.py"))
+    return [f"{OP_TESTS}/{name}" for name in found if measured != any(word in name for word in OTHERS)]
+
+
+def tests(name: str, paths: Sequence[str], limit_s: float) -> Part:
+    workers = ["-n", str(len(os.sched_getaffinity(0)))] if importlib.util.find_spec("xdist") else []
     options = ["-o", "addopts=", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "default"]
-    return Part(name, ("-m", "pytest", *options, "--tb=line", *workers, *ignored, folder), limit_s)
+    return Part(name, ("-m", "pytest", *options, "--tb=line", *workers, *paths), limit_s)
 
 
 def parts() -> list[Part]:
-    found = [tests("ops", OP_TESTS, 120), Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True)]
+    found = [tests("ops", op_tests(True), 120), Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True)]
     for model, limit_s, profile in (("0.6b", 90, "1,256,prefill"), ("8b", 100, "1,256"), ("30b-a3b", 120, "1,256")):
         command = ("-m", "benchmarks.step", "--model", model, "--profile", profile)
         found.append(Part(f"step-{model}", command, limit_s, settings=True, picture=True))
@@ -80,7 +89,8 @@ def parts() -> list[Part]:
     options = ("-m", "benchmarks.serve", "--model", "0.6b", "--workload", "long-prompt", "--start-s", "90")
     found.append(Part("long-0.6b", options, 60, settings=True))
     found.append(Part("chain", ("-m", "benchmarks.serve", *CHAIN), 90, asked=True))
-    found.append(tests("tokens", TOKEN_TESTS, 240)._replace(asked=True))
+    found.append(tests("tokens", [TOKEN_TESTS], 240)._replace(asked=True))
+    found.append(tests("other-ops", op_tests(False), 240)._replace(asked=True))
     return found
 
 

@@ -6,7 +6,7 @@ be, so that weights come from memory as in a step, and gaps between launches cou
 
 import math
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.gate import check, facts, tensors
 from benchmarks.kernel_work import DTYPE, Run, Work
-from benchmarks.narrow_work import works
 from benchmarks.shapes import ModelShape
 from services.worker.kernels.registry import Impl, all_ops, find_impls
 
 MOST_SETS = 32
 MEASURE_S = 0.004  # of each of the ROUNDS
 ROUNDS = 3
+Works = Callable[[ModelShape, int], Iterable[Work]]  # of a model at a number of tokens; a function of a module
 PROCESSES = 8  # each has its own context on the GPU
 
 
@@ -157,7 +157,7 @@ def _gate(op: str) -> str:
         return f"{op}: {str(error)[:600]}"
 
 
-def _warm(only: str, model: ModelShape, tokens: int) -> str:
+def _warm(works: Works, only: str, model: ModelShape, tokens: int) -> str:
     """Compiles what the measurements need, into Triton's cache."""
     found = impls()
     for work in works(model, tokens):
@@ -171,12 +171,13 @@ def _warm(only: str, model: ModelShape, tokens: int) -> str:
 
 
 def gate_and_warm(
-    only: str, models: Sequence[ModelShape], sizes: Sequence[int], done: Callable[[int, int], None]
+    works: Works, only: str, models: Sequence[ModelShape], sizes: Sequence[int], done: Callable[[int, int], None]
 ) -> list[str]:
     """What is wrong: with answers, or with the measured shapes. In several processes: compiling is the host's work."""
-    names = [name for name in impls() if only in name]
+    measured = {work.op for model in models for tokens in sizes for work in works(model, tokens)}
+    names = [name for name in impls() if only in name and name in measured]
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        todo = [pool.submit(_warm, only, model, tokens) for model in models for tokens in reversed(sizes)]
+        todo = [pool.submit(_warm, works, only, model, tokens) for model in models for tokens in reversed(sizes)]
         todo += [pool.submit(_gate, name) for name in names]
         found = []
         for number, future in enumerate(as_completed(todo), 1):

@@ -1,8 +1,9 @@
 """Kernels against their floors on a GPU; what they use of GPUs that are not there, on any host.
 
-`python -m benchmarks.kernels [--json OUT] [--plot OUT.png] [--only WORD] [--compile]` first holds every Triton kernel
-against its op's meaning and ends there, without a figure, if one is wrong. Then it times each in the shapes of the
-three models, next to its floor on this device and to torch's best way, and adds up a decode step.
+`python -m benchmarks.kernels [--json OUT] [--plot OUT.png] [--only WORD] [--compile]` first holds the Triton kernels
+against their ops' meanings and ends there, without a figure, if one is wrong. Then it times each in the shapes of the
+three models, next to its floor on this device and to torch's best way, and adds up a decode step. With `--narrow` it
+does so with those of weights of 8 and 4 bits instead of bf16's.
 
 `python -m benchmarks.kernels --compile-only gfx942,gfx950,sm_90 [--json OUT]` compiles ahead of time and prints
 registers, spills, LDS, matrix instructions and size of every kernel. The table in the repository is renewed by naming
@@ -25,9 +26,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import aot
+from benchmarks import aot, kernel_work, narrow_work
 from benchmarks.kernel_time import Ceilings, Row, ceilings, gate_and_warm, impls, measure
-from benchmarks.narrow_work import works
 from benchmarks.shapes import DECODE_BATCHES, MODELS, PREFILL_TOKENS, ModelShape
 
 WIDTH = 120  # of tables in a file or a pipe
@@ -85,7 +85,7 @@ def steps(rows: Sequence[Row], models: Sequence[ModelShape], sizes: Sequence[int
     for model in models:
         for tokens in sizes:
             parts = [row for row in rows if row.per_step and (row.model, row.tokens) == (model.name, tokens)]
-            wanted = {work.op for work in works(model, tokens) if work.per_step}
+            wanted = {work.op for work in kernel_work.works(model, tokens) if work.per_step}
             ms = sum(row.us * row.per_step for row in parts) / 1e3
             floor_ms = sum(row.floor_us * row.per_step for row in parts) / 1e3
             torch_ms = sum((row.torch_us or 0.0) * row.per_step for row in parts) / 1e3
@@ -153,10 +153,11 @@ def on_gpu(options: argparse.Namespace) -> int:
     models = [model for model in MODELS if options.model.lower() in model.name.lower()]
     sizes = [int(size) for size in options.tokens.split(",")]
     ours = impls()
+    works = narrow_work.works if options.narrow else kernel_work.works
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("correctness, and compiling")
         wrong = gate_and_warm(
-            options.only, models, sizes, lambda done, total: progress.update(bar, completed=done, total=total)
+            works, options.only, models, sizes, lambda done, total: progress.update(bar, completed=done, total=total)
         )
         if wrong:
             for text in wrong:
@@ -177,7 +178,7 @@ def on_gpu(options: argparse.Namespace) -> int:
             rows.append(measure(work, ours[work.op].run, limit, options.compile and work.op in COMPILED))
             progress.advance(bar)
     rows.sort(key=lambda row: (row.op, row.label, [model.name for model in models].index(row.model), row.tokens))
-    totals = steps(rows, models, [size for size in sizes if size in DECODE_BATCHES])
+    totals = [] if options.narrow else steps(rows, models, [size for size in sizes if size in DECODE_BATCHES])
     show(console, rows, totals, describe(limit))
     if options.json is not None:
         content = {
@@ -196,6 +197,7 @@ def main() -> int:
     parser.add_argument("--compile-only", metavar="TARGETS", help=f"of {','.join(aot.TARGETS)}; needs no GPU")
     parser.add_argument("--quick", action="store_true", help="compile for gfx950 only what a decode step runs")
     parser.add_argument("--changed", action="store_true", help="compile only what the kept table is not of")
+    parser.add_argument("--narrow", action="store_true", help="kernels of weights of 8 and 4 bits")
     parser.add_argument("--only", default="", metavar="WORD", help="ops (or kernels' files) whose name has it")
     parser.add_argument("--model", default="", metavar="WORD", help="models whose name has it")
     parser.add_argument("--tokens", default=",".join(map(str, (*DECODE_BATCHES, PREFILL_TOKENS))), help="of a step")

@@ -31,14 +31,27 @@ from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route,
 from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
 from services.worker.kernels.ops.moe_gated import moe_gated as gated_op
 
-MODELS = {"qwen3-30b-a3b": Experts(128, 8, 2048, 768), "mixtral-8x7b": Experts(8, 2, 4096, 14336)}
+MODELS = {
+    "qwen3-30b-a3b": Experts(128, 8, 2048, 768),
+    "mixtral-8x7b": Experts(8, 2, 4096, 14336),
+    "gpt-oss-20b": Experts(32, 4, 2880, 2880),
+    "glm-4.5-air": Experts(128, 8, 4096, 1408),
+    "deepseek-v3": Experts(256, 8, 7168, 2048),
+    "mimo-v2-flash": Experts(256, 8, 4096, 2048),
+    "qwen3-next": Experts(512, 10, 2048, 512),
+}
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 512, 2048, 8192)
-LAYERS = {"qwen3-30b-a3b": 4, "mixtral-8x7b": 3}
+MOST_LAYERS, LAYERS_BYTES = 4, 60 << 30
 PROCESSES = 14
 FEW_PAIRS = 128  # more are not tried without sorting
 DTYPE = torch.bfloat16
 UP_FEW = ((4, 1024, 4), (8, 1024, 4), (2, 1024, 4), (2, 2048, 4), (4, 2048, 8), (4, 512, 2), (2, 512, 1), (8, 512, 4))
+# Rows, columns, warps, experts of a step: all of a token's with columns by their number, or a few with many.
 DOWN_FEW = ((4, 1.0, 4), (2, 1.0, 2), (1, 1.0, 1), (8, 1.0, 8), (16, 1.0, 16), (4, 0.5, 4), (2, 2.0, 4), (1, 4.0, 4))
+DOWN_LONG = (
+    (4, 2048, 4, 1), (4, 1024, 4, 1), (8, 1024, 4, 1), (8, 512, 4, 1), (16, 512, 8, 1), (4, 512, 2, 1),
+    (4, 1024, 4, 2), (2, 1024, 4, 2), (4, 512, 4, 2), (2, 1024, 4, 4), (4, 512, 4, 4), (2, 512, 4, 4),
+)  # fmt: skip
 UP_TILES = {
     16: ((64, 64, 1, 4, 4), (64, 64, 1, 4, 6), (64, 128, 1, 4, 3), (128, 64, 1, 4, 3), (128, 64, 1, 8, 4)),
     32: ((64, 64, 1, 4, 4), (64, 128, 1, 4, 3), (128, 64, 1, 8, 4), (128, 64, 4, 8, 3)),
@@ -87,10 +100,17 @@ def block_sizes(shape: Experts, num_tokens: int) -> list[int]:
     return [size for size in (16, 32, 64, 128) if size / 3 <= mean <= size * 2] or [128]
 
 
-def few_downs(shape: Experts) -> list[tuple[int, int, int]]:
-    """DOWN_FEW with columns in place of multiples of what makes tiles of all models equally large."""
-    base = 2048 // triton.next_power_of_2(shape.top_k)
-    return [(rows, int(part * base), warps) for rows, part, warps in DOWN_FEW]
+def few_downs(shape: Experts) -> list[tuple[int, int, int, int]]:
+    """Of DOWN_FEW with columns in place of multiples of what makes tiles of all models equally large."""
+    base, widest = 2048 // triton.next_power_of_2(shape.top_k), triton.next_power_of_2(shape.inner)
+    together = [(rows, int(part * base), warps, 0) for rows, part, warps in DOWN_FEW]
+    return together + [entry for entry in DOWN_LONG if entry[1] <= widest and entry[3] < shape.top_k]
+
+
+def layers_of(shape: Experts) -> int:
+    """Layers that weights rotate between."""
+    size = 3 * shape.num_experts * shape.hidden * shape.inner * DTYPE.itemsize
+    return max(2, min(MOST_LAYERS, LAYERS_BYTES // size))
 
 
 def make_weights(shape: Experts, layers: int) -> list[tuple[Tensor, Tensor]]:
@@ -160,8 +180,8 @@ def mlp(plan: Few | Grouped, top_k: int, norm: Tensor, router: Tensor, layer: La
 def candidates(shape: Experts, sizes: Iterable[int]) -> Iterator[Few | Grouped]:
     """Plans that together use every kernel that the search may try."""
     if any(tokens * shape.top_k <= FEW_PAIRS for tokens in sizes):
-        for up, down in zip(UP_FEW, few_downs(shape), strict=True):
-            yield Few(*up, *down)
+        for number, down in enumerate(few_downs(shape)):
+            yield Few(*UP_FEW[number % len(UP_FEW)], *down)
     for block_m in sorted({size for tokens in sizes for size in block_sizes(shape, tokens)}):
         ups, downs = UP_TILES[block_m], DOWN_TILES[block_m]
         for number in range(max(len(ups), len(downs))):
@@ -283,7 +303,7 @@ def main() -> int:
     limit, figures = ceilings(), []
     for name in names:
         shape = MODELS[name]
-        weights = make_weights(shape, LAYERS[name])
+        weights = make_weights(shape, layers_of(shape))
         for size in sizes:
             layers = make_layers(shape, size, weights)
             gate(shape, layers[0])

@@ -147,7 +147,6 @@ def quantizers(model: ModelShape, tokens: int) -> Iterator[Work]:
 
 
 def works(model: ModelShape, tokens: int) -> Iterator[Work]:
-    """All of kernel_work's and these."""
-    yield from kernel_work.works(model, tokens)
+    """All of these."""
     for part in (products, mixtures, quantizers):
         yield from part(model, tokens)

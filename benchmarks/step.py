@@ -64,7 +64,7 @@ class Bench:
             f"scheduler.max_rows={max(self.batches)}",
             "scheduler.step_tokens=8192",
             "scheduler.chunk_beside=0",  # nobody waits for a single token
-            *([f"model.quantize={arguments.format}"] if arguments.format else []),
+            *([f"worker.quantize={arguments.format}"] if arguments.format else []),
             *arguments.set,
         ]
         self.offline = Offline(configuration.load(None, settings))
@@ -72,8 +72,8 @@ class Bench:
         self.lines: list[Line] = []
         self.notes: list[str] = []
         self.kernels: list[Result] = []  # of the traces
-        known = torch.cuda.is_available() and MACHINE in torch.cuda.get_device_name()
-        self.peer: Figures | None = PEERS.get(self.shape.name) if known and self.shape else None
+        self.known = torch.cuda.is_available() and MACHINE in torch.cuda.get_device_name()
+        self.peer: Figures | None = PEERS.get(self.shape.name) if self.known and self.shape else None
         self.mix = Mix("random", arguments.prompt, arguments.output)
 
     def startup(self) -> None:
@@ -94,11 +94,12 @@ class Bench:
         """A single sequence: the fastest of three runs."""
         runs = [self.offline.run(self.source.draw(self.mix, 1)) for _ in range(3)]
         run = min(runs, key=Run.decode_ms)
-        peer = self.peer
-        values = (peer.token_ms, peer.goal_ms, peer.floor_ms) if peer else ()
-        if peer and self.shape and self.arguments.format:
-            middle = self.mix.prompt_tokens + self.mix.output_tokens / 2
-            values = (peer.token_ms, float("nan"), decode_floor_ms(self.shape, 1, middle, self.form))
+        peer, floor_ms = self.peer, float("nan")
+        if self.known and self.shape:
+            floor_ms = decode_floor_ms(self.shape, 1, self.mix.prompt_tokens + self.mix.output_tokens / 2, self.form)
+        values = (float("nan"), float("nan"), floor_ms)
+        if peer:
+            values = (peer.token_ms, float("nan") if self.arguments.format else peer.goal_ms, floor_ms)
         self.lines.append(Line("batch 1", run.decode_ms(), "ms/token", -1, *values))
         self.lines.append(Line("batch 1, first token", 1000 * run.step_s[0], "ms", -1))
         self._note_host("batch 1", run)
@@ -109,7 +110,7 @@ class Bench:
         theirs = self.peer.offline.get(count, float("nan")) if self.peer else float("nan")
         goal = theirs * self.peer.goals.get(count, 1.0) if self.peer else float("nan")
         floor = floor_ms = float("nan")
-        if self.peer and self.shape:
+        if self.known and self.shape:
             prompt, middle = self.mix.prompt_tokens, self.mix.prompt_tokens + self.mix.output_tokens / 2
             floor = run.output_tokens / offline_floor_s(self.shape, count, prompt, run.output_tokens, self.form)
             floor_ms = decode_floor_ms(self.shape, count, middle, self.form)
@@ -123,7 +124,7 @@ class Bench:
         run = self.offline.run(self.source.draw(Mix("random", length, 1), count))
         theirs = self.peer.prefill if self.peer else float("nan")
         floor = float("nan")
-        if self.peer and self.shape:
+        if self.known and self.shape:
             floor = run.prompt_tokens / prefill_floor_s(self.shape, length, count)
         name = f"prefill {count} x {length}"
         self.lines.append(Line(name, run.prompt_tokens / run.wall_s, "tok/s", 1, theirs, theirs, floor))

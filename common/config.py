@@ -143,6 +143,7 @@ class Tokenizer(Branch, frozen=True):
     threads: Annotated[int, Meta(ge=1, le=64)] = 1  # encode pool
     max_template_chars: Positive = 4_000_000  # rendered prompt
     max_template_s: Seconds = 2.0  # processor time of the chat template on one prompt
+    max_grammar_s: Seconds = 1.0  # processor time of preparing what one request's output must match
 
 
 class Replicated(Branch, frozen=True):

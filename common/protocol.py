@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from common.constraints import Grammar as Grammar
+from common.constraints import RowFault as RowFault
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
@@ -23,6 +25,7 @@ from common.values import KvGroup as KvGroup
 from common.values import Progress as Progress
 from common.values import RowTable as RowTable
 from common.values import Struct as Struct
+from common.words import Words as Words
 
 PROTOCOL_VERSION = 1
 
@@ -61,7 +64,9 @@ class Sampling(Struct, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
     report: Report = Report()
+    words: Words = Words()
 
 
 class ModelFacts(Struct, frozen=True):
@@ -287,9 +292,7 @@ class Admit(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """A stop string ended this sequence; the tokenizer has told the API already."""
-
-    seq_id: int
+    seq_id: int  # ended by a stop string; the tokenizer has told the API already
 
 
 class Pause(Message, frozen=True):
@@ -351,6 +354,7 @@ class StepResult(Message, frozen=True):
     failed: bytes = b""  # _i32: places in the plan's rows
     counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
     drafted: bytes = b""  # likewise: drafts that were tried
+    faults: list[RowFault] = []
     logprobs: StepLogprobs | None = None  # None: no row wants any
 
 
@@ -362,9 +366,7 @@ class WorkerReady(Message, frozen=True):
 
 
 class Schedulers(Message, frozen=True):
-    """There shall be so many schedulers, instances 0 to count - 1; each tells everybody in its `Members`."""
-
-    count: int
+    count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
 
 
 class StatusQuery(Message, frozen=True):

@@ -50,7 +50,7 @@ def must_wait(state: State, worker: Worker) -> bool:
 def may_draft(sampling: Sampling, num_output: int) -> bool:
     """Whether logits of a later token do not depend on the drafts before it, nor on how many of them hold."""
     penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-    return not penalized and num_output >= sampling.min_tokens
+    return not penalized and sampling.grammar is None and num_output >= sampling.min_tokens
 
 
 def has_block(row: Row, position: int, pool: BlockPool) -> bool:

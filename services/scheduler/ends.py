@@ -43,9 +43,12 @@ class StopTokens:
                     del self._users[token]
 
     def reason(self, sampling: Sampling, token: int, index: int) -> FinishReason | None:
-        """Why output token number `index` ends the sequence. Before `min_tokens` of output nothing does."""
-        if index < sampling.min_tokens:
+        """Why output token number `index` ends the sequence. Before `min_tokens` of output nothing does.
+
+        Under a grammar the worker knows when an end may come: it is drawn where nothing else may.
+        """
+        if index < sampling.min_tokens and sampling.grammar is None:
             return None
-        if token in self.eos and not sampling.ignore_eos:
+        if token in self.eos and not (sampling.ignore_eos and sampling.grammar is None):
             return FinishReason.EOS
         return FinishReason.STOP_TOKEN if token in sampling.stop_token_ids else None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import RejectReason
-from common.protocol import FinishReason, StepResult
+from common.protocol import FinishReason, RowFault, StepResult
 from services.scheduler import drafting, reports
 from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
@@ -41,12 +41,16 @@ def apply_result(state: State, result: StepResult) -> None:
         outside = [token for token in tokens.view(np.int32).tolist() if not 0 <= token < worker.facts.vocab_size]
         raise Fault(f"step {flight.step} gave token {outside[0]}, outside the vocabulary") from None
     failed = _failed_places(flight, result.failed)
+    if not all(0 <= fault.place < num_stepped + len(flight.filled) for fault in result.faults):
+        raise Fault(f"step {flight.step} names faulty rows that its plan does not have")
     told = reports.read(worker, flight, result, drafted, () if failed is None else set(failed.tolist()))
     elapsed_s = _land(state, worker)
     if worker.drafts.tokens and not flight.filled:
         worker.drafts.switch.note(bool(flight.drafted), flight.num_stepped, elapsed_s, num_tokens)
     if failed is not None:
         _fail_rows(state, worker, flight, failed)
+    if result.faults:
+        _end_faulty(state, worker, flight, result.faults)
     reports.apply(state, told)
     state.counters["output_tokens"] += len(tokens)
     if flight.roster is not None:
@@ -78,11 +82,26 @@ def _failed_places(flight: Flight, column: bytes) -> I64 | None:
 
 def _fail_rows(state: State, worker: Worker, flight: Flight, places: I64) -> None:
     """The device had no memory for these rows, however small the pieces were in which it ran them."""
-    rows = [flight.filled[place - flight.num_stepped] for place in places.tolist() if place >= flight.num_stepped]
-    rows += stepped_rows(worker, flight, places[places < flight.num_stepped])
+    rows = _rows_at(worker, flight, places)
     state.counters["out_of_memory"] += sum(row.alive for row in rows)
     message = "the device had no memory left for this request"
     fail_rows(state, worker, flight, rows, (message, RejectReason.OUT_OF_MEMORY))
+
+
+def _rows_at(worker: Worker, flight: Flight, places: I64) -> list[Row]:
+    """The living rows at these places of a plan."""
+    rows = [flight.filled[place - flight.num_stepped] for place in places.tolist() if place >= flight.num_stepped]
+    return rows + stepped_rows(worker, flight, places[places < flight.num_stepped])
+
+
+def _end_faulty(state: State, worker: Worker, flight: Flight, faults: Iterable[RowFault]) -> None:
+    """Rows whose grammar cannot go on end; those whose grammar is being prepared start again. Their KV is right."""
+    for fault in faults:
+        for row in _rows_at(worker, flight, np.array([fault.place], np.int64)):
+            if row.alive and fault.message:
+                state.finish(row.sequence, FinishReason.ERROR, message=fault.message, code=RejectReason.INVALID)
+            elif row.alive:
+                state.preempt(row, "its grammar is being prepared")
 
 
 def fail_step(state: State, worker: Worker, flight: Flight, error: str) -> None:

@@ -7,7 +7,7 @@ when a later byte or the end shows that they never will.
 
 from codecs import utf_8_decode
 
-from services.tokenizer.vocabulary import Vocabulary, trim
+from common.vocabulary import Vocabulary, trim
 
 
 class Detokenizer:

@@ -14,6 +14,7 @@ from common.columns import unpack_i32
 from common.errors import Reject, RejectReason
 from common.protocol import PromptKind, Sampling, Submit, Tokenize
 from common.text_format import ANSWER, GOES_ON
+from services.tokenizer.checker import Checker
 from services.tokenizer.source import Loaded
 
 END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
@@ -25,7 +26,8 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    def __init__(self, loaded: Loaded, max_template_chars: int) -> None:
+    def __init__(self, loaded: Loaded, max_template_chars: int, checker: Checker | None = None) -> None:
+        self._checker = checker
         self._tokenizer = loaded.tokenizer
         self._vocabulary = loaded.vocabulary
         self._template = loaded.template
@@ -33,7 +35,9 @@ class Encoder:
         self._max_template_chars = max_template_chars
 
     def prompt(self, submit: Submit, vocab_size: int) -> "array[int]":
-        """The ids of a request's prompt, at least one. Raises Reject."""
+        """The ids of a request's prompt, at least one; what its output must match is checked first. Raises Reject."""
+        if submit.sampling.grammar is not None and self._checker is not None:
+            self._checker.check(submit.sampling.grammar)
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:

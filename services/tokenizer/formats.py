@@ -11,7 +11,7 @@ from common.dialects.registry import Dialects, Reader
 from common.errors import Reject, RejectReason
 from common.protocol import Submit, TextFormat
 from common.text_format import REASONING, TOOLS
-from services.tokenizer.vocabulary import Vocabulary
+from common.vocabulary import Vocabulary
 
 TAIL, HEAD = 16, 8  # tokens at the prompt's end and the output's beginning that show whether there is reasoning
 

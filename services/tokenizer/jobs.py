@@ -35,6 +35,7 @@ class Jobs:
             Lane(1, "encode-long"),
             Lane(threads, "encode-chat"),
         )
+        self._checked = Lane(threads, "encode-grammar")
         for lane in self._lanes:
             pulses.add(lane.work)
         self._after = after
@@ -46,11 +47,13 @@ class Jobs:
         return len(self._jobs)
 
     @property
-    def _lanes(self) -> tuple[Lane, Lane, Lane]:
-        return self.short, self._long, self._chat
+    def _lanes(self) -> tuple[Lane, ...]:
+        return self.short, self._long, self._chat, self._checked
 
-    def lane_for(self, size: int, kind: PromptKind) -> Lane:
-        """For a text of so many bytes or characters. Templates of chats may take their whole time limit."""
+    def lane_for(self, size: int, kind: PromptKind, has_grammar: bool = False) -> Lane:
+        """For a text of so many bytes or characters. Templates and grammars may take their whole time limits."""
+        if has_grammar:
+            return self._checked
         if size >= LONG_BYTES:
             return self._long
         return self._chat if kind == PromptKind.CHAT else self.short

@@ -32,6 +32,7 @@ from common.protocol import (
     ToTokenizer,
 )
 from common.recorder import Kind
+from services.tokenizer.checker import Checker
 from services.tokenizer.encode import Encoder
 from services.tokenizer.formats import Formats
 from services.tokenizer.jobs import Jobs
@@ -55,6 +56,7 @@ class TokenizerProcess:
         self._recorder = process.recorder
         self._jobs = Jobs(self._config.tokenizer.threads, self.node.pulses, self._after_job)
         self._renderers: list[Renderer] = []
+        self._checker = Checker(self._config.tokenizer.max_grammar_s)
         self._loop = asyncio.get_running_loop()
         self._encoder: Encoder | None = None  # until the model's tokenizer is loaded
         self._model: ModelFacts | None = None  # the last one heard of: a restarting scheduler forgets it for a while
@@ -66,7 +68,7 @@ class TokenizerProcess:
         pool = self._jobs.short.pool
         loaded: Loaded = await self._loop.run_in_executor(pool, load, self._config.model, self._renderer)
         self.streams.speak(Formats(loaded.dialects, loaded.vocabulary))
-        self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars)
+        self._encoder = Encoder(loaded, self._config.tokenizer.max_template_chars, self._checker)
         if self._model is not None:
             loaded.vocabulary.widen(self._model.vocab_size)
         gc.collect()
@@ -94,6 +96,7 @@ class TokenizerProcess:
         self._closed = True
         for renderer in self._renderers:
             renderer.close()
+        self._checker.close()
         self._jobs.close()
         self.node.leave()
 
@@ -171,7 +174,7 @@ class TokenizerProcess:
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens) + len(submit.template_kwargs)
-        lane = self._jobs.lane_for(size, submit.kind)
+        lane = self._jobs.lane_for(size, submit.kind, submit.sampling.grammar is not None)
         if not self._jobs.start(submit.seq_id, lane, work, partial(self._encoded, request)):
             self.streams.counts.unknown_results += 1
 

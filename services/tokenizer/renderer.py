@@ -35,10 +35,10 @@ class Died(Exception):
 class Child:
     """One process; used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "services.tokenizer.render_child") -> None:
         """Raises OSError if the system has no process or descriptor left."""
         self._sock, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "services.tokenizer.render_child", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", module, str(theirs.fileno())]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -55,7 +55,7 @@ class Child:
         finally:
             theirs.close()
 
-    def ask(self, message: Setup | Render, wait_s: float) -> Text | Refusal:
+    def ask(self, message: msgspec.Struct, wait_s: float) -> Text | Refusal:
         """Raises Died if no answer comes."""
         try:
             self._sock.settimeout(wait_s)

@@ -15,7 +15,7 @@ import msgspec
 from common.columns import unpack_i32
 from common.errors import Reject, RejectReason
 from common.logprobs import Report, TextLogprobs, TokenLogprobs, record_bytes
-from services.tokenizer.vocabulary import Vocabulary
+from common.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from services.tokenizer.sequence import Sequence

@@ -7,11 +7,11 @@ import msgspec
 
 from common.logprobs import Report
 from common.protocol import Admit, Finished, FinishReason, Sampling, Submit, TextFinished, TextFormat
+from common.vocabulary import Vocabulary
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.reports import Reported
 from services.tokenizer.stop import StopMatcher
-from services.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from services.tokenizer.lanes import Lane

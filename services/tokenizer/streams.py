@@ -24,13 +24,13 @@ from common.protocol import (
     Submit,
     TokenBatch,
 )
+from common.vocabulary import Vocabulary
 from services.tokenizer.encode import fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.reports import check_report, take_reports
 from services.tokenizer.sequence import Request, Sequence, first_admission, terminal
-from services.tokenizer.vocabulary import Vocabulary
 
 ID_RANGE = 1 << 64
 NO_TOKEN = -1

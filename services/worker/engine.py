@@ -1,11 +1,11 @@
 """What the worker process needs from an engine. Two exist: the model engine (torch) and the null engine (no torch)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common.config import Config
 from common.logprobs import StepLogprobs
-from common.protocol import ModelFacts, Progress, StepPlan, StepResult
+from common.protocol import ModelFacts, Progress, RowFault, StepPlan, StepResult
 
 
 class Pending(Protocol):
@@ -27,6 +27,15 @@ class Pending(Protocol):
         """StepResult's; waits for the device."""
         ...
 
+    def settle(self) -> None:
+        """Draws what could not be drawn before the step before was known; to be called when that one has been sent."""
+        ...
+
+    @property
+    def faults(self) -> Sequence[RowFault]:
+        """Of rows whose tokens mean nothing for reasons of their own; known with the tokens."""
+        ...
+
     @property
     def failed(self) -> bytes:
         """_i32 places of rows for which there was no memory; known from the start."""
@@ -37,8 +46,8 @@ def result_of(step: int, pending: Pending, device_us: int = 0) -> StepResult:
     """Waits for the device."""
     tokens = pending.tokens()
     counts, drafted = pending.counts()
-    logprobs = pending.logprobs()
-    return StepResult(step, tokens, device_us, failed=pending.failed, counts=counts, drafted=drafted, logprobs=logprobs)
+    faults, logprobs = list(pending.faults), pending.logprobs()
+    return StepResult(step, tokens, device_us, "", pending.failed, counts, drafted, faults, logprobs)
 
 
 class Engine(Protocol):

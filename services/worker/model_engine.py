@@ -28,8 +28,10 @@ from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.drafting import Smaller, choose_drafting
+from services.worker.grammars import Grammars, open_words
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
+from services.worker.held import HeldTokens
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
@@ -113,6 +115,11 @@ def choose_device(name: str, instance: int = 0) -> torch.device:
 def cpu_threads(configured: int, replicas: int, cores: int) -> int:
     """Threads of the kernels of one of `replicas` processes: as configured, or its share of the cores."""
     return configured or max(cores // replicas, 1)
+
+
+def mask_threads() -> int:
+    """For the masks of rows under a grammar; they run beside the device's work, not beside other work of the host."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 class Loaded(NamedTuple):
@@ -235,8 +242,11 @@ class ModelEngine:
             drafting = choose_drafting(
                 config.speculative, model, shape, partial(load_smaller, config, device, stages, level)
             )
-            given = rope, shape, source.eos_token_ids, device, loaded.kv_dtype, group
-            more = config.kv.checkpoint_tokens, loaded.kv_scales, drafting
+            ends, vocab_size = source.eos_token_ids, model.spec.vocab_size
+            words = partial(open_words, config.model, vocab_size, ends)
+            grammars = Grammars(vocab_size, ends, words, mask_threads(), leads=group is None or group.leads)
+            given = rope, shape, ends, device, loaded.kv_dtype, group
+            more = config.kv.checkpoint_tokens, loaded.kv_scales, drafting, grammars
             parts = Parts(model, loaded.bindings, *given, *more)
             if drafting is not None and not parts.layout.is_plain:
                 raise ConfigError(
@@ -244,6 +254,8 @@ class ModelEngine:
                     f"state, which cannot go back where drafts do not hold: leave it empty"
                 )
             self._runner, pools = start(parts, config, level, stages)
+            stages("vocabulary")
+            grammars.ready()
         stages.end()
         self.max_rows = shape.max_rows
         self.facts = ModelFacts(
@@ -269,7 +281,7 @@ class ModelEngine:
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
-        step = self._runner.rows.apply(plan)
+        step = self._runner.apply(plan)
         for pool, source, target in copies_of(plan):
             self._copy(pool, source, target)
         # Ranks cannot run other pieces than each other: where one lacks memory, the group ends and starts afresh.
@@ -286,7 +298,7 @@ class ModelEngine:
         self._recent.append(outcome)
         return outcome
 
-    def _run(self, step: Step) -> StepTokens:
+    def _run(self, step: Step) -> StepTokens | HeldTokens:
         try:
             return self._runner.run(step)
         except RuntimeError as error:
@@ -298,7 +310,7 @@ class ModelEngine:
         return self._figures()
 
     def reset(self) -> None:
-        self._runner.rows.reset()
+        self._runner.reset()
 
     def close(self) -> None:
         """A group's ranks do so at the same time. NCCL waits for the end of the graphs that hold its calls."""

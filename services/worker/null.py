@@ -6,7 +6,7 @@ With drafts (any speculative.method) some hold and some do not, which depends on
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
 from common.logprobs import Report, StepLogprobs
 from common.model_source import ModelFiles, resolve
-from common.protocol import ModelFacts, Progress, RowStart, StepPlan
+from common.protocol import ModelFacts, Progress, RowFault, RowStart, StepPlan
 
 Ints = npt.NDArray[np.integer[Any]]
 FIRST_TOKEN, TOKEN_RANGE = 300, 700  # ordinary words in every vocabulary that is larger than 1,000
@@ -29,9 +29,12 @@ class Done:
     """A step that is over."""
 
     failed = b""
+    faults: Sequence[RowFault] = ()
 
-    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes], logprobs: StepLogprobs | None) -> None:
+    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes], logprobs: StepLogprobs | None = None) -> None:
         self._tokens, self._counts, self._logprobs = tokens, counts, logprobs
+
+    def settle(self) -> None: ...
 
     def ready(self) -> bool:
         return True

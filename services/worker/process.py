@@ -142,9 +142,11 @@ class WorkerProcess:
         self._record(plan)
         start_s = time.perf_counter()
         self.beacon.received += 1
-        self._in_flight.append((plan.step, start_s, engine.execute(plan)))
+        pending = engine.execute(plan)
+        self._in_flight.append((plan.step, start_s, pending))
         self.steps += 1
         self._flush(keep=1)
+        pending.settle()
 
     def _record(self, plan: StepPlan) -> None:
         """Before the step runs: it may be the last one."""

@@ -32,7 +32,7 @@ def follow(engine: Engine, link: Connection) -> None:
         except EOFError:
             return
         if isinstance(message, StepPlan):
-            engine.execute(message)
+            engine.execute(message).settle()
         else:
             engine.reset()
 

@@ -51,6 +51,14 @@ class Table(NamedTuple):
     top: int
 
 
+class Again(NamedTuple):
+    """Lines of the table of what was drawn that are to be made again, when it has been drawn again."""
+
+    lines: Ints
+    own: Tensor  # int64: the same, of the logits that were kept
+    tokens: Tensor  # int64: where their tokens are among those that are drawn again
+
+
 class StepReports(NamedTuple):
     """What `taken` gives, to be cut into records when the step is over."""
 
@@ -58,6 +66,7 @@ class StepReports(NamedTuple):
     entries: Ints
     tops: Ints
     prompts: list[tuple[int, int, Table]]  # row, first token, records
+    again: tuple[Ints, Table] | None = None  # lines of `drawn`, and what is to be there
 
     def read(self, kept: npt.NDArray[np.bool_] | None) -> StepLogprobs:
         """`kept`: entries whose tokens are the rows'; None: all are."""
@@ -65,6 +74,8 @@ class StepReports(NamedTuple):
         if self.drawn is None:
             return StepLogprobs(b"", prompts)
         lines, tops, most = self.drawn.lines.numpy(), self.tops, self.drawn.top
+        if self.again is not None:
+            lines[self.again[0]] = self.again[1].lines.numpy()
         if kept is not None:
             lines, tops = lines[kept[self.entries]], tops[kept[self.entries]]
         if (tops == most).all():
@@ -95,7 +106,10 @@ class Reporter:
     def start(self) -> None:
         """A step begins, or begins again."""
         self._drawn: Table | None = None
+        self._own: Tensor | None = None  # logits of which some lines may be made again
         self._wanted = self._none, self._none
+        self._slots = self._none
+        self._again: tuple[Ints, Table] | None = None
         self._prompts: list[tuple[int, int, Table]] = []
         self._any = False
 
@@ -107,13 +121,28 @@ class Reporter:
         entries = np.flatnonzero(tops >= 0)
         if not len(entries):
             return None
-        self._wanted, self._any = (entries, tops[entries]), True
+        self._wanted, self._slots, self._any = (entries, tops[entries]), slots[entries], True
         return Wanted(*self._wanted, put(places[entries]))
 
-    def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor) -> None:
-        """own: [B, V] as it was before anything was done to it; tokens: int32 [B]."""
+    def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor, keep: bool) -> None:
+        """own: [B, V] as it was before anything was done to it; tokens: int32 [B]. keep: some are drawn again."""
         top = int(wanted.tops.max())
+        self._own = own if keep else None
         self._drawn = _to_host(self._packed(own, tokens, top), top)
+
+    def held(self, slots: Ints, put: Put) -> Again | None:
+        """Rows of the step that are drawn again, each of which has one entry. None: none of them wants anything."""
+        lines = np.flatnonzero(np.isin(self._slots, slots))
+        if not len(lines):
+            return None
+        order = slots.argsort()
+        return Again(lines, put(lines), put(order[np.searchsorted(slots[order], self._slots[lines])]))
+
+    def drawn_again(self, again: Again, tokens: Tensor) -> None:
+        assert self._own is not None and self._drawn is not None
+        top = self._drawn.top
+        own = self._packed(self._own.index_select(0, again.own), tokens.index_select(0, again.tokens), top)
+        self._again, self._own = (again.lines, _to_host(own, top)), None
 
     def parts(self, step: Step, drafting: int, rows: Rows, put: Put) -> list[PromptPart]:
         """What a step computes of prompts that want log-probabilities. drafting: the plan's; `step`: spread out."""
@@ -149,7 +178,9 @@ class Reporter:
 
     def taken(self) -> StepReports | None:
         """Of this step; None: nobody wants any."""
-        return StepReports(self._drawn, *self._wanted, self._prompts) if self._any else None
+        if not self._any:
+            return None
+        return StepReports(self._drawn, *self._wanted, self._prompts, self._again)
 
 
 def _to_host(packed: Tensor, top: int) -> Table:

@@ -16,11 +16,13 @@ from msgspec.structs import astuple
 from torch import Tensor
 
 from common.logprobs import StepLogprobs
-from common.protocol import StepPlan
+from common.protocol import RowFault, StepPlan
 from services.worker import graphs, inputs
 from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
+from services.worker.grammars import Bits, Grammars
 from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs, Tables
 from services.worker.groups import GroupStep
+from services.worker.held import Held, HeldSteps, HeldTokens
 from services.worker.kernels.ops.accept_drafts import Drawn
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.gather_tokens import gather_tokens
@@ -33,7 +35,7 @@ from services.worker.reports import Reporter, StepReports, scores_prompts
 from services.worker.sampler import Sampler
 from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
-from services.worker.state import Rows, Step
+from services.worker.state import Ints, Rows, Step
 
 log = logging.getLogger("worker")
 
@@ -43,6 +45,8 @@ NO_OFFSETS, NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 class StepTokens:
     """The sampled tokens of one step: `places` [S] of int32 `line` in memory of the host, there after `event`."""
+
+    faults: Sequence[RowFault] = ()
 
     def __init__(
         self,
@@ -55,6 +59,9 @@ class StepTokens:
         """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
         self._line, self._places, self._event, self._sizes = line, places, event, sizes
         self._reports = reports
+
+    def settle(self) -> None:
+        """There is nothing that waited for the step before."""
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -130,6 +137,7 @@ class Runner:
         rope: RopeTable,
         bindings: Bindings,
         drafts: Drafts | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`drafts`: with rows that have a DraftState, and only then."""
         self.model, self.rows, self.cache, self.rope = model, rows, cache, rope
@@ -144,15 +152,26 @@ class Runner:
         self._results = Results(width, device, Reporter(bindings))
         self._graphs: Graphs | None = None
         self._capturing = bindings.capturing
-        states = sum(more.is_state for more in rows.beside)
-        self._tables = Tables(1 + len(rows.beside) - states, states)
         # the block of each group that padding writes: the last one
         self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
         self._drafts = drafts
+        self.held = HeldSteps(grammars or Grammars(rows.vocab_size, ()), rows, self._draw_held)
 
-    def execute(self, plan: StepPlan) -> StepTokens:
-        """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
+    def apply(self, plan: StepPlan) -> Step:
+        """Brings the rows up to a plan. Raises AssertionError for a plan that does not fit them."""
+        self.held.settle()
         step = self.rows.apply(plan)
+        self.held.grammars.apply(plan)
+        return step
+
+    def reset(self) -> None:
+        """Forgets all rows."""
+        self.rows.reset()
+        self.held.reset()
+
+    def execute(self, plan: StepPlan) -> StepTokens | HeldTokens:
+        """Starts the plan's step. Raises AssertionError for a plan that does not fit the rows."""
+        step = self.apply(plan)
         for pool, source, target in copies_of(plan):
             self.copy_blocks(source, target, pool)
         return self.run(step)
@@ -163,24 +182,46 @@ class Runner:
             cache.copy_blocks(source, target, pool)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> StepTokens:
+    def run(self, step: Step) -> StepTokens | HeldTokens:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
+        self.held.settle()
         turn = self._results.next_turn()
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
+        bound = self.held.grammars.bound(entries.step)
         keys = self._graphs.keys if self._graphs is not None and not scores_prompts(step, self.rows) else ()
         choice = graphs.choose(entries.step, keys)
         if choice is not None:
-            places = self._replay(choice, entries, turn)[entries.step.samples]
+            places, logits = self._replay(choice, entries, turn, bound)
         else:
-            places = np.arange(np.count_nonzero(entries.step.samples))
+            places, logits = np.arange(np.count_nonzero(entries.step.samples)), None
             if len(step.slots):
-                self._run_eagerly(located(entries, self.rows), turn, step.drafting)
+                logits = self._run_eagerly(located(entries, self.rows), turn, bound, step.drafting)
         self._staging.done()
-        self.rows.commit(step)
-        return self._results.taken(places, entries.sizes if step.drafting else None)
+        sizes = entries.sizes if step.drafting else None
+        if logits is None:
+            self.rows.commit(step)
+            return self._results.taken(places, sizes)
+        return self.held.add(step, entries.step, bound, places, sizes, logits)
 
-    def _run_eagerly(self, entries: Entries, turn: int, drafting: int) -> None:
-        """drafting: the plan's."""
+    @torch.inference_mode()
+    def _draw_held(self, held: Held, bits: Bits) -> StepTokens:
+        """Draws for rows of the newest step that are under a grammar."""
+        rows, put = self.rows, self._staging.put
+        sampling = inputs.sampling_batch(held.slots, held.context, rows, put)
+        targets, columns = put(held.slots * rows.tokens.shape[1] + held.context), put(held.columns)
+        ring, mask = put(np.array([self._results.turn], np.int32)), put(bits)
+        again = self._results.reporter.held(held.slots, put)
+        self._staging.send()
+        drawn = self.sampler(held.logits, sampling, rows.penalties, mask)
+        if again is not None:
+            self._results.reporter.drawn_again(again, drawn)
+        self._store(rows.tokens, self._results.lines, targets, drawn, ring, columns)
+        self._staging.done()
+        rows.count(held.slots, held.context)
+        return self._results.taken(held.line, held.sizes)
+
+    def _run_eagerly(self, entries: Entries, turn: int, bound: Ints, drafting: int) -> Tensor | None:
+        """Returns the logits [B, V] of the entries `bound`; None if there are none. drafting: the plan's."""
         rows, put, step = self.rows, self._staging.put, entries.step
         batch = inputs.build(step, rows, put)
         ring = put(np.array([turn], np.int32))
@@ -189,6 +230,7 @@ class Runner:
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
         wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
         parts = self._results.reporter.parts(step, drafting, rows, put)
+        kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -211,22 +253,24 @@ class Runner:
         for part in parts:
             self._results.reporter.prompt(part, x, self.model.logits, rows.tokens)
         if not len(slots) and not reads:
-            return
-        sampled = ids[:0]
+            return None
+        own, sampled = None, ids[:0]
         if len(slots):
             logits = self.model.logits(x.index_select(0, batch.outputs) if every and batch.outputs is not None else x)
-            own = wanted.own(logits) if wanted is not None else None
+            own = None if kept is None else logits.index_select(0, kept)  # a copy: the sampler writes
+            raw = None if wanted is None else wanted.own(logits)  # and another: it writes to that, too
             sampled = self.sampler(logits, sampling, rows.penalties)
-            if wanted is not None and own is not None:
-                self._results.reporter.drawn(wanted, own, sampled.index_select(0, wanted.where))
+            if wanted is not None and raw is not None:
+                self._results.reporter.drawn(wanted, raw, sampled.index_select(0, wanted.where), own is not None)
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
-            return
+            return own
         computed = None
         if reads:
             computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
         drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
         self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
+        return own
 
     def _keep(self, seen: Seen, propose: bool) -> None:
         assert self._drafts is not None
@@ -240,8 +284,8 @@ class Runner:
                 raise
             log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
 
-    def _replay(self, choice: Choice, entries: Entries, turn: int) -> npt.NDArray[np.int64]:
-        """Returns the place among the graph's rows of each of the step's rows."""
+    def _replay(self, choice: Choice, entries: Entries, turn: int, bound: Ints) -> tuple[Ints, Tensor | None]:
+        """The place among the graph's rows of each entry that samples, and logits as `_run_eagerly`."""
         assert self._graphs is not None
         rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
         arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, self._tables))
@@ -252,13 +296,16 @@ class Runner:
             columns.offsets[places] = entries.offsets
             tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
             first = put(begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows))
-        others = np.flatnonzero(step.samples & ~rows.is_plain[step.slots])
+        special = step.samples & ~rows.is_plain[step.slots]
+        special[bound] = False
+        others = np.flatnonzero(special)
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]
             sampling = inputs.sampling_batch(slots, context, rows, put)
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
         wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
+        kept = put(places[bound]) if len(bound) else None
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -271,7 +318,8 @@ class Runner:
             if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
-            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn.index_select(0, wanted.where))
+            own = made.drawn.index_select(0, wanted.where)
+            self._results.reporter.drawn(wanted, wanted.own(made.logits), own, kept is not None)
         if self._drafts is not None:
             computed = None
             if self._drafts.reads:
@@ -280,7 +328,12 @@ class Runner:
                 computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
             drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
             self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
-        return places
+        return places[step.samples], None if kept is None else made.logits.index_select(0, kept)
+
+    @property
+    def _tables(self) -> Tables:
+        states = sum(more.is_state for more in self.rows.beside)
+        return Tables(1 + len(self.rows.beside) - states, states)
 
     def _note_blocks(self, places: Tensor, token_rows: Tensor, positions: Tensor, beside: Sequence[GroupStep]) -> None:
         """Brings the block tables of the groups behind the first one up to date on the device."""

@@ -10,6 +10,7 @@ from services.worker.inputs import SamplingBatch
 from services.worker.kernels.ops.argmax import argmax
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.keep_floor import keep_floor
+from services.worker.kernels.ops.mask_logits import mask_logits
 from services.worker.kernels.ops.penalize import penalize
 from services.worker.kernels.ops.sample import sample
 from services.worker.kernels.registry import Bindings
@@ -20,10 +21,18 @@ class Sampler:
     def __init__(self, bindings: Bindings) -> None:
         self._argmax, self._draw, self._sample = bindings(argmax), bindings(draw), bindings(sample)
         self._keep_floor, self._penalize = bindings(keep_floor), bindings(penalize)
+        self._mask_logits = bindings(mask_logits)
 
-    def __call__(self, logits: Tensor, batch: SamplingBatch | None, counts: PenaltyCounts | None) -> Tensor:
-        """logits: [S, V] in the activations' dtype, may be overwritten. Returns int32 [S]."""
+    def __call__(
+        self, logits: Tensor, batch: SamplingBatch | None, counts: PenaltyCounts | None, mask: Tensor | None = None
+    ) -> Tensor:
+        """logits: [S, V] in the activations' dtype, may be overwritten; mask: which tokens may come, as in mask_logits.
+
+        Returns int32 [S].
+        """
         if batch is None:
+            if mask is not None:
+                self._mask_logits(logits, mask)
             return self._argmax(logits)
         if batch.penalties is not None or batch.edits is not None:
             logits = logits.float()
@@ -42,6 +51,8 @@ class Sampler:
             )
         if batch.edits is not None:
             logits.view(-1).index_add_(0, batch.edits.index, batch.edits.values)
+        if mask is not None:
+            self._mask_logits(logits, mask)
         how = batch.draw
         if how is None:
             return self._argmax(logits)

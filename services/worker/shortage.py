@@ -5,7 +5,7 @@ succeeded. What not even the smallest pieces can run is given up, row by row.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from common.columns import pack_i32
 from common.logprobs import StepLogprobs
+from common.protocol import RowFault
 from services.worker.state import Ints, Step
 
 log = logging.getLogger("worker")
@@ -23,6 +24,11 @@ SIGNS = ("out of memory", "alloc_failed", "can't allocate memory")  # of CUDA, H
 
 class Tokens(Protocol):
     """What a run gives: sampled tokens on their way to the host."""
+
+    @property
+    def faults(self) -> Sequence[RowFault]: ...
+
+    def settle(self) -> None: ...
 
     def ready(self) -> bool: ...
 
@@ -41,11 +47,23 @@ class Outcome:
         pending: Tokens | bytes,
         failed: bytes = b"",
         counts: tuple[bytes, bytes] = (b"", b""),
+        faults: Sequence[RowFault] = (),
         logprobs: StepLogprobs | None = None,
     ) -> None:
         self._pending = pending
         self._counts, self._logprobs = counts, logprobs
         self.failed = failed
+        self._faults = faults
+
+    @property
+    def faults(self) -> Sequence[RowFault]:
+        """Of rows whose tokens mean nothing for reasons of their own; known with the tokens."""
+        return self._faults if isinstance(self._pending, bytes) else self._pending.faults
+
+    def settle(self) -> None:
+        """Starts what waited for the step before, for which it waits."""
+        if not isinstance(self._pending, bytes):
+            self._pending.settle()
 
     def ready(self) -> bool:
         """Whether `tokens` would return without waiting."""
@@ -56,6 +74,7 @@ class Outcome:
         if not isinstance(self._pending, bytes):
             tokens, self._counts = self._pending.tokens(), self._pending.counts()
             self._logprobs = self._pending.logprobs()
+            self._faults = self._pending.faults
             self._pending = tokens
         return self._pending
 
@@ -116,6 +135,7 @@ class Retry:
         self._parts: list[bytes] = []
         self._counts: list[tuple[bytes, bytes]] = []
         self._logprobs: StepLogprobs | None = None
+        self._faults: list[RowFault] = []
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -135,7 +155,7 @@ class Retry:
         counts, tried = (
             (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
         )
-        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried), self._logprobs)
+        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried), self._faults, self._logprobs)
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -166,6 +186,7 @@ class Retry:
         self._counts.append((counts or b"\x01" * samples, tried or bytes(samples)))
         if (found := tokens.logprobs()) is not None:
             self._logprobs = _joined(self._logprobs or StepLogprobs(), found, piece.places)
+        self._faults += [RowFault(int(piece.places[fault.place]), fault.message) for fault in tokens.faults]
 
     def _drop(self, piece: Piece) -> None:
         self._count(piece.step)

@@ -25,6 +25,7 @@ from services.worker.builders import cache_root
 from services.worker.compile_cache import CompileCache, content_key
 from services.worker.draft_state import DraftState
 from services.worker.drafting import Drafting, Site
+from services.worker.grammars import Grammars
 from services.worker.group import Group
 from services.worker.groups import Layout, Storage
 from services.worker.kernels.gpu_arch import arch_of
@@ -55,6 +56,7 @@ class Parts(NamedTuple):
     checkpoint_tokens: int = 0  # kv.checkpoint_tokens
     kv_scales: KvScales = KvScales()  # of 8-bit keys and values
     drafting: Drafting | None = None
+    grammars: Grammars | None = None
 
     @property
     def layout(self) -> Layout:
@@ -102,7 +104,7 @@ class Parts(NamedTuple):
         drafts = None
         if drafting is not None:
             drafts = drafting.make(Site(self.model, cache, self.rope, self.bindings))
-        return Runner(self.model, rows, cache, self.rope, self.bindings, drafts)
+        return Runner(self.model, rows, cache, self.rope, self.bindings, drafts, self.grammars)
 
 
 class Stages:
@@ -133,7 +135,7 @@ def run_all(runner: Runner, plans: Iterable[StepPlan], stage: Callable[[int, int
     for done, plan in enumerate(plans):
         stage(done, len(plans))
         runner.execute(plan).tokens()
-        runner.rows.reset()
+        runner.reset()
 
 
 def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], stages: Stages) -> memory.Readings:

@@ -55,6 +55,8 @@ class Edits(NamedTuple):
     bias_ids: Ints
     bias_values: npt.NDArray[np.float32]
     end_ids: Ints  # tokens that may not come before min_tokens
+    allowed: Ints  # empty: all
+    banned: tuple[tuple[int, ...], ...]  # tokens that may not come in this order
 
 
 class PenaltyCounts:
@@ -71,6 +73,12 @@ class PenaltyCounts:
         self.in_output[slot] = 0
         output = tokens[num_prompt:]
         self.in_output[slot].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def count(self, tokens: Tensor, slots: Ints, places: Ints) -> None:
+        """tokens: int32 [rows, L], those of all rows; what is new of each slot [n] is at its place [n]."""
+        sampled = tokens.view(-1).index_select(0, torch.from_numpy(slots * tokens.shape[1] + places).to(tokens.device))
+        flat = torch.from_numpy(slots * self.in_output.shape[1]).to(tokens.device) + sampled
+        self.in_output.view(-1).index_add_(0, flat, torch.ones_like(sampled))
 
 
 class BlockTables:
@@ -97,6 +105,14 @@ class BlockTables:
         for slot, block in zip(slots.tolist(), blocks.tolist(), strict=True):
             self.tables[slot, self.num_blocks[slot]] = block
             self.num_blocks[slot] += 1
+
+
+def scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
+    """target.view(-1)[places] = values."""
+    index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
+    if target.device.type != "cpu":
+        index, content = (part.pin_memory().to(target.device, non_blocking=True) for part in (index, content))
+    target.view(-1).index_copy_(0, index, content)
 
 
 class Rows:
@@ -198,7 +214,7 @@ class Rows:
             slots = np.frombuffer(plan.grown_slots, np.int32).astype(np.int64)
             width = self.resident.shape[1]
             places = [np.concatenate([slot * width + np.arange(self.num_blocks[slot]) for slot in np.unique(slots)])]
-            self._scatter(self.resident, places, [self.tables.reshape(-1)[places[0]]])
+            scatter(self.resident, places, [self.tables.reshape(-1)[places[0]]])
 
     def _locate(self, step: Step) -> None:
         """Brings counts and positions together: on a CPU those of drafting rows are exact, elsewhere the highest."""
@@ -216,16 +232,15 @@ class Rows:
             self.length[slots] = self.computed[slots] + 1
         adrift[known], adrift[first] = False, True
 
-    def commit(self, step: Step) -> None:
-        """Counts what the step has computed, and what it has drawn, which is in `tokens` already."""
+    def commit(self, step: Step, held: Ints | None = None) -> None:
+        """Counts what the step has computed, and what it has drawn, which is in `tokens` already.
+
+        held: slots whose tokens are not; they are counted by `count`.
+        """
         self.computed[step.slots] += step.counts
         slots = step.slots[step.samples]
-        if self.penalties is not None and len(slots):
-            device, counts = self.tokens.device, self.penalties.in_output
-            places = torch.from_numpy(slots * self.tokens.shape[1] + self.length[slots]).to(device)
-            sampled = self.tokens.view(-1).index_select(0, places)
-            flat = torch.from_numpy(slots * self.vocab_size).to(device) + sampled
-            counts.view(-1).index_add_(0, flat, torch.ones_like(sampled))
+        drawn = slots if held is None else slots[~np.isin(slots, held)]
+        self.count(drawn, self.length[drawn])
         self.length[slots] += 1
         if self.drafts is not None and len(slots):
             first = step.slots[: step.drafting]
@@ -240,6 +255,11 @@ class Rows:
             slots = torch.from_numpy(step.slots[step.samples]).to(self.tokens.device)
             self.drafts.lengths[slots] = torch.from_numpy(self.length[step.slots[step.samples]] + 1).to(slots.device)
         self.commit(step)
+
+    def count(self, slots: Ints, places: Ints) -> None:
+        """The tokens at these places of these slots are output, for penalties."""
+        if self.penalties is not None and len(slots):
+            self.penalties.count(self.tokens, slots, places)
 
     def _start(self, row: RowStart) -> None:
         slot = row.slot
@@ -262,7 +282,7 @@ class Rows:
         row_len = self.tokens.shape[1]
         tokens = [np.frombuffer(row.tokens, np.int32) for row in added]
         places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
-        self._scatter(self.tokens, places, tokens)
+        scatter(self.tokens, places, tokens)
         if self.first.resident is not None:
             self._upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
         for idx, more in enumerate(self.beside):
@@ -272,7 +292,7 @@ class Rows:
             slots, lengths = (
                 np.array(column) for column in ([row.slot for row in added], [len(ids) for ids in tokens])
             )
-            self._scatter(self.drafts.lengths, [slots], [lengths])
+            scatter(self.drafts.lengths, [slots], [lengths])
         for row, ids in zip(added, tokens, strict=True):
             if self.has_penalty(row.sampling):
                 if self.penalties is None:
@@ -283,15 +303,7 @@ class Rows:
         blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
         starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
         entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
-        self._scatter(resident, entries, blocks)
-
-    @staticmethod
-    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
-        """target.view(-1)[places] = values."""
-        index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
-        if target.device.type != "cpu":
-            index, content = (part.pin_memory().to(target.device, non_blocking=True) for part in (index, content))
-        target.view(-1).index_copy_(0, index, content)
+        scatter(resident, entries, blocks)
 
     def _start_sampling(self, slot: int, sampling: Sampling) -> None:
         self.sampling[slot] = (
@@ -307,7 +319,7 @@ class Rows:
         )
         ends = (
             [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._vocabulary[1])]
-            if sampling.min_tokens
+            if sampling.min_tokens and sampling.grammar is None  # a grammar's mask knows when an end may come
             else []
         )
         bias = [(token, value) for token, value in sampling.logit_bias if 0 <= token < self.vocab_size]
@@ -315,7 +327,8 @@ class Rows:
         filtered = sampling.temperature > 0 and (
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
-        self.is_plain[slot] = not (filtered or bias or ends or self.has_penalty(sampling))
+        special = sampling.grammar is not None or self.has_penalty(sampling)
+        self.is_plain[slot] = not (filtered or bias or ends or special)
         if bias or ends:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from common.columns import pack_i32
-from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
+from common.protocol import Grammar, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker.graphs import GraphKey
 from services.worker.memory import Shape
 
@@ -29,6 +29,7 @@ MANNERS = (
         repetition_penalty=1.1,
         logit_bias=((0, 1.0),),
         min_tokens=2,
+        grammar=Grammar("regex", "a*"),  # drawn twice
     ),
 )
 MOST_STATES = 32  # a state is large, and a small cache has few

@@ -19,7 +19,7 @@ api.max_choices api.max_buffered_events api.retry_after_s api.max_retry_after_s 
 api.drain_lag_s api.admin_host api.admin_port api.admin_on_main api.metrics api.max_messages api.door
 api.storage_dir api.max_file_bytes api.storage_bytes api.batch_requests api.max_batch_requests api.max_batches
 api.max_logprobs
-tokenizer.threads tokenizer.max_template_chars tokenizer.max_template_s
+tokenizer.threads tokenizer.max_template_chars tokenizer.max_template_s tokenizer.max_grammar_s
 services.api.replicas services.tokenizer.replicas services.worker.replicas services.scheduler.replicas
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s
 links.drain_s links.recover_s links.stalled_after_s links.keys_dir links.insecure_tcp

@@ -73,7 +73,7 @@ MAY_LOAD_LIBRARIES = {
     "services/worker/self_test_child.py",
     "valence/launch.py",
 }
-MAY_TRUST_REMOTE_CODE = {"services/tokenizer/source.py"}
+MAY_TRUST_REMOTE_CODE = {"common/tokenizer_files.py"}
 
 
 def dotted(node: ast.expr) -> str:

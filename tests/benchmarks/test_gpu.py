@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from benchmarks.gpu import Part, Runner, kernel_lines, parts, rows, summary, values_of
+from benchmarks.gpu import OP_TESTS, Part, Runner, kernel_lines, op_tests, parts, rows, summary, values_of
 
 
 def test_a_failed_part_and_a_slow_one_stop_nothing(tmp_path: Path) -> None:
@@ -34,6 +34,12 @@ def test_figures_are_held_against_goals() -> None:
 def test_all_fits_into_what_a_machine_is_lent_for() -> None:
     assert len({part.name for part in parts()}) == len(parts())
     assert parts()[0].name == "ops"  # the gate comes first
+
+
+def test_each_kernel_is_tested_by_one_part() -> None:
+    own, others = op_tests(True), op_tests(False)
+    assert not set(own) & set(others) and any("test_moe_gated.py" in name for name in own)
+    assert len(own) + len(others) == len(list(Path(OP_TESTS).glob("test_*.py")))
 
 
 def test_kernels_of_a_stretch_share_a_line() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from tokenizers import AddedToken
 
 from benchmarks.system import System
+from common import gguf_tokenizer
 from common.gguf_metadata import read_gguf
 from common.model_source import resolve
-from services.tokenizer import gguf_tokenizer
 
 MARK = "<|script|>"
 # The last user message is the answer's script; a thinking template begins the reasoning itself.

@@ -21,6 +21,7 @@ from services.worker.drafting import Drafting, choose_drafting
 from services.worker.engine import Pending, result_of
 from services.worker.memory import Shape
 from services.worker.shortage import Outcome
+from tests.services.worker import spelled
 from tests.services.worker.mtp_checkpoint import make_mtp
 from tests.services.worker.tiny import Tiny
 
@@ -50,6 +51,9 @@ def admits() -> list[Admit]:
             logit_bias=((17, 2.0),) if number % 5 == 2 else (),
         )
         asked.append(Admit(10 * number, pack_i32(prompt), sampling, n=1 + number % 2))
+    for number, expression in enumerate(("[a-z]{3,9}-[0-9]{4,}", "([a-z]{2}[0-9])+"), 12):
+        limits = Sampling(30, seed=number, temperature=1.0, grammar=spelled.regex(expression))
+        asked.append(Admit(10 * number, pack_i32([*common[:17], number]), limits, n=2))
     return asked
 
 
@@ -89,6 +93,7 @@ def say(start: Callable[[], Execute], facts: ModelFacts, asked: list[Admit], los
 def say_by(tiny: Tiny, drafting: Drafting | None, tokens: int, lost_at: int = -1) -> tuple[Said, Figures]:
     def start() -> Execute:
         runner = tiny.driver(FACTS.num_blocks + 1, ROWS, BLOCK_TOKENS, drafting).runner
+        runner.held.grammars = spelled.grammars(FACTS.vocab_size)
         return lambda plan: Outcome(runner.execute(plan))
 
     return say(start, msgspec.structs.replace(FACTS, drafts=tokens, draft_rows=ROWS), admits(), lost_at)

@@ -1,5 +1,6 @@
 """The engine's tokens on the GPU against transformers: every way of running a step says the same."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from common.protocol import Sampling
 from services.worker import graphs
 from tests.gpu.conftest import SMALL, WITH_FP8_CACHE
+from tests.services.worker import spelled
 
 LEVELS = {"eager": ("worker.compile_level=0",), "graphs": ("worker.compile_level=3",)}
 
@@ -147,3 +149,19 @@ def test_the_same_request_alone_and_in_a_crowd(make_small: Callable[[str], Any])
     crowd = driver.generate(prompts, 30, sampling)
     alone = [driver.generate([prompts[i]], 30, [sampling[i]])[0] for i in range(0, 33, 8)]
     assert sum(crowd[i] == alone[j] for j, i in enumerate(range(0, 33, 8))) >= 4
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_under_a_grammar(make_small: Callable[[str], Any], level: str) -> None:
+    """Among 64 rows, drawn behind the step with two plans in flight; the other rows' tokens are those without them."""
+    small, prompts = make_small("qwen3"), make_prompts(64, 60)
+    driver = small.engine(*LEVELS[level])
+    driver.engine._runner.held.grammars = spelled.grammars(4096)
+    expression = spelled.regex("[a-z]{3,9}-[0-9]{4,6}")
+    free = [Sampling(100, seed=slot, ignore_eos=True) for slot in range(64)]
+    bound = [Sampling(100, seed=slot, temperature=slot % 3 * 0.5, grammar=expression) for slot in range(64)]
+    mixed = [bound[slot] if slot % 4 == 0 else free[slot] for slot in range(64)]
+    alone, among = driver.generate(prompts, 20, free), driver.generate(prompts, 20, mixed)
+    texts = [spelled.text_of(among[slot]) for slot in range(0, 64, 4)]
+    assert all(re.fullmatch("[a-z]{3,9}-[0-9]{4,6}", text) for text in texts), texts
+    assert [among[slot] for slot in range(64) if slot % 4] == [alone[slot] for slot in range(64) if slot % 4]

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from common import gguf_tokenizer
 from common.gguf_metadata import read_gguf
 from common.model_source import resolve
-from services.tokenizer import gguf_tokenizer
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152}
 

@@ -29,13 +29,13 @@ from common.protocol import (
     WorkerReady,
     make_seq_id,
 )
+from common.vocabulary import Vocabulary
 from services.scheduler.events import GroupReady, GroupResult, SendPlan, SendRefused, SendTokens, Tick, TokenizerLost
 from services.scheduler.fleet import Fleet
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.streams import Streams, box_key
-from services.tokenizer.vocabulary import Vocabulary
 from tests.sim.fake_worker import FakeWorker
 from tests.sim.language import Stream
 

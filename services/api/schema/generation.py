@@ -15,6 +15,7 @@ from common.protocol import ModelFacts, Options, Sampling
 from services.api.errors import invalid
 from services.api.logprobs import Form
 from services.api.schema.parse import Harmless, anything, one_of
+from services.api.schema.structured import StructuredFields, grammar_of
 
 I32_MAX = 2**31 - 1
 Tokens = Annotated[int, Meta(ge=1, le=I32_MAX)]
@@ -32,7 +33,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None  # every chunk has the usage so far
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -73,12 +74,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "best_of": one_of(1),
     "use_beam_search": OFF,
     "length_penalty": one_of(1, 1.0),
-    "response_format": lambda value: value is None or value == {"type": "text"},
-    "structured_outputs": ABSENT,
-    "guided_json": ABSENT,
-    "guided_regex": ABSENT,
-    "guided_choice": ABSENT,
-    "guided_grammar": ABSENT,
     "allowed_token_ids": ABSENT,
     "bad_words": EMPTY_LIST,
     "stop_regex": ABSENT,
@@ -126,6 +121,7 @@ def sampling_of(
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logit_bias=tuple(bias.items()),
+        grammar=grammar_of(request),
         report=report,
     )
 

@@ -44,7 +44,7 @@ SHAPES = (
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
 OWN = (
-    *("gather_tokens", "store_tokens", "penalize", "sample", "top_k_floor", "top_p_floor", "keep_floor"),
+    *("gather_tokens", "store_tokens", "penalize", "mask_logits", "sample", "top_k_floor", "top_p_floor", "keep_floor"),
     "token_logprobs",
 )
 MIXTURE = ("moe_gated", "moe_route", "norm_route")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.columns import pack_i32
-from common.protocol import Abort, FinishReason, StepResult
+from common.columns import pack_i32, unpack_i32
+from common.protocol import Abort, FinishReason, Grammar, RowFault, StepResult
 from tests.services.scheduler.harness import EOS, PLAIN, VOCAB, Harness, ids
 
 
@@ -147,3 +147,59 @@ def test_failed_rows_that_the_plan_does_not_have_are_a_fault(column: bytes) -> N
     core.admit(ids(5))
     core.send(StepResult(core.plans.pop(0).step, pack_i32([60]), failed=column))
     assert "does not have" in core.faults[0]
+
+
+GRAMMAR = Grammar("regex", "a", "guided_regex")
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_row_whose_grammar_cannot_go_on_ends_alone(steps: int) -> None:
+    core = Harness.with_worker()
+    free, bound = core.admit(ids(3)), core.admit(ids(3, 40), grammar=GRAMMAR)
+    while 1 not in unpack_i32(core.plans[0].slots) or len(core.tokens.get(bound, [])) < steps:
+        core.answer()
+    plan = core.plans.pop(0)
+    place = list(unpack_i32(plan.slots)).index(1)
+    assert plan.samples[place]
+    fault = RowFault(place, "guided_regex: it is too complex")
+    before = len(core.tokens.get(bound, []))
+    core.send(StepResult(plan.step, pack_i32([PLAIN] * plan.samples.count(1)), faults=[fault]))
+    ended = core.finished[bound]
+    assert (ended.reason, ended.message, ended.code) == (FinishReason.ERROR, fault.message, "invalid")
+    assert len(core.tokens.get(bound, [])) == before, "the faulty token is nobody's"
+    core.run()
+    assert core.tokens[free] == [PLAIN] * 8 and core.core.metrics()["out_of_memory"] == 0
+
+
+def test_a_row_whose_grammar_is_being_prepared_starts_again() -> None:
+    core = Harness.with_worker()
+    free, bound = core.admit(ids(3)), core.admit(ids(3, 40), grammar=GRAMMAR)
+    while core.plans[0].samples.count(1) != 2:
+        core.answer()
+    for _ in range(3):
+        plan = core.plans.pop(0)
+        slots = unpack_i32(plan.slots)
+        faults = [RowFault(place) for place, slot in enumerate(slots) if slot == 1 and plan.samples[place]]
+        core.send(StepResult(plan.step, pack_i32([PLAIN] * plan.samples.count(1)), faults=faults))
+    assert bound not in core.tokens and bound not in core.finished
+    core.run()
+    assert core.tokens[free] == core.tokens[bound] == [PLAIN] * 8
+    assert core.core.metrics()["preemptions"] >= 1
+
+
+def test_faults_of_rows_that_the_plan_does_not_have() -> None:
+    core = Harness.with_worker()
+    core.admit(ids(5))
+    core.send(StepResult(core.plans.pop(0).step, pack_i32([60]), faults=[RowFault(1, "x")]))
+    assert "faulty rows" in core.faults[0]
+
+
+def test_under_a_grammar_an_end_ends() -> None:
+    """Its mask lets none come too soon, but where nothing else may."""
+    core = Harness.with_worker()
+    bound = core.admit(ids(3), grammar=GRAMMAR, min_tokens=6, ignore_eos=True)
+    free = core.admit(ids(3, 40), min_tokens=6, ignore_eos=True)
+    while len(core.tokens) < 2:
+        core.answer()
+    core.answer(EOS, EOS)
+    assert core.finished[bound].reason is FinishReason.EOS and free not in core.finished

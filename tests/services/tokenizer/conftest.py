@@ -10,12 +10,12 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
+from common import gguf_tokenizer, vocabulary
 from common.config import Model
 from common.gguf_metadata import read_gguf
 from common.model_source import resolve
-from services.tokenizer import gguf_tokenizer, vocabulary
+from common.vocabulary import Vocabulary
 from services.tokenizer.source import Loaded, load
-from services.tokenizer.vocabulary import Vocabulary
 
 CORPUS = """Four services serve a real model, end to end, on any machine.
 The quick brown fox jumps over the lazy dog; the dog does not mind, and says so in 1234 words.

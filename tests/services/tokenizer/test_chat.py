@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from common import gguf_tokenizer
 from common.errors import Reject, RejectReason
-from services.tokenizer import gguf_tokenizer
 from services.tokenizer.chat import ChatTemplate
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "?"}]

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer import gguf_tokenizer, vocabulary
+from common import gguf_tokenizer, vocabulary
+from common.vocabulary import ALL_SPACES, Vocabulary
 from services.tokenizer.detokenize import Detokenizer
-from services.tokenizer.vocabulary import ALL_SPACES, Vocabulary
 
 # Every byte, some longer pieces that cut characters anywhere, an empty one and two special tokens.
 PIECES = [bytes([byte]) for byte in range(256)]

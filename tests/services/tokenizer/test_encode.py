@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
+from common import gguf_tokenizer, vocabulary
 from common.columns import pack_i32
 from common.errors import Reject, RejectReason
 from common.protocol import Options, PromptKind, Sampling, Submit, Tokenize
 from common.text_format import GOES_ON
-from services.tokenizer import gguf_tokenizer, vocabulary
+from common.vocabulary import Vocabulary
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.encode import Encoder, fit, shortened
 from services.tokenizer.source import Loaded
-from services.tokenizer.vocabulary import Vocabulary
 
 SAMPLING = Sampling(max_tokens=4)
 

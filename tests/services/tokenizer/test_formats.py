@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from common import vocabulary
 from common.dialects.registry import REASONING, TOOLS, Dialects
 from common.errors import Reject
 from common.protocol import Options, PromptKind, Sampling, Submit, TextFormat
-from services.tokenizer import vocabulary
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.formats import Formats
 

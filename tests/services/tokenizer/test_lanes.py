@@ -24,11 +24,11 @@ from common.protocol import (
     TokenBatch,
     make_seq_id,
 )
+from common.vocabulary import Vocabulary
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.streams import Streams, box_key
-from services.tokenizer.vocabulary import Vocabulary
 
 WORDS = Vocabulary([bytes([byte]) for byte in range(256)] + [b"</s>"], special=[256], lead_spaces=1)
 MODEL = ModelFacts("m", "llama", 257, 100, (256,), 16, 10)

@@ -1,7 +1,7 @@
 from common.protocol import PromptKind, Sampling, Submit
+from common.vocabulary import Vocabulary
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request, Sequence
-from services.tokenizer.vocabulary import Vocabulary
 
 WORDS = Vocabulary([b"a", b"</s>", b" b"], special=[1], lead_spaces=1)
 

@@ -8,11 +8,11 @@ import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from common import gguf_tokenizer
 from common.config import Model
 from common.errors import ConfigError
-from services.tokenizer import gguf_tokenizer
+from common.vocabulary import byte_alphabet
 from services.tokenizer.source import load
-from services.tokenizer.vocabulary import byte_alphabet
 
 
 @pytest.fixture

@@ -26,12 +26,12 @@ from common.protocol import (
     TokenBatch,
     make_seq_id,
 )
+from common.vocabulary import Vocabulary
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request
 from services.tokenizer.streams import Streams, box_key
-from services.tokenizer.vocabulary import Vocabulary
 
 EOS = 256
 WORDS = Vocabulary([bytes([byte]) for byte in range(256)] + [b"</s>"], special=[EOS], lead_spaces=1)

@@ -17,12 +17,13 @@ from common.protocol import Sampling
 from services.worker.group import Place
 from services.worker.model_engine import ModelEngine
 from tests.gpu.conftest import Driver
+from tests.services.worker import spelled
 from tests.services.worker.tiny import VOCABULARY
 
 GREEDY = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
 SAMPLING = (
     GREEDY,
-    GREEDY,
+    Sampling(max_tokens=100, temperature=1.0, seed=4, grammar=spelled.regex("[a-z]{2,5}-[0-9]+")),
     Sampling(max_tokens=100, temperature=1.2, seed=8, top_k=30, top_p=0.9, ignore_eos=True),
     Sampling(max_tokens=100, temperature=1.5, seed=9, presence_penalty=0.5, repetition_penalty=1.2, ignore_eos=True),
     Sampling(max_tokens=100, temperature=0.0, logit_bias=((17, 3.0),), frequency_penalty=0.8, ignore_eos=True),
@@ -43,6 +44,7 @@ def tokens_of(folder: Path, place: Place | None = None) -> list[list[int]]:
         *("scheduler.max_rows=8", "kv.block_tokens=8", 'worker.kernels=["torch"]', f"worker.tensor_parallel={ranks}"),
     ]
     engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
+    engine._runner.held.grammars = spelled.grammars(engine.facts.vocab_size)
     return Driver(engine).generate(prompts(), TOKENS, SAMPLING, chunk=16)
 
 

@@ -1,5 +1,6 @@
 """Steps with drafts give the tokens of steps without, in every manner of sampling, eager and replayed."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from services.worker.graphs import GraphKey, layouts
 from services.worker.proposers import ngram_drafts
 from services.worker.runner import StepTokens
 from services.worker.state import Rows
+from tests.services.worker import spelled
 from tests.services.worker.called_graphs import capture
 from tests.services.worker.tiny import VOCABULARY
 
@@ -25,10 +27,16 @@ SAMPLINGS = [
     Sampling(64, seed=5, top_k=7, logit_bias=((5, 3.0),)),
     Sampling(64, temperature=0.0, repetition_penalty=1.4),  # has no drafts
     Sampling(64, temperature=0.3, seed=11, min_tokens=4),
+    Sampling(64, temperature=1.1, seed=6, grammar=spelled.regex("[a-z]{2,5}(-[0-9]{2,}[a-z])+")),  # has no drafts
 ]
-PROMPTS = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(6)]
+PROMPTS = [*([7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(6)), [8] * 9]
 OUTPUT = 24
 TOKENS = 3
+
+
+def with_words(driver: Any) -> Any:
+    driver.runner.held.grammars = spelled.grammars(VOCABULARY)
+    return driver
 
 
 def ngram(site: Site) -> Drafts:
@@ -109,7 +117,11 @@ class Planner:
 
     def _count(self, slot: int, at: int) -> int:
         sampling = self.samplings[slot]
-        if sampling.repetition_penalty != 1 or len(self.outputs[slot]) < sampling.min_tokens:
+        if (
+            sampling.grammar is not None
+            or sampling.repetition_penalty != 1
+            or len(self.outputs[slot]) < sampling.min_tokens
+        ):
             return 1
         return 1 + min(TOKENS, len(self.prompts[slot]) + OUTPUT - 2 - at)
 
@@ -136,7 +148,8 @@ class Planner:
 
 @pytest.fixture(scope="module")
 def wanted(make_tiny: Callable[[str], Any]) -> list[list[int]]:
-    outputs: list[list[int]] = make_tiny("qwen3").driver().generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
+    outputs: list[list[int]] = with_words(make_tiny("qwen3").driver(81)).generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
+    assert re.match(r"[a-z]{2,5}-[0-9]{2}", spelled.text_of(outputs[-1]))
     return outputs
 
 
@@ -153,7 +166,8 @@ def test_the_same_tokens(
 ) -> None:
     """Also where the host does not know where rows stand (`resident`), and in captured layouts."""
     whole = [prompt + output for prompt, output in zip(PROMPTS, wanted, strict=True)]
-    driver = make_tiny("qwen3").driver(81, drafts=Drafting(TOKENS, ngram if proposer == "ngram" else knowing(whole)))
+    proposes = ngram if proposer == "ngram" else knowing(whole)
+    driver = with_words(make_tiny("qwen3").driver(81, drafts=Drafting(TOKENS, proposes)))
     graphs = capture(driver, layouts(32, 32, 136, 200), monkeypatch) if replayed else None
     planner = Planner(driver, chunk)
     assert planner.run() == wanted
@@ -164,7 +178,7 @@ def test_the_same_tokens(
 def test_eager_steps_find_rows_where_the_host_does_not(
     make_tiny: Callable[[str], Any], wanted: list[list[int]]
 ) -> None:
-    driver = make_tiny("qwen3").driver(81, drafts=Drafting(TOKENS, ngram))
+    driver = with_words(make_tiny("qwen3").driver(81, drafts=Drafting(TOKENS, ngram)))
     driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
     assert Planner(driver, 9).run() == wanted
     assert driver.runner.rows.drafts.adrift.any()

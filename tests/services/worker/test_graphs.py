@@ -1,5 +1,6 @@
 """What is decided without a device; capture itself is tested where there is one."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from services.worker.graphs import (
 )
 from services.worker.staging import offsets
 from services.worker.state import Step
+from tests.services.worker import spelled
 from tests.services.worker.called_graphs import CalledGraphs
 from tests.services.worker.served import SHAPE, Served
 
@@ -157,6 +159,25 @@ def test_a_graph_brings_every_groups_tables_up_to_date(
     served.runner.capture(layouts(8, 8, 136, 200), lambda done, total: None)
     assert served.generate(prompts, 14) == wanted
     assert {key.chunk for key in captured[0].calls} == {0, 128} and len(rows.beside) == 2
+
+
+def test_rows_under_a_grammar_are_drawn_from_its_logits(
+    make_tiny: Callable[[str], Any], captured: list[CalledGraphs]
+) -> None:
+    tiny, expression = make_tiny("qwen3"), spelled.regex("[a-z]{2,6}-[0-9]+")
+    bound = [Sampling(64, seed=8, grammar=expression), Sampling(64, temperature=0.0, grammar=expression)]
+    samplings = [bound[0], SAMPLINGS[1], bound[1], SAMPLINGS[3], bound[0]]
+    prompts = [[7, 9, 11, 13, 4 + i] * (1 + 2 * i) for i in range(5)]
+    outputs = []
+    for replays in (False, True):
+        driver = tiny.driver(65)
+        driver.runner.held.grammars = spelled.grammars(driver.runner.rows.vocab_size)
+        if replays:
+            driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
+            driver.runner.capture(layouts(8, 8, 136, 200), lambda done, total: None)
+        outputs.append(driver.generate(prompts, 8, 7 if replays else 200, sampling=samplings))
+    assert outputs[0] == outputs[1] and captured[0].calls
+    assert re.match("[a-z]{2}", spelled.text_of(outputs[1][0]))
 
 
 def test_rows_in_any_order(make_tiny: Callable[[str], Any], captured: list[CalledGraphs]) -> None:

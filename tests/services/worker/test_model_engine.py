@@ -44,7 +44,7 @@ def test_serves_transformers_tokens(folder: Path, make_tiny: Callable[[str], Any
     assert (facts.block_tokens, facts.num_blocks, facts.dtype, facts.eos_token_ids) == (8, 96, "float32", (2,))
     assert facts.kv_dtype == "float32" and engine._runner.cache.storage.dtype == torch.float32
     names = list(dict.fromkeys(stage.stage for stage in stages))
-    assert names == ["model", "kernels", "weights", "memory", "compile"]
+    assert names == ["model", "kernels", "weights", "memory", "compile", "vocabulary"]
     figures = engine.figures()
     assert figures["startup_seconds"] > figures["startup_compile_seconds"] > figures["kernels_late"] == 0
     weights = [stage for stage in stages if stage.stage == "weights"]

@@ -27,7 +27,8 @@ def test_follows_until_the_link_ends() -> None:
     engine = Noted()
     follow(engine, theirs)
     theirs.close()
-    assert engine.seen == ["StepPlan 4", "Reset", "StepPlan 1", "StepPlan 2"]
+    steps = [[f"StepPlan {number}", "settled"] for number in (4, 1, 2)]
+    assert engine.seen == [*steps[0], "Reset", *steps[1], *steps[2]]
 
 
 def test_a_frame_that_is_none_ends_the_rank() -> None:

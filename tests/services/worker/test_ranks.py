@@ -18,6 +18,7 @@ from common.errors import ConfigError
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import ranks
 from services.worker.engine import Engine, Pending
+from services.worker.null import Done
 from services.worker.ranks import Join, LeadingEngine, Ranks
 
 LIMIT_S = 60
@@ -36,6 +37,15 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+class Settled(Done):
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__(b"", (b"", b""))
+        self.seen = seen
+
+    def settle(self) -> None:
+        self.seen.append("settled")
+
+
 class Noted:
     """An engine that notes what it is told."""
 
@@ -46,7 +56,7 @@ class Noted:
 
     def execute(self, plan: StepPlan) -> Pending:
         self.seen.append(f"StepPlan {plan.step}")
-        return None  # type: ignore[return-value]
+        return Settled(self.seen)
 
     def figures(self) -> dict[str, float]:
         return {"startup_seconds": 1.0}

@@ -15,8 +15,9 @@ from common.protocol import Sampling, StepPlan
 from services.worker import reports
 from services.worker.drafting import Drafting
 from services.worker.graphs import layouts
-from tests.services.worker import test_drafts
+from tests.services.worker import test_drafts, test_held
 from tests.services.worker.called_graphs import capture
+from tests.services.worker.spelled import EOS, grammars
 
 PROMPTS = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(5)]
 SAMPLINGS = [
@@ -131,18 +132,41 @@ def test_steps_without_such_rows_report_nothing(tiny: Any) -> None:
 def test_each_draft_that_holds_has_its_own(
     make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, replayed: bool
 ) -> None:
-    wants = [Report(2), Report(0), Report(-1, 1), Report(4), Report(1), Report()]
+    wants = [Report(2), Report(0), Report(-1, 1), Report(4), Report(1), Report(), Report(3)]
     samplings = [
         msgspec.structs.replace(each, report=report) for each, report in zip(test_drafts.SAMPLINGS, wants, strict=True)
     ]
     monkeypatch.setattr(test_drafts, "SAMPLINGS", samplings)
     tiny = make_tiny("qwen3")
-    wanted = tiny.driver().generate(test_drafts.PROMPTS, test_drafts.OUTPUT, sampling=samplings)
+    plain = test_drafts.with_words(tiny.driver(81))
+    wanted = plain.generate(test_drafts.PROMPTS, test_drafts.OUTPUT, sampling=samplings)
     whole = [prompt + output for prompt, output in zip(test_drafts.PROMPTS, wanted, strict=True)]
-    driver = tiny.driver(81, drafts=Drafting(test_drafts.TOKENS, test_drafts.knowing(whole)))
+    drafts = Drafting(test_drafts.TOKENS, test_drafts.knowing(whole))
+    driver = test_drafts.with_words(tiny.driver(81, drafts=drafts))
     if replayed:
         capture(driver, layouts(32, 32, 136, 200), monkeypatch)
     heard = Listener(driver.runner, samplings)
     planner = test_drafts.Planner(driver, 9)
     assert planner.run() == wanted and planner.held > 50
     heard.check(tiny, test_drafts.PROMPTS, wanted)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_rows_under_a_grammar_have_those_before_its_mask(
+    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, replayed: bool
+) -> None:
+    """They are drawn again when the step before is known: each record is that of the token that came of it."""
+    wants = [Report(2), Report(0, 1), Report(3), Report(), Report(1)]
+    samplings = [
+        msgspec.structs.replace(each, report=report) for each, report in zip(test_held.SAMPLINGS, wants, strict=True)
+    ]
+    tiny = make_tiny("qwen3")
+    driver = tiny.driver()
+    driver.runner.held.grammars = grammars(driver.runner.rows.vocab_size)
+    if replayed:
+        capture(driver, layouts(8, 8, 136, 200), monkeypatch)
+    heard = Listener(driver.runner, samplings)
+    outputs = driver.generate(test_held.PROMPTS, test_held.TOKENS, 4, samplings)
+    outputs = [tokens[: tokens.index(EOS)] if EOS in tokens else tokens for tokens in outputs]
+    assert all(len(outputs[place]) > 2 for place in test_held.BOUND)
+    heard.check(tiny, test_held.PROMPTS, outputs)

@@ -1,6 +1,6 @@
 """Steps in pieces: same tokens in the same order, rows that cannot run are named, other errors stay errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from common.columns import pack_i32, unpack_i32
 from common.logprobs import StepLogprobs
+from common.protocol import RowFault
 from services.worker.shortage import SMALLEST, Outcome, Piece, Retry, attempt, is_out_of_memory
 from services.worker.state import Step
 
@@ -60,6 +61,9 @@ class Sampled:
     column: bytes
     kept: tuple[bytes, bytes] = (b"", b"")
     reported: StepLogprobs | None = None
+    faults: Sequence[RowFault] = ()
+
+    def settle(self) -> None: ...
 
     def ready(self) -> bool:
         return True

@@ -180,7 +180,6 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
         ("echo", False, True),
         ("chat_template", None, "{{ x }}"),
         ("documents", [], [{}]),
-        ("response_format", {"type": "text"}, {"type": "json_schema"}),
     ],
 )
 def test_unsupported_fields(name: str, harmless: Any, asking: Any) -> None:

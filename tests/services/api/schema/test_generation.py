@@ -7,6 +7,7 @@ from common.errors import Reject, RejectReason
 from common.protocol import ModelFacts, Options
 from services.api.schema import generation
 from services.api.schema.completion import BODY, CompletionRequest, submits_of
+from services.api.schema.structured import StructuredFields
 
 FACTS = ModelFacts("tiny", "llama", 1000, 128, (2,), 16, 64)
 
@@ -80,7 +81,7 @@ def test_values_that_are_refused_by_name(name: str, value: Any) -> None:
 
 def test_the_table_has_every_field() -> None:
     fields = set(generation.GenerationRequest.__struct_fields__)
-    assert fields - set(TABLE) == {"stream_options"}
+    assert fields - set(TABLE) == {"stream_options", *StructuredFields.__struct_fields__}  # test_structured.py
 
 
 def test_everything_arrives_in_sampling() -> None:
@@ -171,9 +172,7 @@ def test_stops_and_fields_of_the_submit() -> None:
     ("name", "harmless", "asking"),
     [
         ("best_of", 1, 2),
-        ("response_format", {"type": "text"}, {"type": "json_object"}),
         ("use_beam_search", False, True),
-        ("guided_json", None, {}),
         ("bad_words", [], ["x"]),
         ("store", False, True),
         ("suffix", "", "end"),

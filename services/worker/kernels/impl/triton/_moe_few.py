@@ -78,6 +78,42 @@ def _load_tile(ptrs, offset, inside, MASKED: tl.constexpr, POLICY: tl.constexpr)
 
 
 @triton.jit
+def _weight_tile(  # type: ignore[no-untyped-def]
+    weight_ptr, experts_ptr, row, step,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Step `step` of a token's walk: [EXPERTS, BLOCK_N, CHUNK] of its experts' rows. experts_ptr: the token's."""
+    CHUNKS: tl.constexpr = (INNER + CHUNK - 1) // CHUNK
+    k = step // CHUNKS * EXPERTS + tl.arange(0, EXPERTS)
+    column = step % CHUNKS * CHUNK + tl.arange(0, CHUNK)
+    # `gate_pairs` lets this kernel start only after its own wait, so whatever came before it is visible here already;
+    # .cg: not from a stale line of the L1 cache. So the weights are on their way while `gate_pairs` still runs.
+    expert = tl.load(experts_ptr + tl.minimum(k, TOP_K - 1), cache_modifier=".cg").to(tl.int64)
+    starts = weight_ptr + expert[:, None, None] * (HIDDEN * INNER) + row[None, :, None] * INNER
+    inside = (k < TOP_K)[:, None, None] & (column < INNER)[None, None, :]
+    return _load_tile(starts, column[None, None, :], inside, TOP_K % EXPERTS != 0 or INNER % CHUNK != 0, FIRST)
+
+
+@triton.jit
+def _weighted(  # type: ignore[no-untyped-def]
+    w, hidden_ptr, weights_ptr, step,
+    TOP_K: tl.constexpr, INNER: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The products of step `step` with its tile w, summed over experts, [BLOCK_N, CHUNK]. Pointers: the token's."""
+    CHUNKS: tl.constexpr = (INNER + CHUNK - 1) // CHUNK
+    k = step // CHUNKS * EXPERTS + tl.arange(0, EXPERTS)
+    column = step % CHUNKS * CHUNK + tl.arange(0, CHUNK)
+    k_in = tl.minimum(k, TOP_K - 1)
+    # as large as the weights' tile, so that it comes in their layout, without a way through shared memory
+    ptrs = tl.broadcast_to(hidden_ptr + k_in[:, None, None] * INNER + column[None, None, :], w.shape)
+    inside = (k < TOP_K)[:, None, None] & (column < INNER)[None, None, :]
+    h = _load_tile(ptrs, 0, inside, TOP_K % EXPERTS != 0 or INNER % CHUNK != 0, LAST)
+    scale = tl.load(weights_ptr + k_in, mask=k < TOP_K, other=0.0)[:, None, None]
+    # the experts lie within a thread: their sum crosses none
+    return tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
+
+
+@triton.jit
 def down_tokens(  # type: ignore[no-untyped-def]
     hidden_ptr,
     weights_ptr,
@@ -91,47 +127,38 @@ def down_tokens(  # type: ignore[no-untyped-def]
     INNER: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
+    EXPERTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """hidden [T * K, I]; weights float32 [T, K]; experts int32 [T, K]; weight [E, N, I]; bias [E, N] or None;
     residual [T, N], in place.
 
-    Grid (T, N / BLOCK_N). The tile is [K, BLOCK_N, CHUNK]: all experts of the token at once.
+    Grid (T, N / BLOCK_N). A step takes CHUNK columns of EXPERTS experts of the token: the more experts the fewer
+    sums across threads, the more columns the longer the stretches of memory that are read at once.
     """
     token = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_in = tl.minimum(row, HIDDEN - 1)
-    k = tl.arange(0, TOP_K_PAD)
-    k_in = tl.minimum(k, TOP_K - 1)
-    column = tl.arange(0, CHUNK)
-    # `gate_pairs` lets this kernel start only after its own wait, so whatever came before it is visible here already;
-    # .cg: not from a stale line of the L1 cache. So the weights are on their way while `gate_pairs` still runs.
-    expert = tl.load(experts_ptr + token * TOP_K + k_in, cache_modifier=".cg").to(tl.int64)
-    ptrs = weight_ptr + expert[:, None, None] * (HIDDEN * INNER) + row_in[None, :, None] * INNER + column[None, None, :]
-    # as large as the weights' tile, so that it comes in their layout, without a way through shared memory
-    hidden_ptrs = tl.broadcast_to(
-        hidden_ptr + (token * TOP_K + k_in)[:, None, None] * INNER + column[None, None, :], ptrs.shape
-    )
-    real = (k < TOP_K)[:, None, None]
-    MASKED: tl.constexpr = TOP_K != TOP_K_PAD or INNER % CHUNK != 0
-    w = _load_tile(ptrs, 0, real & (column < INNER)[None, None, :], MASKED, FIRST)
+    experts_ptr += token * TOP_K
+    weights_ptr += token * TOP_K
+    hidden_ptr += token * TOP_K * INNER
+    STEPS: tl.constexpr = (TOP_K + EXPERTS - 1) // EXPERTS * ((INNER + CHUNK - 1) // CHUNK)
+    w = _weight_tile(weight_ptr, experts_ptr, row_in, 0, TOP_K, HIDDEN, INNER, EXPERTS, CHUNK)
     wait(PDL)
     release(PDL)
-    scale = tl.load(weights_ptr + token * TOP_K + k_in, mask=k < TOP_K, other=0.0)[:, None, None]
     total = tl.zeros([BLOCK_N, CHUNK], tl.float32)
-    for begin in tl.range(CHUNK, INNER, CHUNK, num_stages=1):
-        h = _load_tile(hidden_ptrs, begin - CHUNK, real, TOP_K != TOP_K_PAD, LAST)
-        following = _load_tile(ptrs, begin, real & (begin + column < INNER)[None, None, :], MASKED, FIRST)
-        # the experts lie within a thread: their sum crosses none
-        total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
+    for step in tl.range(1, STEPS, num_stages=1):
+        following = _weight_tile(weight_ptr, experts_ptr, row_in, step, TOP_K, HIDDEN, INNER, EXPERTS, CHUNK)
+        total += _weighted(w, hidden_ptr, weights_ptr, step - 1, TOP_K, INNER, EXPERTS, CHUNK)
         w = following
-    END: tl.constexpr = (INNER - 1) // CHUNK * CHUNK
-    h = _load_tile(hidden_ptrs, END, real & (END + column < INNER)[None, None, :], MASKED, LAST)
-    total += tl.sum(w.to(tl.float32) * (h.to(tl.float32) * scale), axis=0)
+    total += _weighted(w, hidden_ptr, weights_ptr, STEPS - 1, TOP_K, INNER, EXPERTS, CHUNK)
     sums = tl.sum(total, axis=1)
     if bias_ptr is not None:
+        k = tl.arange(0, TOP_K_PAD)
+        k_in = tl.minimum(k, TOP_K - 1)
+        expert = tl.load(experts_ptr + k_in).to(tl.int64)
         bias = tl.load(bias_ptr + expert[:, None] * HIDDEN + row_in[None, :]).to(tl.float32)
-        share = tl.load(weights_ptr + token * TOP_K + k_in, mask=k < TOP_K, other=0.0)
+        share = tl.load(weights_ptr + k_in, mask=k < TOP_K, other=0.0)
         sums += tl.sum(bias * share[:, None], axis=0)
     out_ptrs = residual_ptr + token * HIDDEN + row
     inside = row < HIDDEN

@@ -25,7 +25,10 @@ class Experts(NamedTuple):
 
 
 class Few(NamedTuple):
-    """The path without sorting: rows of the weights, columns and warps of a program, for both products."""
+    """The path without sorting: rows of the weights, columns and warps of a program, for both products.
+
+    down_experts: of a step; 0: all of a token's.
+    """
 
     up_rows: int
     up_chunk: int
@@ -33,6 +36,7 @@ class Few(NamedTuple):
     down_rows: int
     down_chunk: int
     down_warps: int
+    down_experts: int = 0
 
 
 class Tile(NamedTuple):

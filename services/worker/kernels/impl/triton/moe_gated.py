@@ -121,6 +121,7 @@ def few_down(
         INNER=inner,
         BLOCK_N=plan.down_rows,
         CHUNK=plan.down_chunk,
+        EXPERTS=plan.down_experts or triton.next_power_of_2(top_k),
         num_warps=plan.down_warps,
         **options(gated.device),
     )
@@ -276,7 +277,12 @@ def _sizes(shape: Experts) -> dict[str, Constant]:
 def aot_few(name: str, shape: Experts) -> Iterator[AotCase]:
     few = default_few(shape)
     yield _aot(name, gate_pairs, few.up_warps, _sizes(shape) | {"BLOCK_I": few.up_rows, "CHUNK": few.up_chunk})
-    yield _aot(name, down_tokens, few.down_warps, _sizes(shape) | {"BLOCK_N": few.down_rows, "CHUNK": few.down_chunk})
+    yield _aot(
+        name,
+        down_tokens,
+        few.down_warps,
+        _sizes(shape) | {"BLOCK_N": few.down_rows, "CHUNK": few.down_chunk, "EXPERTS": few.down_experts or shape.top_k},
+    )
 
 
 def aot_grouped(name: str, shape: Experts, block_m: int) -> Iterator[AotCase]:

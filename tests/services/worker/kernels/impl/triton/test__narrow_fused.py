@@ -21,8 +21,8 @@ def test_many_rows_are_rounded(device: torch.device, activation: str) -> None:
     entered = norm_quantize_rows.meaning(x, norm, 1e-5, narrow.weight.dtype)
     wanted = row_scaled_linear.meaning(*entered, narrow.weight.cpu(), narrow.scales.cpu(), bias, torch.float32)
     wanted = silu_and_mul.meaning(wanted) if activation else wanted
-    # a number between two of 8 bits may go to either
-    assert ((got.cpu() - wanted).abs() > 1e-4).float().mean() < 0.02
+    # a number between two of 8 bits may go to either, and a unit for them keep 14 bits of a sum
+    assert ((got.cpu() - wanted).abs() > 2e-3).float().mean() < 0.02
     torch.testing.assert_close(got.cpu(), wanted, rtol=2e-2, atol=2e-2)
 
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from common import vocabulary
 from common.errors import ConfigError
-from services.tokenizer import vocabulary
-from services.tokenizer.vocabulary import ALL_SPACES, Vocabulary, byte_alphabet, trim
+from common.vocabulary import ALL_SPACES, Vocabulary, byte_alphabet, trim
 
 
 def word_tokenizer(*tokens: str) -> Tokenizer:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from common import gguf_tokenizer
 from common.errors import ConfigError
-from services.tokenizer import gguf_tokenizer
-from services.tokenizer.gguf_tokenizer import SPLITS, merges_by_score
-from services.tokenizer.vocabulary import byte_alphabet
+from common.gguf_tokenizer import SPLITS, merges_by_score
+from common.vocabulary import byte_alphabet
 
 TEXTS = [
     "The capital of France is Paris.",

@@ -1,0 +1,228 @@
+"""Structured output over HTTP with the bundled model: whatever is finished matches, streamed or not, killed or not."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import jsonschema_rs
+import psutil
+import pytest
+
+from benchmarks.system import System
+
+NAME = {"type": "string", "pattern": "^[A-Z][a-z]{1,12}$"}
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": NAME,
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["tall", "kind", "quick"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "leaf": {"type": "boolean"},
+                "below": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+            },
+            "required": ["leaf"],
+            "additionalProperties": False,
+        }
+    },
+}
+SHAPE = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "size": {"type": "number", "minimum": 0, "maximum": 9}},
+            "required": ["kind", "size"],
+            "additionalProperties": False,
+        }
+        for kind in ("circle", "square")
+    ]
+}
+EXPRESSION = "[a-z]{3,9}@[a-z]{3,9}\\.(com|org)"
+WORDS = ["certainly", "never", "ask again"]
+SUM = 'root ::= number (" + " number){1,3}\nnumber ::= [1-9] [0-9]{0,2}'
+CALL = {
+    "structures": [{"begin": "<call>", "schema": PERSON, "end": "</call>"}],
+    "triggers": ["<call>"],
+}
+
+
+def format_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def is_valid(schema: dict[str, Any]) -> Callable[[str], bool]:
+    return lambda text: bool(jsonschema_rs.is_valid(schema, json.loads(text)))
+
+
+def is_sum(text: str) -> bool:
+    return re.fullmatch(r"[1-9]\d{0,2}( \+ [1-9]\d{0,2}){1,3}", text) is not None
+
+
+def whole_calls(text: str) -> bool:
+    """Every call that was begun is whole and right."""
+    _, *calls = text.split("<call>")
+    return all(is_valid(PERSON)(call.split("</call>")[0]) for call in calls)
+
+
+# field, what its text must be
+CASES: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+    ({"response_format": format_of(PERSON)}, is_valid(PERSON)),
+    ({"response_format": format_of(TREE)}, is_valid(TREE)),
+    ({"structured_outputs": {"json": SHAPE}}, is_valid(SHAPE)),
+    ({"guided_json": json.dumps(PERSON), "temperature": 0}, is_valid(PERSON)),
+    ({"guided_json": PERSON, "top_k": 20, "top_p": 0.9, "presence_penalty": 0.5}, is_valid(PERSON)),
+    ({"guided_regex": EXPRESSION}, lambda text: re.fullmatch(EXPRESSION, text) is not None),
+    ({"structured_outputs": {"choice": WORDS}}, WORDS.__contains__),
+    ({"guided_choice": WORDS, "min_tokens": 64}, WORDS.__contains__),
+    ({"guided_choice": WORDS, "ignore_eos": True}, WORDS.__contains__),
+    ({"guided_grammar": SUM}, is_sum),
+    ({"structured_outputs": {"structural_tag": CALL}, "stop": ["</call>"]}, whole_calls),
+    ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
+]
+
+
+class Answer(NamedTuple):
+    texts: list[str]
+    reasons: list[str]
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[System]:
+    with System("worker.threads=1", "scheduler.max_rows=32", "kv.blocks=512", "model.dtype=float32") as system:
+        yield system
+
+
+def body(number: int, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"max_tokens": 96, "temperature": 1.0, "seed": 40 + number} | fields | more
+
+
+async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any], heard: Callable[[], None]) -> Answer:
+    text = "Tell me about Ann."
+    prompt = {"messages": [{"role": "user", "content": text}]} if path.startswith("chat") else {"prompt": text}
+    count = asked.get("n", 1)
+    texts, reasons = [""] * count, [""] * count
+    if not asked.get("stream"):
+        response = await client.post(path, json=asked | prompt)
+        assert response.status_code == 200, response.text
+        for choice in response.json()["choices"]:
+            texts[choice["index"]] = choice["message"]["content"] if "message" in choice else choice["text"]
+            reasons[choice["index"]] = choice["finish_reason"]
+        return Answer(texts, reasons)
+    async with client.stream("POST", path, json=asked | prompt) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    delta = choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
+                    texts[choice["index"]] += delta
+                    reasons[choice["index"]] = choice["finish_reason"] or reasons[choice["index"]]
+                heard()
+    return Answer(texts, reasons)
+
+
+async def ask_all(system: System, asked: list[tuple[str, dict[str, Any]]], heard: Callable[[], None]) -> list[Answer]:
+    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=120) as client:
+        return list(await asyncio.gather(*(ask(client, path, fields, heard) for path, fields in asked)))
+
+
+def requests(stream: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Each case by chat or as a completion, and two requests that may say anything."""
+    paths = ("chat/completions", "completions")
+    asked = [(paths[i % 2], body(i, fields, stream=stream)) for i, (fields, _) in enumerate(CASES)]
+    asked[0][1]["n"] = 3
+    return asked + [(path, body(100, {}, stream=stream)) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def calm(own: System) -> list[Answer]:
+    return asyncio.run(ask_all(own, requests(stream=True), lambda: None))
+
+
+def test_what_is_finished_matches(calm: list[Answer]) -> None:
+    finished = 0
+    for answer, (fields, matches) in zip(calm, CASES, strict=False):
+        for text, reason in zip(answer.texts, answer.reasons, strict=True):
+            assert reason in ("stop", "length"), (fields, answer)
+            if reason == "stop":
+                assert matches(text), (fields, text)
+                finished += 1
+    assert finished >= len(CASES) - 2
+    assert len(set(calm[0].texts)) == 3, "three choices of one seed"
+
+
+def test_streamed_is_whole(own: System, calm: list[Answer]) -> None:
+    assert asyncio.run(ask_all(own, requests(stream=False), lambda: None)) == calm
+
+
+def kill(system: System, service: str) -> None:
+    for process in psutil.Process(system.process.pid).children(recursive=True):
+        command = process.cmdline()
+        if f"services.{service}" in command:
+            process.kill()
+            return
+    raise AssertionError(f"no {service} runs")
+
+
+@pytest.mark.parametrize("service", ["worker", "scheduler"])
+def test_a_kill_changes_nothing(own: System, calm: list[Answer], service: str) -> None:
+    """Matchers are made anew from the output so far: the text goes on as it would have."""
+    events = 0
+
+    def heard() -> None:
+        nonlocal events
+        events += 1
+        if events == 10 * len(CASES):
+            kill(own, service)
+
+    assert asyncio.run(ask_all(own, requests(stream=True), heard)) == calm
+    assert events > 10 * len(CASES)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_regex": ".*" * 8000}, "guided_regex"),
+        ({"response_format": format_of({"type": "strin"})}, "response_format.json_schema.schema"),
+        ({"response_format": format_of({"not": {}})}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {"$ref": "http://example.com/a.json"}}}, "structured_outputs.json"),
+        ({"guided_grammar": "root ::= ("}, "guided_grammar"),
+        ({"structural_tag": {"format": {"type": "tag"}}}, "structural_tag"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_a_stream_opens(own: System, fields: dict[str, Any], param: str) -> None:
+    response = httpx.post(
+        f"{own.url}/v1/completions", json={"prompt": "a", "stream": True, "max_tokens": 4, **fields}, timeout=60
+    )
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_a_grammar_that_is_too_dear_per_token_ends_its_request_only(own: System) -> None:
+    regex = "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"
+    dear = {"guided_regex": regex, "max_tokens": 400, "seed": 1, "ignore_eos": True}
+    free = {"max_tokens": 24, "seed": 2}
+
+    async def both() -> tuple[httpx.Response, Answer]:
+        async with httpx.AsyncClient(base_url=f"{own.url}/v1/", timeout=120) as client:
+            other = asyncio.create_task(ask(client, "completions", free, lambda: None))
+            return await client.post("completions", json=dear | {"prompt": "a"}), await other
+
+    refused, other = asyncio.run(both())
+    assert refused.status_code == 400 and refused.json()["error"]["message"].startswith("guided_regex: ")
+    assert other.reasons[0] in ("stop", "length")
