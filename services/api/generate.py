@@ -14,7 +14,7 @@ from services.api import deadline, route
 from services.api.answer import Wanted
 from services.api.gateway import Gateway
 from services.api.hub import Hub, Request
-from services.api.schema.generation import GenerationRequest, continuous_usage, form_of, wants_usage
+from services.api.schema.generation import GenerationRequest, continuous_usage, wants_usage
 from services.api.server import Wire, wire_of
 from services.api.sse import Chunks, EventStream
 from services.api.tenant import owned
@@ -70,7 +70,7 @@ async def generate(
     state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
     submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
-    request.wanted, request.echoes, request.form = wanted, echoes, form_of(asked)
+    request.wanted, request.echoes, request.form = wanted, echoes, asked.form()
     gateway.record_received(route.request_id(http), request)
     wire, created = wire_of(http.scope), int(time.time())
     alarm = deadline.set_alarm(gateway.hub, request, left_s)

@@ -5,6 +5,7 @@ interpreter lock back while it encodes a batch (not for a single text), so the e
 """
 
 from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from common.errors import Reject, RejectReason
 from common.protocol import PromptKind, Sampling, Submit, Tokenize
 from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.checker import Checker
+from services.tokenizer.infill import filled_in
 from services.tokenizer.source import Loaded
 
 END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
@@ -23,6 +25,11 @@ END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
 class Encoded(NamedTuple):
     tokens: "array[int]"  # int32
     strings: list[str]
+
+
+class Prompt(NamedTuple):
+    tokens: "array[int]"  # int32
+    banned: tuple[tuple[int, ...], ...] = ()  # as in Words
 
 
 class Encoder:
@@ -51,6 +58,27 @@ class Encoder:
         if not tokens:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
         return tokens
+
+    def request(self, submit: Submit, vocab_size: int) -> Prompt:
+        """All of a request that is text for the model. Raises Reject."""
+        tokens = self.prompt(submit, vocab_size)
+        if submit.options.suffix:
+            tokens = self._filled_in(submit)
+        return Prompt(tokens, tuple(dict.fromkeys(self._banned(submit))))
+
+    def _filled_in(self, submit: Submit) -> "array[int]":
+        whole, plain = (self._encode(submit.text, special, "prompt").ids for special in (True, False))
+        begins = len(whole) - len(plain)
+        lead = whole[:begins] if begins > 0 and whole[begins:] == plain else []
+        suffix = self._encode(submit.options.suffix, False, "suffix").ids
+        return array("i", filled_in(plain, suffix, lead, self._tokenizer.token_to_id))
+
+    def _banned(self, submit: Submit) -> Iterator[tuple[int, ...]]:
+        """A bad word at the beginning of a text and behind other words, where it may be another token."""
+        for word in submit.options.bad_words:
+            for text in (word, f" {word.lstrip()}"):
+                if ids := self._encode(text, False, "bad_words").ids:
+                    yield tuple(ids)
 
     def tokenize(self, call: Tokenize) -> Encoded:
         """Ids and token strings for /tokenize. Raises Reject."""

@@ -33,7 +33,7 @@ from common.protocol import (
 )
 from common.recorder import Kind
 from services.tokenizer.checker import Checker
-from services.tokenizer.encode import Encoder
+from services.tokenizer.encode import Encoder, Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.jobs import Jobs
 from services.tokenizer.lanes import Lanes
@@ -172,7 +172,7 @@ class TokenizerProcess:
     def _encode(self, request: Request) -> None:
         assert self._encoder is not None and self._model is not None, "checked when the request was opened"
         submit = request.submit
-        work = partial(self._encoder.prompt, submit, self._model.vocab_size)
+        work = partial(self._encoder.request, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens) + len(submit.template_kwargs)
         lane = self._jobs.lane_for(size, submit.kind, submit.sampling.grammar is not None)
         if not self._jobs.start(submit.seq_id, lane, work, partial(self._encoded, request)):
@@ -183,9 +183,9 @@ class TokenizerProcess:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            tokens = result_of(job)
-            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
-            self.streams.admit(request, tokens, self._model)
+            prompt: Prompt = result_of(job)
+            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(prompt.tokens), request.submit.n)
+            self.streams.admit(request, prompt.tokens, self._model, prompt.banned)
         except Reject as reject:
             self._refuse(request, reject)
 

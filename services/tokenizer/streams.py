@@ -34,6 +34,7 @@ from services.tokenizer.sequence import Request, Sequence, first_admission, term
 
 ID_RANGE = 1 << 64
 NO_TOKEN = -1
+Banned = tuple[tuple[int, ...], ...]
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
 
@@ -106,12 +107,13 @@ class Streams:
         self.open_requests += 1
         return request
 
-    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
+    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts, banned: Banned = ()) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
         tokens = shortened(tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
-        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        words = msgspec.structs.replace(submit.sampling.words, banned=banned)
+        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, words=words)
         check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)

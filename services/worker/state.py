@@ -328,12 +328,15 @@ class Rows:
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
         special = sampling.grammar is not None or self.has_penalty(sampling)
-        self.is_plain[slot] = not (filtered or bias or ends or special)
-        if bias or ends:
+        edited = bool(bias or ends or sampling.words.allowed or sampling.words.banned)
+        self.is_plain[slot] = not (filtered or edited or special)
+        if edited:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),
                 np.array([value for _, value in bias], np.float32),
                 np.array(ends, np.int64),
+                np.array([token for token in sampling.words.allowed if 0 <= token < self.vocab_size], np.int64),
+                tuple(word for word in sampling.words.banned if word and 0 <= min(word) <= max(word) < self.vocab_size),
             )
 
     @staticmethod
