@@ -246,7 +246,7 @@ class Streams:
         text = sequence.feed(token)
         if sequence.matcher is None:
             sequence.add_row(index, 1, text)
-            if not (sequence.skip_tokens or sequence.request.submit.options.token_ids or sequence.reported):
+            if not (sequence.skip_tokens or sequence.watched):
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self.lanes.put(sequence, Stop(sequence.seq_id))
