@@ -11,6 +11,7 @@ import msgspec
 
 from common.constraints import Grammar as Grammar
 from common.constraints import RowFault as RowFault
+from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
@@ -22,9 +23,11 @@ from common.text_format import TextFormat as TextFormat
 from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
+from common.values import Load as Load
 from common.values import Progress as Progress
 from common.values import RowTable as RowTable
 from common.values import Struct as Struct
+from common.values import Tally as Tally
 from common.words import Words as Words
 
 PROTOCOL_VERSION = 1
@@ -127,20 +130,7 @@ class RowStart(Struct, frozen=True):
     sampling: Sampling
     first: int = 0  # of `blocks`, as in RowTable
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
-
-
-class Load(Struct, frozen=True):
-    """Scheduler gauges for people, metrics and routers."""
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
-    steps: int = 0
-    tokens_in_flight: int = 0
-    waiting_tokens: int = 0  # prompt tokens of the sequences without
-    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
+    trace: str = ""
 
 
 class Member(Struct, frozen=True):
@@ -151,6 +141,7 @@ class Member(Struct, frozen=True):
     progress: int = 0  # grows while work gets done
     stage: Progress | None = None
     counters: dict[str, float] = msgspec.field(default_factory=dict)
+    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class Hello(Message, frozen=True):
@@ -159,6 +150,7 @@ class Hello(Message, frozen=True):
     peer: Peer
     config_hash: str
     protocol_version: int = PROTOCOL_VERSION
+    ledger: dict[str, Tally] = {}  # as it stood in the last Members that the sender knows
 
 
 class Heartbeat(Message, frozen=True):
@@ -168,6 +160,7 @@ class Heartbeat(Message, frozen=True):
     progress: int
     stage: Progress | None = None
     counters: dict[str, float] = {}
+    histograms: dict[str, bytes] = {}  # common/buckets.py
 
 
 class Goodbye(Message, frozen=True):
@@ -182,6 +175,7 @@ class Members(Message, frozen=True):
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
+    ledger: dict[str, Tally] = {}  # by "service-instance"; only to API processes, as are the members' figures
 
 
 class Submit(Message, frozen=True):
@@ -207,6 +201,7 @@ class Submit(Message, frozen=True):
     weight: int = 1
     parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
     options: Options = Options()
+    trace: str = ""  # common/trace_context.py
 
 
 class Abort(Message, frozen=True):
@@ -214,7 +209,7 @@ class Abort(Message, frozen=True):
 
 
 class Tokenize(Message, frozen=True):
-    """/tokenize: text or messages to ids, answered by `Tokenized`."""
+    """/tokenize: text, messages or a whole request to the ids of its prompt, answered by `Tokenized`."""
 
     call_id: int  # a seq_id of its own
     kind: PromptKind
@@ -222,6 +217,7 @@ class Tokenize(Message, frozen=True):
     messages: bytes = b""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    submit: Submit | None = None  # then nothing else counts: what this request's prompt is
 
 
 class Detokenize(Message, frozen=True):
@@ -245,6 +241,7 @@ class TextBatch(Message, frozen=True):
     accepted: bytes = b""  # _u64: as in TokenBatch
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
+    engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
     logprobs: dict[int, TextLogprobs] = {}  # likewise
     prompt_logprobs: dict[int, TextLogprobs] = {}
 
@@ -288,6 +285,7 @@ class Admit(Message, frozen=True):
     attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
     tenant: str = ""
     weight: int = 1
+    trace: str = ""
     logprobs: bytes = b""  # records of `output`, if its sampling wants any
 
 

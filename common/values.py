@@ -56,3 +56,25 @@ class Progress(Struct, frozen=True):
     stage: str
     done: int = 0
     total: int = 0
+
+
+class Load(Struct, frozen=True):
+    """Scheduler gauges for people, metrics and routers."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
+    steps: int = 0
+    tokens_in_flight: int = 0
+    waiting_tokens: int = 0  # prompt tokens of the sequences without
+    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
+
+
+class Tally(Struct, frozen=True):
+    """What the processes have counted that once were one service's instance (common/ledger.py)."""
+
+    gone: tuple[int, ...]  # incarnations that are counted here, newest last
+    counters: dict[str, float]
+    histograms: dict[str, bytes]

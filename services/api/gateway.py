@@ -34,6 +34,7 @@ from services.api.bodies import Bodies
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
+from services.api.traces import Tracer
 
 log = logging.getLogger("api")
 KEEP_ALIVE_S = 15.0  # a stream that was silent for so long gets a comment
@@ -54,11 +55,14 @@ class Gateway:
         self.leaving = False  # told to stop: not ready, though it may still serve for a while
         self.draining = False  # takes no new work
         self.figures = Figures()
-        self.node: Node[ToApi] = Node(process, ToApi, self._receive, self._on_change, self._metrics)
+        self.node: Node[ToApi] = Node(
+            process, ToApi, self._receive, self._on_change, self._metrics, self.figures.histograms
+        )
         limit = self.config.api.max_open_requests
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
+        self.tracer = Tracer(self.config.traces, process.spans) if process.spans else None
         self.bodies = Bodies(self.config.api.max_held_bytes)
         self.keeper = Keeper(self.config.api, process.incarnation)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
@@ -224,17 +228,8 @@ class Gateway:
         return self.node.send(receiver, message) if receiver else self.node.tell_all(message)
 
     def _metrics(self) -> dict[str, float]:
-        figures = self.figures
-        return {
-            "open_requests": len(self.hub.choices),
-            "requests": figures.requests,
-            "refused": figures.refused,
-            "recovered": self.hub.recovered,
-            "prompt_tokens": figures.prompt_tokens,
-            "cached_tokens": figures.cached_tokens,
-            "output_tokens": figures.output_tokens,
-            "unknown_results": figures.unknown_results,
-        }
+        own = {"open_requests": len(self.hub.choices), "recovered": self.hub.recovered}
+        return own | self.figures.counters()
 
     def _stage(self, service: str) -> str:
         """Start-up progress of a service, for people who wait."""

@@ -7,6 +7,7 @@ import msgspec
 
 from common.dialects.events import Event
 from common.errors import Reject
+from common.membership import MOST_SCHEDULERS
 from common.protocol import FinishReason, Peer, Submit, TextBatch, TextFinished, TextFormat
 from common.recorder import Kind, Record, unrecorded
 from services.api.answer import Answer, Wanted
@@ -31,15 +32,33 @@ class Consumer(Protocol):
     def keep_alive(self) -> None: ...
 
 
-class Choice:
+class Course:
+    """Who computes a choice, and when its rows came."""
+
+    __slots__ = ("begun_s", "engine", "last_s")
+
+    def __init__(self) -> None:
+        self.begun_s = self.last_s = 0.0  # times of its first and newest row
+        self.engine = 0  # instance of the scheduler that has it
+
+    def starts(self, now_s: float) -> None:
+        self.begun_s = now_s
+
+    def leaves(self) -> None:
+        """Its next tokenizer tells if another scheduler than the first one has it."""
+        self.engine = 0
+
+
+class Choice(Course):
     """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
 
     __slots__ = (
-        *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
+        *("accepted", "answer", "finished", "first", "index", "lost_s", "origin", "parts", "received"),
         *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
+        super().__init__()
         self.request, self.seq_id, self.tokenizer = request, seq_id, tokenizer
         self.submit = submit  # its prompt's
         self.origin = seq_id  # stays when the choice moves to another tokenizer
@@ -53,7 +72,6 @@ class Choice:
         if submit.sampling.report.asks:
             request.reports[self.index] = Reported(submit.sampling.report)
         self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
-        self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
 
     @property
@@ -78,8 +96,26 @@ class Choice:
 
     def begin(self, figures: Figures, now_s: float) -> None:
         """Its first token has come."""
-        figures.first_token.add(now_s - self.request.opened_s)
+        self.starts(now_s)
+        figures.at(self.engine).first_token.add(now_s - self.request.opened_s)
         self.request.record(Kind.FIRST_TEXT, self.seq_id)
+
+    def measure(self, figures: Figures, finished: TextFinished, now_s: float) -> None:
+        """What its end tells that came from its scheduler."""
+        sampling, request, engine = self.submit.sampling, self.request, figures.at(self.engine)
+        if self.origin == self.first:
+            figures.prompt_tokens += finished.prompt_tokens
+            figures.cached_tokens += finished.cached_tokens
+            engine.prompt_size.add(finished.prompt_tokens)
+            engine.choices.add(self.submit.n)
+            if sampling.max_tokens:
+                engine.max_tokens.add(sampling.max_tokens)
+        engine.output_size.add(finished.output_tokens)
+        engine.request.add(now_s - request.opened_s)
+        if self.received > 1:
+            engine.per_token.add((self.last_s - self.begun_s) / (self.received - 1))
+        if request.open == 1:
+            engine.longest_output.add(max(each.received for each in request.choices))
 
     def wait(self, lost_s: float) -> None:
         """For a tokenizer."""
@@ -88,6 +124,7 @@ class Choice:
 
     def move(self, seq_id: int, tokenizer: int) -> None:
         self.seq_id, self.tokenizer = seq_id, tokenizer
+        self.leaves()
         self.request.record(Kind.MOVED, seq_id, self.origin)
 
     def end(self, finished: TextFinished) -> None:
@@ -167,8 +204,11 @@ class Request:
 
 
 def take_extras(choices: dict[int, Choice], batch: TextBatch) -> int:
-    """What a batch has besides text: how answers are written, which comes before their text, token ids and
-    log-probabilities. Returns how much of it is nonsense."""
+    """What a batch has besides text: how answers are written, which comes before their text, ids, log-probabilities,
+    and who computes. Returns how much of it is nonsense."""
+    for seq_id, engine in batch.engines.items():
+        if (choice := choices.get(seq_id)) is not None and 0 <= engine < MOST_SCHEDULERS:
+            choice.engine = engine
     for told in batch.formats:
         if (choice := choices.get(told.seq_id)) is not None:
             together = [same for same in choice.request.choices if same.first == choice.first and not same.moved]

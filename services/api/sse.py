@@ -6,6 +6,7 @@ taken; the hub bounds what may wait. A client that takes nothing for `slow_s` wh
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -113,29 +114,39 @@ def only_prompt(choice: Choice) -> bool:
     return options.token_ids and options.silent and choice.finished is not None
 
 
-class EventStream:
-    """The response of a streaming request; an ASGI application once `opened` is done."""
+class Stream(ABC):
+    """The response of a streaming request; an ASGI application once `opened` is done. What it says its class knows."""
+
+    keep_alive_event = KEEP_ALIVE
 
     def __init__(
         self,
         request: Request,
         hub: Hub,
-        chunks: Chunks,
         wire: Wire,
-        include_usage: bool,
         alarm: asyncio.TimerHandle | None = None,
         slow_s: float = 30.0,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()  # there is text, and no refusal can come any more
         self._ended: asyncio.Future[None] = loop.create_future()
-        self._request, self._hub, self._chunks, self._wire = request, hub, chunks, wire
-        self._include_usage, self._alarm = include_usage, alarm
+        self._request, self._hub, self._wire, self._alarm = request, hub, wire, alarm
         self._patience = slow.Patience(slow_s, self._lose_patience)
-        self._frames = [chunks.text(choice.index) for choice in request.choices]
-        self._started = self._failed = self._gone = False
+        self._started = self._gone = False
         request.consumer = self
         wire.watch(self.lost)
+
+    @abstractmethod
+    def _opening(self) -> bytes:
+        """What comes before all text."""
+
+    @abstractmethod
+    def _drain(self) -> bytes:
+        """Events for all text and ends since the last call."""
+
+    @abstractmethod
+    async def _last(self) -> bytes:
+        """What comes after them."""
 
     def update(self) -> None:
         """Writes everything new, unless the response has not begun or the client's socket is full."""
@@ -187,15 +198,12 @@ class EventStream:
                 self.opened.set_result(None)
         elif self._started and self._wire.writable:
             slow.go_on(self._request, self._hub.send)
-            self._wire.write_chunk(KEEP_ALIVE)
+            self._wire.write_chunk(self.keep_alive_event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
-            if self._chunks.continuous:
-                opening = self._chunks.with_usage(opening, self._request)
-            await send({"type": "http.response.body", "body": opening + self._drain(), "more_body": True})
+            await send({"type": "http.response.body", "body": self._opening() + self._drain(), "more_body": True})
             self._started = True
             self._wire.on_writable = self.update
             self.update()
@@ -215,11 +223,7 @@ class EventStream:
 
     async def _finish(self, send: Send) -> None:
         """The last bytes. A client that was cut for not reading gets a few seconds to take them."""
-        last = self._drain()
-        if self._request.failure is None:
-            if self._include_usage:
-                last += self._chunks.usage(usage_of(self._request))
-            last += DONE
+        last = self._drain() + await self._last()
         message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
         try:
             async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._patience.wait_s):
@@ -227,8 +231,34 @@ class EventStream:
         except TimeoutError:
             self._wire.abort()
 
+
+class EventStream(Stream):
+    """A stream of chunks."""
+
+    def __init__(
+        self,
+        request: Request,
+        hub: Hub,
+        chunks: Chunks,
+        wire: Wire,
+        include_usage: bool,
+        alarm: asyncio.TimerHandle | None = None,
+        slow_s: float = 30.0,
+    ) -> None:
+        self._chunks, self._include_usage, self._failed = chunks, include_usage, False
+        self._frames = [chunks.text(choice.index) for choice in request.choices]
+        super().__init__(request, hub, wire, alarm, slow_s)
+
+    def _opening(self) -> bytes:
+        opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
+        return self._chunks.with_usage(opening, self._request) if self._chunks.continuous else opening
+
+    async def _last(self) -> bytes:
+        if self._request.failure is not None:
+            return b""
+        return (self._chunks.usage(usage_of(self._request)) if self._include_usage else b"") + DONE
+
     def _drain(self) -> bytes:
-        """Events for all text and ends since the last call."""
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:

@@ -4,7 +4,9 @@ import numpy as np
 
 from common.errors import Reject, RejectReason
 from common.logprobs import Report, record_bytes
+from common.metrics import series
 from common.protocol import Admit, Sampling
+from common.trace_context import span_id_of
 from services.scheduler import policy
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.policy import I32_MAX, length_limit
@@ -47,6 +49,7 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
         limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
     # What comes with output or from another tokenizer was accepted before.
     if not (admit.again or admit.output or admit.origin >= 0) and (lack := lack_of_room(state, admit.n, num_prompt)):
+        state.counters[series("queue_full", _lacking(state, admit.n))] += 1
         raise Reject(RejectReason.OVERLOADED, lack)
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
     ageing_s = state.limits.priority_ageing_s
@@ -63,6 +66,9 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
             journal=state.past.journal,
             records=bytearray(admit.logprobs),
+            admitted_s=state.now_s,
+            trace=admit.trace,
+            span_id=span_id_of(admit.trace, admit.seq_id + choice, state.hash_seed) if admit.trace else "",
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)
@@ -81,6 +87,11 @@ def lack_of_room(state: State, n: int, num_prompt: int) -> str:
     if tokens and tokens + num_prompt + n - 1 > most:
         return f"{tokens} prompt tokens wait already; the queue takes {most}"
     return ""
+
+
+def _lacking(state: State, n: int) -> str:
+    """What `lack_of_room` has found, in the words of vLLM's metrics."""
+    return "max_num_queued_reqs" if len(state.waiting) + n > state.limits.max_waiting else "max_num_queued_tokens"
 
 
 def _sampling_of(sampling: Sampling, choice: int) -> Sampling:

@@ -11,6 +11,7 @@ import msgspec
 
 from common.protocol import Finished, FinishReason
 from services.scheduler.blocks import TOKEN_BYTES
+from services.scheduler.figures import Figures
 from services.scheduler.request import Journal, Sequence, silent
 
 SEQUENCES_KEPT = 4096
@@ -30,12 +31,22 @@ class Ended(NamedTuple):
         return len(self.output) + len(self.records) + len(self.prompt_records)
 
 
+class Traced(NamedTuple):
+    """A sequence of a request that is recorded, when it ended."""
+
+    sequence: Sequence
+    finished: Finished
+    ended_s: float
+
+
 class Past:
     def __init__(self) -> None:
         self.names: dict[int, int] = {}  # by origin; open sequences and those kept here
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._num_bytes = 0
         self.journal: Journal = silent  # hears of all sequences' stories
+        self.figures = Figures()
+        self.traced: list[Traced] = []  # since the shell looked
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._ended

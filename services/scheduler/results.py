@@ -4,6 +4,7 @@ Called by the core with the oldest plan in flight. Results of rows that have gon
 """
 
 from collections.abc import Iterable
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +145,8 @@ def _apply_first(state: State, worker: Worker, row: Row, token: int) -> None:
     sequence = row.sequence
     index = sequence.num_output
     sequence.tokens += token.to_bytes(4, "little")
+    if sequence.first_s == inf:
+        sequence.first_s = state.now_s
     state.outbox.add_row(sequence.seq_id, index, token)
     reason = worker.stops.reason(sequence.sampling, token, index)
     if reason is not None:

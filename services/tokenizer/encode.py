@@ -11,14 +11,20 @@ from typing import Any, NamedTuple
 import msgspec
 from tokenizers import Encoding
 
+from common.answer_grammar import Thinking, answer_grammar
 from common.columns import unpack_i32
+from common.constraints import ToolUse
+from common.dialects.forms import Tool
 from common.errors import Reject, RejectReason
-from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from common.protocol import Grammar, PromptKind, Sampling, Submit, Tokenize
 from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.checker import Checker
+from services.tokenizer.formats import asked_of, thinking_after
 from services.tokenizer.infill import filled_in
 from services.tokenizer.source import Loaded
 
+MUCH = 1 << 17  # characters of a grammar, some tenths of a second: arguments that need not match are then any object
+ANY_OBJECT = {"type": "object"}
 END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
 
 
@@ -29,6 +35,7 @@ class Encoded(NamedTuple):
 
 class Prompt(NamedTuple):
     tokens: "array[int]"  # int32
+    grammar: Grammar | None = None  # that the whole output must match
     banned: tuple[tuple[int, ...], ...] = ()  # as in Words
 
 
@@ -39,12 +46,11 @@ class Encoder:
         self._vocabulary = loaded.vocabulary
         self._template = loaded.template
         self._no_template = loaded.no_template
+        self._dialects = loaded.dialects
         self._max_template_chars = max_template_chars
 
-    def prompt(self, submit: Submit, vocab_size: int) -> "array[int]":
-        """The ids of a request's prompt, at least one; what its output must match is checked first. Raises Reject."""
-        if submit.sampling.grammar is not None and self._checker is not None:
-            self._checker.check(submit.sampling.grammar)
+    def prompt(self, submit: Submit, vocab_size: int) -> Prompt:
+        """What a request says, made ready and checked; at least one token. Raises Reject."""
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
@@ -57,14 +63,9 @@ class Encoder:
             tokens = array("i", self._encode(submit.text, True, "prompt").ids)
         if not tokens:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
-        return tokens
-
-    def request(self, submit: Submit, vocab_size: int) -> Prompt:
-        """All of a request that is text for the model. Raises Reject."""
-        tokens = self.prompt(submit, vocab_size)
         if submit.options.suffix:
             tokens = self._filled_in(submit)
-        return Prompt(tokens, tuple(dict.fromkeys(self._banned(submit))))
+        return Prompt(tokens, self._grammar(submit, tokens), tuple(dict.fromkeys(self._banned(submit))))
 
     def _filled_in(self, submit: Submit) -> "array[int]":
         whole, plain = (self._encode(submit.text, special, "prompt").ids for special in (True, False))
@@ -80,8 +81,35 @@ class Encoder:
                 if ids := self._encode(text, False, "bad_words").ids:
                     yield tuple(ids)
 
-    def tokenize(self, call: Tokenize) -> Encoded:
-        """Ids and token strings for /tokenize. Raises Reject."""
+    def _grammar(self, submit: Submit, tokens: "array[int]") -> Grammar | None:
+        """What the whole output must match. Raises Reject."""
+        asked, use = submit.sampling.grammar, submit.options.calls
+        if asked is None and use is None:
+            return None
+        dialects = asked_of(self._dialects, submit.parts)
+        if use is not None and dialects.tools is None:
+            return asked  # the request will be refused (Formats.told)
+        thinking = thinking_after(tokens, dialects.reasoning, self._vocabulary)
+        if thinking is Thinking.MAY and submit.options.prompt_end == GOES_ON:
+            thinking = Thinking.NO
+        tools = tools_of(submit, use)
+        try:
+            grammar = answer_grammar(asked, use, tools, dialects, thinking)
+            if tools and grammar is not None and len(grammar.text) > MUCH:
+                tools = [tool if tool.strict else tool._replace(schema=ANY_OBJECT) for tool in tools]
+                grammar = answer_grammar(asked, use, tools, dialects, thinking)
+        except (ValueError, RecursionError) as error:
+            raise Reject(RejectReason.INVALID, f"tools: {error}", "tools") from error
+        if grammar is not None and self._checker is not None:
+            self._checker.check(grammar)
+        return grammar
+
+    def tokenize(self, call: Tokenize, max_model_len: int = 0) -> Encoded:
+        """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
+        if call.submit is not None:
+            prompt = self.prompt(call.submit, self._vocabulary.size)
+            tokens = shortened(prompt.tokens, call.submit, max_model_len)
+            return Encoded(tokens, [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
@@ -108,6 +136,18 @@ class Encoder:
             raise Reject(RejectReason.INVALID, message, param) from error
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding
+
+
+def tools_of(submit: Submit, use: ToolUse | None) -> list[Tool]:
+    """Those that may be called, as the template got them."""
+    if use is None:
+        return []
+    functions = [each["function"] for each in msgspec.json.decode(submit.template_kwargs)["tools"]]
+    return [
+        Tool(function["name"], function.get("parameters") or {}, function["name"] in use.strict)
+        for function in functions
+        if function["name"] in use.names
+    ]
 
 
 def marked(messages: bytes) -> bytes:

@@ -18,9 +18,8 @@ class Outbox:
     """Rows, terminals and replies for one API process. Columns of a row are appended together."""
 
     __slots__ = (
-        *("accepted", "counts", "finished", "first_index", "formats", "ids", "incarnation", "made_s", "replies"),
-        *("logprobs", "prompt_logprobs", "seq_ids"),
-        *("texts", "turn"),
+        *("accepted", "counts", "engines", "finished", "first_index", "formats", "ids", "incarnation", "made_s"),
+        *("logprobs", "prompt_logprobs", "replies", "seq_ids", "texts", "turn"),
     )
 
     def __init__(self, incarnation: int, made_s: float) -> None:
@@ -37,6 +36,7 @@ class Outbox:
         self.ids: dict[int, tuple[int, bytes]] = {}
         self.logprobs: dict[int, TextLogprobs] = {}
         self.prompt_logprobs: dict[int, TextLogprobs] = {}
+        self.engines: dict[int, int] = {}
         self.replies: deque[msgspec.Struct] = deque()
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
@@ -55,6 +55,7 @@ class Outbox:
             self.accepted.tobytes(),
             self.formats,
             self.ids,
+            self.engines,
             self.logprobs,
             self.prompt_logprobs,
         )
@@ -63,7 +64,7 @@ class Outbox:
         self.turn += 1
         self.seq_ids, self.first_index, self.counts = array("Q"), array("i"), array("i")
         self.texts, self.finished, self.accepted, self.formats, self.ids = [], [], array("Q"), [], {}
-        self.logprobs, self.prompt_logprobs = {}, {}
+        self.engines, self.logprobs, self.prompt_logprobs = {}, {}, {}
         return True
 
 

@@ -144,6 +144,7 @@ def first_admission(submit: Submit, prompt: bytes, sampling: Sampling) -> Admit:
         submit.cache_salt,
         tenant=submit.tenant,
         weight=submit.weight,
+        trace=submit.trace,
     )
 
 
@@ -167,6 +168,7 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
         again=again,
         tenant=submit.tenant,
         weight=submit.weight,
+        trace=submit.trace,
         logprobs=b"" if reported is None else reported.of_output(len(sequence.output)),
     )
 

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 
 from common import vocabulary
 from common.config import Model
-from common.dialects.registry import Dialects, choose
+from common.dialects.registry import Dialects
 from common.errors import ConfigError, Reject, RejectReason
 from common.model_source import ModelFiles, resolve
-from common.tokenizer_files import open_tokenizer, read_json
+from common.tokenizer_files import dialects_of, open_tokenizer
 from common.vocabulary import Vocabulary
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.renderer import Renderer
@@ -45,12 +45,9 @@ def load(model: Model, make_template: MakeTemplate = ChatTemplate) -> Loaded:
 
 
 def _load(files: ModelFiles, model: Model, make_template: MakeTemplate) -> Loaded:
-    tokenizer, specials, templates = open_tokenizer(files, model.trust_remote_code)
-    model_type = ""
-    if files.kind != "gguf":
-        model_type = str(read_json(files.path / "config.json").get("model_type") or "")
+    tokenizer, specials, templates = opened = open_tokenizer(files, model.trust_remote_code)
     words = vocabulary.build(tokenizer)
-    dialects = choose(model.tool_parser, model.reasoning_parser, templates.values(), model_type)
+    dialects = dialects_of(files, model, opened)
     main = templates.pop("default", "")
     if not main:
         return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template")

@@ -5,7 +5,6 @@ The only owner of sequences and outboxes; called by process.py. Invariants: ever
 unknown from then on, so late tokens of it are dropped. `take` is the hot path: one row of it costs about a microsecond.
 """
 
-from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from common.protocol import (
     TokenBatch,
 )
 from common.vocabulary import Vocabulary
-from services.tokenizer.encode import fit, param_of, shortened
+from services.tokenizer.encode import Prompt, fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
@@ -34,7 +33,6 @@ from services.tokenizer.sequence import Request, Sequence, first_admission, term
 
 ID_RANGE = 1 << 64
 NO_TOKEN = -1
-Banned = tuple[tuple[int, ...], ...]
 NOT_FINISHED = Finished(0, FinishReason.ERROR)  # stands for a terminal that the scheduler has not sent
 
 
@@ -107,13 +105,13 @@ class Streams:
         self.open_requests += 1
         return request
 
-    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts, banned: Banned = ()) -> None:
+    def admit(self, request: Request, prompt: Prompt, model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
-        tokens = shortened(tokens, submit, model.max_model_len)
+        tokens = shortened(prompt.tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
-        words = msgspec.structs.replace(submit.sampling.words, banned=banned)
-        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, words=words)
+        words = msgspec.structs.replace(submit.sampling.words, banned=prompt.banned)
+        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=prompt.grammar, words=words)
         check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)

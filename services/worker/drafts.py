@@ -14,9 +14,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from services.worker.graphs import StepInputs
+from services.worker.groups import GroupStep
 from services.worker.kernels.ops.accept_drafts import Drawn, accept_drafts
 from services.worker.kernels.ops.locate_rows import locate_rows
-from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.kv_cache import KvCache
 from services.worker.state import Ints, Rows, Step
@@ -77,8 +77,7 @@ class Computed(NamedTuple):
 
     places: Tensor  # int64 [T], flat in Rows.tokens
     positions: Tensor  # int64 [T]
-    kv_slots: Tensor  # int64 [T]
-    attention: AttentionRows
+    groups: tuple[GroupStep, ...]
     hidden: Tensor  # [T, N], the residual stream behind the layers
 
 
@@ -110,14 +109,16 @@ class Drafts:
     def keep(self, rows: Rows, seen: Seen, lines: Tensor) -> None:
         """What holds goes into the rows; `lines`: of the results."""
         assert rows.drafts is not None
-        self._accept(rows.tokens, rows.drafts.lengths, lines, seen.drawn, seen.ring)
+        self._accept(rows.tokens, rows.drafts.lengths, rows.drafts.held, lines, seen.drawn, seen.ring)
 
     def locate(self, rows: Rows, given: StepInputs, num_decode: int) -> None:
         """Before a step: its rows that decode, which come first, move to where they stand."""
         assert rows.drafts is not None and rows.resident is not None
         slots, offsets = given.slots[:num_decode], given.offsets[:num_decode]
         columns = given.tokens, given.draw, given.context_lens
-        self._locate(rows.drafts.lengths, rows.resident, slots, offsets, *columns, rows.block_tokens)
+        tables = [rows.resident, *(more.resident for more in rows.beside if more.resident is not None)]
+        for line, table in enumerate(tables, 2):
+            self._locate(rows.drafts.lengths, table, slots, offsets, *columns, rows.block_tokens, line)
 
 
 def follows_drafts(step: Step) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.worker.groups import GroupStep
+from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.staging import Array, aligned, offsets, view
 from services.worker.state import Rows, Step
@@ -171,7 +172,13 @@ class StepInputs(NamedTuple):
             max_context=min(rows.max_len, USUAL_CONTEXT) if key.chunk and not key.long else rows.max_len,
             num_decode=key.decode,
             table_rows=self.slots,
+            drafts=self.draft_entries(rows),
         )
+
+    def draft_entries(self, rows: Rows) -> DraftEntries | None:
+        if rows.drafts is None or not rows.has_states:
+            return None
+        return DraftEntries(self.offsets, self.slots, rows.drafts.held)
 
     def beside(self, rows: Rows, first: AttentionRows) -> tuple[GroupStep, ...]:
         """Of the groups behind the first one, whose rows are `first`."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from services.worker.graphs import Choice, StepColumns
 from services.worker.groups import GroupStep
+from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
 from services.worker.state import BlockTables, Ints, Rows, Step
 
@@ -100,8 +101,8 @@ class ForwardBatch:
     beside: tuple[GroupStep, ...] = ()  # of the groups behind the first one
 
 
-def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
-    """The batch of a step that `Rows.apply` has checked; at least one row."""
+def build(step: Step, rows: Rows, put: Put, offsets: npt.NDArray[np.int32] | None = None) -> ForwardBatch:
+    """The batch of a step that `Rows.apply` has checked; at least one row. `offsets`: of entries (drafts.Entries)."""
     slots, counts = step.slots, step.counts
     context = step.positions + counts
     max_query = int(counts.max())
@@ -120,6 +121,9 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
     else:
         tables, table_rows = rows.resident, put(slots.astype(np.int32))
     longer = np.flatnonzero(counts > 1)
+    drafts = None
+    if offsets is not None and rows.drafts is not None and rows.has_states:
+        drafts = DraftEntries(put(offsets), put(slots.astype(np.int32)), rows.drafts.held)
     first = AttentionRows(
         query_starts=put(np.concatenate(([0], ends)).astype(np.int32)),
         context_lens=put(context.astype(np.int32)),
@@ -130,6 +134,7 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
         num_decode=int(longer[0]) if len(longer) else len(slots),
         table_rows=table_rows,
         chunk_load=ChunkLoad.of(counts, context),
+        drafts=drafts,
     )
     return ForwardBatch(
         token_places=put(token_slots * row_len + positions),

@@ -27,7 +27,7 @@ from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
-from services.worker.drafting import Smaller, choose_drafting
+from services.worker.drafting import Smaller, choose_drafting, with_drafts
 from services.worker.grammars import Grammars, open_words
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
@@ -37,7 +37,6 @@ from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
 from services.worker.layers.kv_scales import KvScales
-from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
@@ -150,8 +149,7 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        if config.speculative.method == "mtp":
-            whole = with_mtp(whole)
+        whole = with_drafts(whole, config.speculative)
         coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
         if model is fallback.MODEL and coding != Coding():
             raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
@@ -248,11 +246,6 @@ class ModelEngine:
             given = rope, shape, ends, device, loaded.kv_dtype, group
             more = config.kv.checkpoint_tokens, loaded.kv_scales, drafting, grammars
             parts = Parts(model, loaded.bindings, *given, *more)
-            if drafting is not None and not parts.layout.is_plain:
-                raise ConfigError(
-                    f"speculative.method is {config.speculative.method}, but layers of this model keep a window or a "
-                    f"state, which cannot go back where drafts do not hold: leave it empty"
-                )
             self._runner, pools = start(parts, config, level, stages)
             stages("vocabulary")
             grammars.ready()

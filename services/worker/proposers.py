@@ -19,7 +19,7 @@ from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
-from services.worker.state import Rows
+from services.worker.state import BlockTables, Rows
 
 
 def ngram_drafts(bindings: Bindings, shortest: int, longest: int) -> Drafts:
@@ -41,13 +41,14 @@ class Ahead(NamedTuple):
     attention: AttentionRows
 
 
-def ahead(rows: Rows, slots: Tensor, room: Tensor, distance: int, last: int) -> Ahead:
-    """The place `distance` behind the newest token of rows `slots` (int64 [B]), whose blocks hold `room` tokens.
+def ahead(rows: Rows, group: BlockTables, begins: Tensor, distance: int, last: int) -> Ahead:
+    """The place `distance` behind the newest token of the rows of `begins` (Seen.begins), in a group with pages.
 
-    What is beyond goes to block `last`.
+    What is beyond a row's blocks goes to block `last`.
     """
     assert rows.drafts is not None
-    tables = torch.from_numpy(rows.tables) if rows.resident is None else rows.resident
+    slots, room = begins[2], begins[3]
+    tables = torch.from_numpy(group.tables) if group.resident is None else group.resident
     positions = (rows.drafts.lengths[slots] - 1 + distance).clamp(0, rows.max_len - 1)
     blocks = tables[slots, positions // rows.block_tokens].long()
     blocks = torch.where(positions < room, blocks, last)
@@ -78,10 +79,10 @@ def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeT
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
         step = seen.computed
-        model(seen.drawn.ids, rope.at(step.positions), step.kv_slots, step.attention, cache, seen.begins[1])
-        slots, room = seen.begins[2], seen.begins[3]
+        model(seen.drawn.ids, rope.at(step.positions), *step.groups[0], cache, seen.begins[1])
+        slots = seen.begins[2]
         for place in range(rows.drafts.most if len(slots) else 0):
-            at = ahead(rows, slots, room, place, last)
+            at = ahead(rows, rows.first, seen.begins, place, last)
             ids = rows.tokens[slots, rows.drafts.lengths[slots] - 1 + place]
             x = model(ids, rope.at(at.positions), at.kv_slots, at.attention, cache, None)
             put(rows, slots, place, likeliest(model.logits(x)))
@@ -91,24 +92,25 @@ def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeT
 
 def mtp_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTable) -> Drafts:
     """By the model's head, which sees each step's hidden states with the tokens after them, and then its own."""
-    head, layer = model.mtp, cache.layers[-1]
+    head, layer, number = model.mtp, cache.layers[-1], cache.groups[-1]
     assert head is not None
-    likeliest, last = bindings(argmax), cache.num_blocks - 1
+    likeliest = bindings(argmax)
 
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
-        step = seen.computed
+        step, group = seen.computed, rows.of_group(number)
+        last = cache.blocks_of(group.group.pool) - 1
         ids = rows.tokens.view(-1).index_select(0, step.places + 1)
         hidden = head.trunk(step.hidden)
-        hidden = head(ids, hidden, rope.at(step.positions), layer, step.kv_slots, step.attention)
-        entry, token, slots, room = seen.begins
+        hidden = head(ids, hidden, rope.at(step.positions), layer, *step.groups[number])
+        entry, token, slots, _ = seen.begins
         if not len(slots):
             return
         kept = rows.drafts.lengths[slots] - 1 - seen.drawn.context_lens[entry]
         hidden = hidden.index_select(0, token + kept)
         put(rows, slots, 0, likeliest(head.logits(hidden)))
         for place in range(1, rows.drafts.most):
-            at = ahead(rows, slots, room, place - 1, last)
+            at = ahead(rows, group, seen.begins, place - 1, last)
             ids = rows.tokens[slots, rows.drafts.lengths[slots] - 1 + place]
             hidden = head(ids, hidden, rope.at(at.positions), layer, at.kv_slots, at.attention)
             put(rows, slots, place, likeliest(head.logits(hidden)))

@@ -125,8 +125,11 @@ class Reporter:
         return Wanted(*self._wanted, put(places[entries]))
 
     def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor, keep: bool) -> None:
-        """own: [B, V] as it was before anything was done to it; tokens: int32 [B]. keep: some are drawn again."""
-        top = int(wanted.tops.max())
+        """own: [B, V] as it was before anything was done to it; tokens: int32, of all rows of the logits.
+
+        keep: some are drawn again.
+        """
+        top, tokens = int(wanted.tops.max()), tokens.index_select(0, wanted.where)
         self._own = own if keep else None
         self._drawn = _to_host(self._packed(own, tokens, top), top)
 
@@ -138,7 +141,10 @@ class Reporter:
         order = slots.argsort()
         return Again(lines, put(lines), put(order[np.searchsorted(slots[order], self._slots[lines])]))
 
-    def drawn_again(self, again: Again, tokens: Tensor) -> None:
+    def drawn_again(self, again: Again | None, tokens: Tensor) -> None:
+        """tokens: int32, of the rows that `held` was asked for."""
+        if again is None:
+            return
         assert self._own is not None and self._drawn is not None
         top = self._drawn.top
         own = self._packed(self._own.index_select(0, again.own), tokens.index_select(0, again.tokens), top)

@@ -177,8 +177,9 @@ class Runner:
         return self.run(step)
 
     def copy_blocks(self, source: Sequence[int], target: Sequence[int], pool: int = 0) -> None:
-        """In the model's cache, and in that of a model which proposes drafts."""
-        for cache in (self.cache, *(self._drafts.caches if self._drafts is not None else ())):
+        """In the model's cache, and in that of a model that proposes drafts: its blocks are those of the first pool."""
+        others = self._drafts.caches if self._drafts is not None and not pool else ()
+        for cache in (self.cache, *others):
             cache.copy_blocks(source, target, pool)
 
     @torch.inference_mode()
@@ -213,8 +214,7 @@ class Runner:
         again = self._results.reporter.held(held.slots, put)
         self._staging.send()
         drawn = self.sampler(held.logits, sampling, rows.penalties, mask)
-        if again is not None:
-            self._results.reporter.drawn_again(again, drawn)
+        self._results.reporter.drawn_again(again, drawn)
         self._store(rows.tokens, self._results.lines, targets, drawn, ring, columns)
         self._staging.done()
         rows.count(held.slots, held.context)
@@ -223,7 +223,7 @@ class Runner:
     def _run_eagerly(self, entries: Entries, turn: int, bound: Ints, drafting: int) -> Tensor | None:
         """Returns the logits [B, V] of the entries `bound`; None if there are none. drafting: the plan's."""
         rows, put, step = self.rows, self._staging.put, entries.step
-        batch = inputs.build(step, rows, put)
+        batch = inputs.build(step, rows, put, entries.offsets if self._drafts is not None else None)
         ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
@@ -261,13 +261,14 @@ class Runner:
             raw = None if wanted is None else wanted.own(logits)  # and another: it writes to that, too
             sampled = self.sampler(logits, sampling, rows.penalties)
             if wanted is not None and raw is not None:
-                self._results.reporter.drawn(wanted, raw, sampled.index_select(0, wanted.where), own is not None)
+                self._results.reporter.drawn(wanted, raw, sampled, own is not None)
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
             return own
         computed = None
         if reads:
-            computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
+            groups = GroupStep(batch.kv_slots, batch.rows), *batch.beside
+            computed = Computed(batch.token_places, batch.positions, groups, x)
         drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
         self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
         return own
@@ -318,14 +319,14 @@ class Runner:
             if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
-            own = made.drawn.index_select(0, wanted.where)
-            self._results.reporter.drawn(wanted, wanted.own(made.logits), own, kept is not None)
+            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept is not None)
         if self._drafts is not None:
             computed = None
             if self._drafts.reads:
                 token_places, positions, kv_slots = given.tokens[:3].unbind(0)
-                attention = given.attention_rows(rows, key)
-                computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
+                first_group = GroupStep(kv_slots, given.attention_rows(rows, key))
+                groups = first_group, *given.beside(rows, first_group.rows)
+                computed = Computed(token_places, positions, groups, made.hidden)
             drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
             self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
         return places[step.samples], None if kept is None else made.logits.index_select(0, kept)

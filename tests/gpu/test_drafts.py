@@ -13,6 +13,7 @@ from common.columns import pack_i32
 from common.protocol import Admit, Sampling
 from tests.e2e.test_draft_equality import ROWS, Said, say
 from tests.gpu.test_tokens import LEVELS
+from tests.services.worker import spelled
 
 KINDS = [
     Sampling(60, temperature=0.0),
@@ -20,6 +21,7 @@ KINDS = [
     Sampling(60, seed=2, temperature=1.0, top_p=0.9),
     Sampling(60, seed=4, temperature=0.7, frequency_penalty=0.5),
     Sampling(60, temperature=0.0, logit_bias=((5, 3.0),), min_tokens=5),
+    Sampling(60, seed=5, temperature=1.0, grammar=spelled.regex("([a-z]{2,9}-[0-9]{2,4} )+")),  # has no drafts
 ]
 
 
@@ -27,13 +29,14 @@ def asked() -> list[Admit]:
     """Prompts that repeat themselves, so that there is much to find."""
     prompts = [[3 + (7 * number + place % (3 + number)) % 4000 for place in range(20 + number)] for number in range(20)]
     return [
-        Admit(number, pack_i32(prompt), msgspec.structs.replace(KINDS[number % 5], ignore_eos=True))
+        Admit(number, pack_i32(prompt), msgspec.structs.replace(KINDS[number % len(KINDS)], ignore_eos=True))
         for number, prompt in enumerate(prompts)
     ]
 
 
 def said_by(small: Any, *settings: str) -> tuple[Said, dict[str, float]]:
     engine = small.engine("model.dtype=float32", f"scheduler.max_rows={ROWS}", *settings).engine
+    engine._runner.held.grammars = spelled.grammars(engine.facts.vocab_size)
     facts = msgspec.structs.replace(engine.facts, num_blocks=engine.facts.max_model_len // engine.facts.block_tokens)
     return say(lambda: engine.execute, facts, asked())
 

@@ -51,6 +51,7 @@ from services.scheduler.fleet import Fleet
 from services.scheduler.policy import Key
 from services.scheduler.request import Stage
 from services.scheduler.tenants import Tenant
+from tests.kv_index import KvIndex
 from tests.sim.fake_worker import FakeWorker
 from tests.sim.language import Stream
 
@@ -99,7 +100,7 @@ class World:
             drafts=random.choice((0, 0, 1, 2, 3, 8)),
             draft_rows=random.choice((1, 4, 100)),
         )
-        if not self.facts.drafts and random.random() < 0.7:  # a model with drafts has one group
+        if random.random() < 0.7:
             self._draw_groups()
         self.most_groups = random.choice((1, 2, 2, 3, 4))
         self.uneven = random.random() < 0.15  # groups may be too small for the longest sequences
@@ -116,7 +117,9 @@ class World:
             chunk_context=random.choice((0, 1, 4)),
             chunk_beside=random.choice((0, 2, 7, 512)),
         )
-        self.fleet = Fleet(self.limits, Kv(prefix_cache=random.random() < 0.8), seed, RECOVER_S)
+        kv = Kv(prefix_cache=random.random() < 0.8, events_endpoint="tcp://*:5557")  # which nothing here binds
+        self.fleet = Fleet(self.limits, kv, seed, RECOVER_S)
+        self.index = KvIndex()
         self.workers: dict[int, FakeWorker] = {}  # by group
         self.num_groups = 0  # that have ever been
         self.late: list[FleetEvent] = []  # still on the way from groups that have gone
@@ -474,6 +477,7 @@ class World:
         before = self.fleet.metrics()
         effects = self.fleet.handle(events, self.now_s)
         self.fleet.check()
+        self.index.follow(self.fleet)
         after = self.fleet.metrics()
         self.orderly = before["preemptions"] == after["preemptions"]
         self.handled = len(self.admitted)

@@ -37,7 +37,7 @@ SHAPES = (
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
     *("value_dim", "attention_gate", "shared_size"),
-    *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps"),
+    *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps", "delta_drafts"),
     *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "latent_row"),
     *("expert_groups", "top_groups", "softmax_groups", "index_heads", "index_head_dim"),
     "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called

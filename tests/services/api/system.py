@@ -82,8 +82,10 @@ class FakeTokenizer:
             elif isinstance(message, Abort):
                 self.aborts.append(message.seq_id)
             elif isinstance(message, Tokenize):
-                ids = [ord(letter) for letter in message.text]
-                self.send(Tokenized(message.call_id, pack_i32(ids), list(message.text)))
+                asked = message.submit or message
+                text = asked.text or asked.messages.decode()
+                ids = pack_i32(map(ord, text)) if text or not message.submit else message.submit.tokens
+                self.send(Tokenized(message.call_id, ids, [] if message.submit else list(text)))
             elif isinstance(message, Detokenize):
                 self.send(Detokenized(message.call_id, "".join(map(chr, unpack_i32(message.tokens)))))
         self.system.changed()
@@ -185,7 +187,9 @@ class System:
                 self.tell()
             elif isinstance(message, Heartbeat) and sender in self.members:
                 peer = self.members[sender].peer
-                self.members[sender] = Member(peer, message.state, message.progress, None, message.counters)
+                self.members[sender] = Member(
+                    peer, message.state, message.progress, None, message.counters, message.histograms
+                )
                 self.tell()
             elif isinstance(message, Pause):
                 self.pauses.append(message)

@@ -26,6 +26,7 @@ from services.api.routes import Routes
 from services.api.schema import chat, completion
 from services.api.schema.generation import GenerationRequest, continuous_usage, wants_usage
 from services.api.sse import Chunks, EventStream
+from services.tokenizer.encode import Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -77,7 +78,7 @@ class Run:
         first = self.request.choices[0]
         opened = self.streams.open(msgspec.structs.replace(first.submit, seq_id=first.seq_id), self.box)
         assert opened is not None
-        self.streams.admit(opened, array("i", list(PROMPT.encode())), FACTS)
+        self.streams.admit(opened, Prompt(array("i", list(PROMPT.encode()))), FACTS)
 
     def batches(self) -> Iterator[None]:
         """Each turn some choices get some of their tokens; the last ones come with their end, or before it."""

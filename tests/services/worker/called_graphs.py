@@ -9,6 +9,7 @@ import torch
 from services.worker import graphs
 from services.worker.graphs import Captured, GraphKey, Graphs, StepColumns, StepInputs
 from services.worker.staging import offsets
+from services.worker.state import Rows
 
 
 class CalledGraphs(Graphs):
@@ -30,10 +31,17 @@ class CalledGraphs(Graphs):
         return Captured(Call(), self._place[: offsets(columns)[1]], given, outputs)  # type: ignore[arg-type]
 
 
+def on_device(rows: Rows) -> None:
+    """Block tables as on a device, where the host does not know where rows with drafts stand."""
+    for group in (rows.first, *rows.beside):
+        if not group.is_state:
+            group.resident = torch.zeros(rows.tokens.shape[0], group.tables.shape[1], dtype=torch.int32)
+
+
 def capture(driver: Any, keys: Sequence[GraphKey], monkeypatch: pytest.MonkeyPatch) -> CalledGraphs:
     """From now on the driver's steps are replayed, with block tables as on a device."""
     monkeypatch.setattr("services.worker.runner.Graphs", CalledGraphs)
-    driver.runner.rows.first.resident = torch.zeros(driver.runner.rows.tokens.shape[0], 25, dtype=torch.int32)
+    on_device(driver.runner.rows)
     driver.runner.capture(keys, lambda done, total: None)
     made: CalledGraphs = driver.runner._graphs
     return made

@@ -12,15 +12,15 @@ from services.worker.graphs import layouts
 from services.worker.kernels.registry import Facts, bind
 from services.worker.memory import Shape
 from tests.services.worker.called_graphs import capture
-from tests.services.worker.mtp_checkpoint import MtpTiny, make_mtp
+from tests.services.worker.mtp_checkpoint import FAMILIES, MtpTiny, make_mtp
 from tests.services.worker.test_drafts import OUTPUT, PROMPTS, SAMPLINGS, TOKENS, Planner
 
 BLOCKS = 82
 
 
-@pytest.fixture(scope="module")
-def mtp(tmp_path_factory: pytest.TempPathFactory) -> MtpTiny:
-    return make_mtp(tmp_path_factory.mktemp("mtp"))
+@pytest.fixture(scope="module", params=FAMILIES)
+def mtp(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MtpTiny:
+    return make_mtp(tmp_path_factory.mktemp("mtp"), request.param)
 
 
 def by_mtp(driver_of: Any, tokens: int = TOKENS) -> Any:

@@ -12,7 +12,6 @@ from services.worker.kernels.tuned import table
 FEW_TOKENS = 4  # without data: up to here pairs hardly share experts, and sorting costs more than it saves
 FEW_PAIRS = 64
 TUNED_BYTES = 2  # tables and large tiles are for elements of 16 bits
-MAX_FEW_TILE = 2**15  # elements of a weight tile in registers
 
 
 class Experts(NamedTuple):
@@ -92,10 +91,9 @@ def _tuned(shape: Experts, device: torch.device) -> _Rows:
 
 @cache
 def default_few(shape: Experts) -> Few:
+    """What an H200 took most often: stretches of 2 KiB, of two experts in a step where there are two."""
     up_chunk = min(1024, triton.next_power_of_2(shape.hidden))
-    down_chunk = min(max(64, 2048 // triton.next_power_of_2(shape.top_k)), triton.next_power_of_2(shape.inner))
-    fits = MAX_FEW_TILE // (down_chunk * triton.next_power_of_2(shape.top_k))
-    return Few(4, up_chunk, 4, max(1, min(4, fits)), down_chunk, 4)
+    return Few(4, up_chunk, 4, 4, min(1024, triton.next_power_of_2(shape.inner)), 4, min(2, shape.top_k))
 
 
 def default_grouped(block_m: int, device: torch.device) -> Grouped:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import HAS_GPU, interpreted
-from tests.services.worker.kernels.impl.triton.hold import Holder
+from tests.services.worker.kernels.impl.triton.hold import DTYPES, Holder
 
 if importlib.util.find_spec("triton") is None:
     collect_ignore_glob = ["test_*.py"]  # an operating system that has no Triton
@@ -33,7 +33,12 @@ def device() -> torch.device:
     return torch.device("cuda" if HAS_GPU else "cpu")
 
 
-@pytest.fixture(scope="session")
-def hold(device: torch.device) -> Holder:
-    """`hold(impl)`: every case of the op in every dtype, against its meaning."""
-    return Holder(device)
+@pytest.fixture(
+    scope="session", params=[[dtype] for dtype in DTYPES] if HAS_GPU else [DTYPES], ids=lambda dtypes: str(dtypes[0])
+)
+def hold(device: torch.device, request: pytest.FixtureRequest) -> Holder:
+    """`hold(impl)`: every case of the op in every dtype, against its meaning.
+
+    On a GPU a test per dtype: compiling takes longest, and several processes share it.
+    """
+    return Holder(device, request.param)

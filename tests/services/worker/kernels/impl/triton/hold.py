@@ -78,27 +78,27 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 class Holder:
-    """`hold(impl)` checks all of the op's cases in all of its dtypes.
+    """`hold(impl)` checks all of the op's cases in those of its dtypes that are among `dtypes`.
 
     `cases` replaces them; `strided` names arguments (by position) that come as columns of a wider tensor; `graph` says
     whether a GPU also captures and replays it.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> None:
+        self.device, self.dtypes = device, dtypes
 
     def __call__(
         self, impl: Impl[Any], *, cases: Sequence[Case] | None = None, strided: Sequence[int] = (), graph: bool = True
     ) -> None:
         ran = 0
-        for dtype in DTYPES:
+        for dtype in self.dtypes:
             if dtype not in impl.op.tolerances or impl.refuses(facts(self.device, dtype)) is not None:
                 continue
             for case in impl.op.cases if cases is None else cases:
                 self._case(impl, case, dtype, strided, graph)
                 ran += 1
         if not ran and self.device.type == "cuda":  # the interpreter, which refuses nothing, has held it
-            pytest.skip(str(impl.refuses(facts(self.device, torch.bfloat16))))
+            pytest.skip(str(impl.refuses(facts(self.device, self.dtypes[0])) or f"not in {self.dtypes[0]}"))
         assert ran, f"{impl.op.name}: {impl.provider} refuses every dtype on {self.device}"
 
     def _case(self, impl: Impl[Any], case: Case, dtype: torch.dtype, strided: Sequence[int], graph: bool) -> None:
