@@ -50,14 +50,6 @@ class Copies(Struct, frozen=True):
     target: bytes  # _i32 blocks, none of which is a source
 
 
-class Progress(Struct, frozen=True):
-    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
-
-
 class Load(Struct, frozen=True):
     """Scheduler gauges for people, metrics and routers."""
 
@@ -78,3 +70,11 @@ class Tally(Struct, frozen=True):
     gone: tuple[int, ...]  # incarnations that are counted here, newest last
     counters: dict[str, float]
     histograms: dict[str, bytes]
+
+
+class Progress(Struct, frozen=True):
+    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0

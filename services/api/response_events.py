@@ -5,6 +5,7 @@ One per response; `typed_events` feeds it. Items are told one after another: one
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from common.dialects.events import Arguments, CallBegun, Content, Event, Reasoni
 from common.errors import Reject
 from services.api.errors import Problem, of_reject
 from services.api.hub import Choice
+from services.api.schema.logprobs import ChatLogprobs, ContentLogprob, writing
 from services.api.schema.replies import Usage
 from services.api.schema.response_object import (
     FunctionCallItem,
@@ -40,8 +42,10 @@ CODES: dict[str | None, Literal["server_error", "rate_limit_exceeded", "invalid_
 class ResponseEvents:
     keep_alive = b": keep-alive\n\n"
 
-    def __init__(self, response: ResponseObject) -> None:
-        self.body = response
+    def __init__(self, response: ResponseObject, reports: Callable[[], ChatLogprobs | None] = lambda: None) -> None:
+        """reports: log-probabilities of the tokens since the last call, if any are wanted."""
+        self.body, self._reports = response, reports
+        self._tokens: list[ContentLogprob] = []  # that no item has had
         self._number = 0  # of the next event
         self._open: OutputItem | None = None  # the newest item, while it grows
         self._pieces: list[str] = []  # of its text
@@ -115,7 +119,12 @@ class ResponseEvents:
         else:
             name, _ = TEXT[type(item)]
             item.content[0].text = text
-            extra = LOGPROBS if isinstance(item, OutputMessage) else {}
+            self._tokens += news.content if (news := self._reports()) is not None else ()
+            own, self._tokens = writing(self._tokens, text) if text else ([], self._tokens)
+            extra: dict[str, Any] = {}
+            if isinstance(item, OutputMessage):
+                item.content[0].logprobs = own
+                extra = {"logprobs": msgspec.to_builtins(own)}
             told.append(self._event(f"response.{name}.done", **place, content_index=0, text=text, **extra))
             told.append(self._part("response.content_part.done", item, item.content[0]))
         item.status = status

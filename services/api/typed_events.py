@@ -53,7 +53,7 @@ async def converse(
     """A chat, answered in the words of another API. Raises Reject while nothing is sent."""
     facts = gateway.facts()
     check_messages(asked.messages, gateway.config.api.max_messages)
-    submits = submits_of(asked, facts, gateway.max_choices)
+    submits = submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     request, wire, alarm = begin(gateway, http, asked, submits, wanted_of(asked))
     if asked.stream:
         slow_s = gateway.config.api.slow_client_s

@@ -65,10 +65,10 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             load=1 if choice else num_prompt,  # the others will share the first one's prompt
             origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
             journal=state.past.journal,
-            records=bytearray(admit.logprobs),
             admitted_s=state.now_s,
             trace=admit.trace,
             span_id=span_id_of(admit.trace, admit.seq_id + choice, state.hash_seed) if admit.trace else "",
+            records=bytearray(admit.logprobs),
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)

@@ -108,8 +108,7 @@ class Encoder:
         """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
         if call.submit is not None:
             prompt = self.prompt(call.submit, self._vocabulary.size)
-            tokens = shortened(prompt.tokens, call.submit, max_model_len)
-            return Encoded(tokens, [])
+            return Encoded(shortened(prompt.tokens, call.submit, max_model_len), [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")

@@ -18,8 +18,8 @@ class Outbox:
     """Rows, terminals and replies for one API process. Columns of a row are appended together."""
 
     __slots__ = (
-        *("accepted", "counts", "engines", "finished", "first_index", "formats", "ids", "incarnation", "made_s"),
-        *("logprobs", "prompt_logprobs", "replies", "seq_ids", "texts", "turn"),
+        *("accepted", "counts", "engines", "finished", "first_index", "formats", "ids", "incarnation", "logprobs"),
+        *("made_s", "prompt_logprobs", "replies", "seq_ids", "texts", "turn"),
     )
 
     def __init__(self, incarnation: int, made_s: float) -> None:
@@ -34,9 +34,9 @@ class Outbox:
         self.accepted = array("Q")
         self.formats: list[TextFormat] = []
         self.ids: dict[int, tuple[int, bytes]] = {}
+        self.engines: dict[int, int] = {}
         self.logprobs: dict[int, TextLogprobs] = {}
         self.prompt_logprobs: dict[int, TextLogprobs] = {}
-        self.engines: dict[int, int] = {}
         self.replies: deque[msgspec.Struct] = deque()
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
@@ -47,9 +47,10 @@ class Outbox:
             self.replies.popleft()
         if not (self.texts or self.finished or self.accepted or self.formats or self.prompt_logprobs):
             return True
-        columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
         batch = TextBatch(
-            *columns,
+            self.seq_ids.tobytes(),
+            self.first_index.tobytes(),
+            self.counts.tobytes(),
             self.texts,
             self.finished,
             self.accepted.tobytes(),
@@ -64,7 +65,8 @@ class Outbox:
         self.turn += 1
         self.seq_ids, self.first_index, self.counts = array("Q"), array("i"), array("i")
         self.texts, self.finished, self.accepted, self.formats, self.ids = [], [], array("Q"), [], {}
-        self.engines, self.logprobs, self.prompt_logprobs = {}, {}, {}
+        self.engines = {}
+        self.logprobs, self.prompt_logprobs = {}, {}
         return True
 
 

@@ -46,8 +46,8 @@ def result_of(step: int, pending: Pending, device_us: int = 0) -> StepResult:
     """Waits for the device."""
     tokens = pending.tokens()
     counts, drafted = pending.counts()
-    faults, logprobs = list(pending.faults), pending.logprobs()
-    return StepResult(step, tokens, device_us, "", pending.failed, counts, drafted, faults, logprobs)
+    told = counts, drafted, list(pending.faults), pending.logprobs()
+    return StepResult(step, tokens, device_us, "", pending.failed, *told)
 
 
 class Engine(Protocol):

@@ -85,7 +85,7 @@ class HeldTokens:
         return self._counts
 
     def logprobs(self) -> StepLogprobs | None:
-        """As StepTokens, of what was drawn last; waits for the device."""
+        """As StepTokens; waits for the device."""
         self.tokens()
         return self._logprobs
 

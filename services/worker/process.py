@@ -165,6 +165,7 @@ class WorkerProcess:
         self.spent.steps += 1
         self._flush(keep=1)
         pending.settle()
+        self._flush(keep=len(self._in_flight))  # on a CPU it is there now, and the next plan takes a step's time
 
     def _record(self, plan: StepPlan) -> None:
         """Before the step runs: it may be the last one."""

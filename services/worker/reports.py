@@ -1,5 +1,6 @@
 """Log-probabilities of one step's tokens, of the rows that want them. Owner: the runner, which calls in this order:
-`start`, `wanted` while inputs are put, `drawn` or `prompt` when logits are there, `taken` when all is launched.
+`start`, `wanted` while inputs are put, `drawn` or `prompt` when logits are there, `settled` when rows under a grammar
+have their tokens, `taken` when all is launched.
 
 Logits are the model's own, which the sampler may overwrite: `Wanted.own` keeps those of the rows that are asked for.
 A prompt's logits exist for a few positions at a time only. Nothing here waits for the device.
@@ -34,6 +35,15 @@ class Wanted(NamedTuple):
         return logits.index_select(0, self.where)
 
 
+class Waiting(NamedTuple):
+    """What `drawn` was given, until the step's rows under a grammar have their tokens (held.py)."""
+
+    wanted: Wanted
+    own: Tensor
+    tokens: Tensor
+    held: Tensor
+
+
 class PromptPart(NamedTuple):
     """Positions of a row whose next token is known and wants its log-probability."""
 
@@ -51,14 +61,6 @@ class Table(NamedTuple):
     top: int
 
 
-class Again(NamedTuple):
-    """Lines of the table of what was drawn that are to be made again, when it has been drawn again."""
-
-    lines: Ints
-    own: Tensor  # int64: the same, of the logits that were kept
-    tokens: Tensor  # int64: where their tokens are among those that are drawn again
-
-
 class StepReports(NamedTuple):
     """What `taken` gives, to be cut into records when the step is over."""
 
@@ -66,7 +68,6 @@ class StepReports(NamedTuple):
     entries: Ints
     tops: Ints
     prompts: list[tuple[int, int, Table]]  # row, first token, records
-    again: tuple[Ints, Table] | None = None  # lines of `drawn`, and what is to be there
 
     def read(self, kept: npt.NDArray[np.bool_] | None) -> StepLogprobs:
         """`kept`: entries whose tokens are the rows'; None: all are."""
@@ -74,8 +75,6 @@ class StepReports(NamedTuple):
         if self.drawn is None:
             return StepLogprobs(b"", prompts)
         lines, tops, most = self.drawn.lines.numpy(), self.tops, self.drawn.top
-        if self.again is not None:
-            lines[self.again[0]] = self.again[1].lines.numpy()
         if kept is not None:
             lines, tops = lines[kept[self.entries]], tops[kept[self.entries]]
         if (tops == most).all():
@@ -106,10 +105,8 @@ class Reporter:
     def start(self) -> None:
         """A step begins, or begins again."""
         self._drawn: Table | None = None
-        self._own: Tensor | None = None  # logits of which some lines may be made again
+        self._waiting: Waiting | None = None
         self._wanted = self._none, self._none
-        self._slots = self._none
-        self._again: tuple[Ints, Table] | None = None
         self._prompts: list[tuple[int, int, Table]] = []
         self._any = False
 
@@ -121,34 +118,23 @@ class Reporter:
         entries = np.flatnonzero(tops >= 0)
         if not len(entries):
             return None
-        self._wanted, self._slots, self._any = (entries, tops[entries]), slots[entries], True
+        self._wanted, self._any = (entries, tops[entries]), True
         return Wanted(*self._wanted, put(places[entries]))
 
-    def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor, keep: bool) -> None:
-        """own: [B, V] as it was before anything was done to it; tokens: int32, of all rows of the logits.
-
-        keep: some are drawn again.
-        """
-        top, tokens = int(wanted.tops.max()), tokens.index_select(0, wanted.where)
-        self._own = own if keep else None
-        self._drawn = _to_host(self._packed(own, tokens, top), top)
-
-    def held(self, slots: Ints, put: Put) -> Again | None:
-        """Rows of the step that are drawn again, each of which has one entry. None: none of them wants anything."""
-        lines = np.flatnonzero(np.isin(self._slots, slots))
-        if not len(lines):
-            return None
-        order = slots.argsort()
-        return Again(lines, put(lines), put(order[np.searchsorted(slots[order], self._slots[lines])]))
-
-    def drawn_again(self, again: Again | None, tokens: Tensor) -> None:
-        """tokens: int32, of the rows that `held` was asked for."""
-        if again is None:
+    def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor, held: Tensor | None = None) -> None:
+        """own: [B, V] as it was before anything was done to it; tokens: int32, of all rows of the logits; held: int64,
+        those whose tokens `settled` will bring."""
+        if held is not None:
+            self._waiting = Waiting(wanted, own, tokens, held)
             return
-        assert self._own is not None and self._drawn is not None
-        top = self._drawn.top
-        own = self._packed(self._own.index_select(0, again.own), tokens.index_select(0, again.tokens), top)
-        self._again, self._own = (again.lines, _to_host(own, top)), None
+        top = int(wanted.tops.max())
+        self._drawn = _to_host(self._packed(own, tokens.index_select(0, wanted.where), top), top)
+
+    def settled(self, tokens: Tensor) -> None:
+        """int32, of the rows that `held` has named."""
+        if self._waiting is not None:
+            wanted, own, others, held = self._waiting
+            self.drawn(wanted, own, others.index_copy(0, held, tokens))
 
     def parts(self, step: Step, drafting: int, rows: Rows, put: Put) -> list[PromptPart]:
         """What a step computes of prompts that want log-probabilities. drafting: the plan's; `step`: spread out."""
@@ -184,9 +170,7 @@ class Reporter:
 
     def taken(self) -> StepReports | None:
         """Of this step; None: nobody wants any."""
-        if not self._any:
-            return None
-        return StepReports(self._drawn, *self._wanted, self._prompts, self._again)
+        return StepReports(self._drawn, *self._wanted, self._prompts) if self._any else None
 
 
 def _to_host(packed: Tensor, top: int) -> Table:

@@ -211,11 +211,10 @@ class Runner:
         sampling = inputs.sampling_batch(held.slots, held.context, rows, put)
         targets, columns = put(held.slots * rows.tokens.shape[1] + held.context), put(held.columns)
         ring, mask = put(np.array([self._results.turn], np.int32)), put(bits)
-        again = self._results.reporter.held(held.slots, put)
         self._staging.send()
         drawn = self.sampler(held.logits, sampling, rows.penalties, mask)
-        self._results.reporter.drawn_again(again, drawn)
         self._store(rows.tokens, self._results.lines, targets, drawn, ring, columns)
+        self._results.reporter.settled(drawn)
         self._staging.done()
         rows.count(held.slots, held.context)
         return self._results.taken(held.line, held.sizes)
@@ -228,9 +227,9 @@ class Runner:
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
+        kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
         parts = self._results.reporter.parts(step, drafting, rows, put)
-        kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -258,10 +257,10 @@ class Runner:
         if len(slots):
             logits = self.model.logits(x.index_select(0, batch.outputs) if every and batch.outputs is not None else x)
             own = None if kept is None else logits.index_select(0, kept)  # a copy: the sampler writes
-            raw = None if wanted is None else wanted.own(logits)  # and another: it writes to that, too
+            raw = wanted.own(logits) if wanted is not None else None
             sampled = self.sampler(logits, sampling, rows.penalties)
             if wanted is not None and raw is not None:
-                self._results.reporter.drawn(wanted, raw, sampled, own is not None)
+                self._results.reporter.drawn(wanted, raw, sampled, kept)
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
             return own
@@ -305,8 +304,8 @@ class Runner:
             sampling = inputs.sampling_batch(slots, context, rows, put)
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
-        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
         kept = put(places[bound]) if len(bound) else None
+        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -319,7 +318,7 @@ class Runner:
             if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
-            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept is not None)
+            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
         if self._drafts is not None:
             computed = None
             if self._drafts.reads:

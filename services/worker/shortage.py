@@ -73,8 +73,8 @@ class Outcome:
         """_i32; waits for the device. Kept, since the place that the device wrote them to serves later steps too."""
         if not isinstance(self._pending, bytes):
             tokens, self._counts = self._pending.tokens(), self._pending.counts()
-            self._logprobs = self._pending.logprobs()
             self._faults = self._pending.faults
+            self._logprobs = self._pending.logprobs()
             self._pending = tokens
         return self._pending
 
@@ -134,8 +134,8 @@ class Retry:
         self._run, self._free, self._count = run, free, give_up
         self._parts: list[bytes] = []
         self._counts: list[tuple[bytes, bytes]] = []
-        self._logprobs: StepLogprobs | None = None
         self._faults: list[RowFault] = []
+        self._logprobs: StepLogprobs | None = None
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -155,7 +155,8 @@ class Retry:
         counts, tried = (
             (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
         )
-        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried), self._faults, self._logprobs)
+        told = (counts, tried), self._faults, self._logprobs
+        return Outcome(b"".join(self._parts), pack_i32(failed), *told)
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -184,9 +185,9 @@ class Retry:
         counts, tried = tokens.counts()
         samples = int(piece.step.samples.sum())
         self._counts.append((counts or b"\x01" * samples, tried or bytes(samples)))
+        self._faults += [RowFault(int(piece.places[fault.place]), fault.message) for fault in tokens.faults]
         if (found := tokens.logprobs()) is not None:
             self._logprobs = _joined(self._logprobs or StepLogprobs(), found, piece.places)
-        self._faults += [RowFault(int(piece.places[fault.place]), fault.message) for fault in tokens.faults]
 
     def _drop(self, piece: Piece) -> None:
         self._count(piece.step)

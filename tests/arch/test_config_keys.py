@@ -19,8 +19,7 @@ api.max_open_requests api.max_header_bytes api.max_header_s api.max_body_bytes a
 api.max_choices api.max_buffered_events api.retry_after_s api.max_retry_after_s api.max_held_bytes api.slow_client_s
 api.drain_lag_s api.admin_host api.admin_port api.admin_on_main api.metrics api.max_messages api.door
 api.storage_dir api.max_file_bytes api.storage_bytes api.batch_requests api.max_batch_requests api.max_batches
-api.max_responses api.response_bytes api.response_age_s
-api.max_logprobs
+api.max_responses api.response_bytes api.response_age_s api.max_logprobs
 tokenizer.threads tokenizer.max_template_chars tokenizer.max_template_s tokenizer.max_grammar_s
 services.api.replicas services.tokenizer.replicas services.worker.replicas services.scheduler.replicas
 links.run_dir links.transport links.host links.scheduler_port links.queue links.heartbeat_s links.dead_after_s

@@ -120,6 +120,37 @@ def test_a_stream_of_a_chat_says_the_same(client: openai.OpenAI) -> None:
     assert {len(entry.top_logprobs) for entry in streamed} == {3}
 
 
+def test_a_response_has_those_of_its_text(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0}
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": "Say: 🙂"}], max_tokens=8, logprobs=True, top_logprobs=2, **asked
+    )
+    asked |= {
+        "input": "Say: 🙂",
+        "max_output_tokens": 8,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
+    whole = client.responses.create(**asked)
+    *_, last = client.responses.create(**asked, stream=True)
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content
+    for response in (whole, last.response):
+        (part,) = response.output[0].content
+        assert part.text == chat.choices[0].message.content and part.logprobs
+        for ours, theirs in zip(part.logprobs, chat.choices[0].logprobs.content, strict=False):
+            assert ours.token == theirs.token and ours.logprob == pytest.approx(theirs.logprob, abs=CLOSE)
+            assert [best.token for best in ours.top_logprobs] == [best.token for best in theirs.top_logprobs]
+
+
+def test_a_grammar_s_tokens_have_those_before_its_mask(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    reply = client.completions.create(**asked, extra_body={"guided_choice": ["zebra 42", "zebra 43"]})
+    told = reply.choices[0].logprobs
+    assert told is not None and told.token_logprobs and told.top_logprobs
+    assert "".join(told.tokens).startswith("zebra 4")
+    assert told.token_logprobs[0] < max(told.top_logprobs[0].values()) - 1, "the model would have said something else"
+
+
 @pytest.fixture(scope="module")
 def lonely() -> Iterator[System]:
     """One process of each kind; each token of the null worker is another one than that before it."""

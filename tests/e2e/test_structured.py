@@ -131,7 +131,7 @@ def own() -> Iterator[System]:
 
 
 def body(number: int, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"max_tokens": 96, "temperature": 1.0, "seed": 40 + number} | fields | more
+    return {"max_tokens": 64, "temperature": 1.0, "seed": 40 + number} | fields | more
 
 
 def said(message: dict[str, Any]) -> str:
@@ -198,10 +198,10 @@ def test_what_is_finished_matches(calm: list[Answer]) -> None:
 
 def test_schemas_of_all_kinds(own: System) -> None:
     """`python -m benchmarks.schemas` asks those of the public test suite."""
-    cases = [Case("draft2020-12", str(number), schema) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
+    cases = [Case(str(number), schema, []) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
     finished = [each for each in asyncio.run(say_all(own.url, cases, max_tokens=32)) if each.is_finished]
     assert [each for each in finished if not each.is_right] == []
-    assert len(finished) > 0.6 * len(cases)
+    assert len(finished) > 0.5 * len(cases)
 
 
 def test_streamed_is_whole(own: System, calm: list[Answer]) -> None:
@@ -217,19 +217,18 @@ def kill(system: System, service: str) -> None:
     raise AssertionError(f"no {service} runs")
 
 
-@pytest.mark.parametrize("service", ["worker", "scheduler"])
-def test_a_kill_changes_nothing(own: System, calm: list[Answer], service: str) -> None:
+def test_kills_change_nothing(own: System, calm: list[Answer]) -> None:
     """Matchers are made anew from the output so far: the text goes on as it would have."""
-    events = 0
+    events, killed = 0, {10 * len(CASES): "worker", 20 * len(CASES): "scheduler"}
 
     def heard() -> None:
         nonlocal events
         events += 1
-        if events == 10 * len(CASES):
-            kill(own, service)
+        if events in killed:
+            kill(own, killed.pop(events))
 
     assert asyncio.run(ask_all(own, requests(stream=True), heard)) == calm
-    assert events > 10 * len(CASES)
+    assert not killed
 
 
 @pytest.mark.parametrize(

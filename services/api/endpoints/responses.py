@@ -18,6 +18,7 @@ from services.api.schema.batches import Page
 from services.api.schema.chat import submits_of, wanted_of
 from services.api.schema.conversion import chat_of, renamed
 from services.api.schema.generation import check_model
+from services.api.schema.logprobs import ChatLogprobs, content_of
 from services.api.schema.response_object import ItemList, ResponseDeleted, ResponseObject, response_of
 from services.api.schema.responses import (
     BODY,
@@ -61,7 +62,8 @@ async def create_response(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     with renamed(NAMES | tools | talk.places):
         chat = chat_of(chat_fields(asked, talk))
         if asked.background:
-            submits_of(chat, facts, gateway.max_choices)  # what cannot be is refused now
+            # what cannot be is refused now
+            submits_of(chat, facts, gateway.max_choices, gateway.config.api.max_logprobs)
             wanted_of(chat)
             return await _put_behind(gateway, http, response, items, body)
 
@@ -72,7 +74,10 @@ async def create_response(gateway: Gateway, http: HttpRequest) -> ASGIApp:
             except Reject:
                 response.store = False
 
-        return await converse(gateway, http, chat, ResponseEvents(response), keep if response.store else None)
+        def reports() -> ChatLogprobs | None:
+            return content_of(http.scope["state"]["generation"].choices[0])
+
+        return await converse(gateway, http, chat, ResponseEvents(response, reports), keep if response.store else None)
 
 
 async def _earlier(gateway: Gateway, http: HttpRequest, asked: ResponsesRequest) -> list[InputItem]:

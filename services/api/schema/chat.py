@@ -294,7 +294,8 @@ def submits_of(
 ) -> list[Submit]:
     """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
     check_common(request, facts, request.n or 1, max_choices)
-    tools, sampling = tools_of(request), sampling_of(request, facts, 0, report_in_chat(request, max_logprobs))
+    tools = tools_of(request)
+    sampling = sampling_of(request, facts, 0, report_in_chat(request, max_logprobs))
     fields = submit_fields(request, prompt_end(request))
     if use := use_of(request, tools, sampling.grammar is not None):
         fields["options"] = msgspec.structs.replace(fields["options"], calls=use)

@@ -1,6 +1,8 @@
 """Log-probabilities in OpenAI's two forms and in vLLM's of prompts, made from a choice's reports. Pure."""
 
+from bisect import bisect_left, bisect_right
 from codecs import getincrementaldecoder
+from itertools import accumulate
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -73,6 +75,20 @@ def chat_logprobs(reports: list[TokenReport], as_ids: bool = False) -> ChatLogpr
             for own, best, _, _ in reports
         ]
     )
+
+
+def writing(tokens: list[ContentLogprob], text: str) -> tuple[list[ContentLogprob], list[ContentLogprob]]:
+    """Those that write a part of an answer, and those behind it; what is before them is left out.
+
+    All of them, where they do not say the text: with one that is not shown, or bytes that are no character.
+    """
+    ends = list(accumulate(len(token.bytes) for token in tokens))
+    begin = b"".join(bytes(token.bytes) for token in tokens).find(text.encode())
+    if begin < 0:
+        return tokens, []
+    end = begin + len(text.encode())
+    last = bisect_left(ends, end) + 1
+    return tokens[bisect_right(ends, begin) : last], tokens[last:]
 
 
 def _by_name(report: TokenReport, as_ids: bool) -> dict[str, float]:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from services.api.schema.logprobs import ContentLogprob
 from services.api.schema.replies import Usage
 from services.api.schema.responses import InputItem, Reasoning, ResponsesRequest, TextFormat, TextOptions
 
@@ -14,7 +15,7 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 class OutputText(msgspec.Struct, tag="output_text"):
     text: str = ""
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ContentLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, tag="reasoning_text"):
@@ -94,6 +95,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     text: TextOptions = TextOptions(format=TextFormat(type="text"))
     tool_choice: Any = "auto"
     tools: list[Any] = []
+    top_logprobs: int = 0
     top_p: float = 1.0
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
@@ -133,6 +135,7 @@ def response_of(asked: ResponsesRequest, identity: str, created: int, model: str
         text=msgspec.structs.replace(options, format=options.format or TextFormat(type="text")),
         tool_choice=asked.tool_choice or "auto",
         tools=[msgspec.to_builtins(tool) for tool in asked.tools or ()],
+        top_logprobs=asked.top_logprobs or 0,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         truncation=asked.truncation or "disabled",
         user=asked.user,

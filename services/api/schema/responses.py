@@ -17,6 +17,7 @@ from services.api.schema.parse import Body, Harmless, anything, one_of
 Content = str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
 INPUT_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
+LOGPROBS = "message.output_text.logprobs"  # in `include`, whose other value changes nothing: reasoning is in the clear
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -78,7 +79,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None  # it comes in the clear
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
     user: str | None = None
     # Of ours, as chats have them.
@@ -95,7 +97,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "conversation": ABSENT,
     "prompt": ABSENT,
     "max_tool_calls": ABSENT,
-    "top_logprobs": one_of(0),
     "context_management": EMPTY_LIST,
     "moderation": ABSENT,
     "service_tier": one_of("auto", "default"),
@@ -131,8 +132,14 @@ def check(asked: ResponsesRequest) -> None:
         raise invalid("background: a response that streams cannot be in the background", "background")
     if asked.background and asked.store is False:
         raise invalid("background: a response in the background must be stored", "background")
+    if asked.top_logprobs and not wants_logprobs(asked):
+        raise invalid(f"top_logprobs needs include to have {LOGPROBS!r}", "top_logprobs")
     if not asked.input and not (asked.previous_response_id and asked.input is not None):
         raise invalid("input is required: text, or a list of items", "input")
+
+
+def wants_logprobs(asked: ResponsesRequest) -> bool:
+    return LOGPROBS in (asked.include or ())
 
 
 def input_items(asked: ResponsesRequest) -> list[InputItem]:
@@ -200,6 +207,8 @@ def chat_fields(asked: ResponsesRequest, talk: Conversation) -> dict[str, Any]:
         "tool_choice": _choice(asked.tool_choice),
         "response_format": _format(text.format),
         "verbosity": text.verbosity,
+        "logprobs": wants_logprobs(asked),
+        "top_logprobs": asked.top_logprobs,
         "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
         "truncate_prompt_tokens": -1 if asked.truncation == "auto" else None,
     }

@@ -13,6 +13,7 @@ from common.errors import Reject, RejectReason
 from common.protocol import FinishReason, PromptKind, Sampling, Submit, TextFinished
 from services.api.hub import Choice, Request
 from services.api.response_events import ResponseEvents
+from services.api.schema.logprobs import ChatLogprobs, ContentLogprob
 from services.api.schema.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from services.api.schema.response_object import ResponseObject
 
@@ -98,6 +99,35 @@ def test_one_terminal_that_says_how_it_ended(reason: FinishReason, failed: bool,
 def test_nothing_said_is_an_empty_message_and_a_failure_none() -> None:
     assert told([])[0]["output"][0]["content"][0]["text"] == ""
     assert told([], FinishReason.ERROR, failed=True)[0]["output"] == []
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_message_has_the_log_probabilities_of_its_own_tokens(streamed: bool) -> None:
+    pieces = ["<t>", "why", "</t>", "a", "b", "<call>", "f", "x", "</s>"]
+    tokens = [ContentLogprob(piece, -0.5, list(piece.encode()), []) for piece in pieces]
+    events = [(Reasoning("why"), 3), (Content("a"), 1), (Content("b"), 2), (CallBegun(0, "f", "c"), 1)]
+    come: list[ContentLogprob] = []
+
+    def reports() -> ChatLogprobs | None:
+        news, come[:] = come[:], []
+        return ChatLogprobs(news) if news else None
+
+    telling = ResponseEvents(ResponseObject(id="resp_1", created_at=1, model="tiny"), reports)
+    told, at = telling.begin(USAGE), 0
+    if not streamed:
+        come += tokens
+    for event, count in events:
+        if streamed:
+            come += tokens[at : at + count]
+        at += count
+        told += telling.feed([event])
+    if streamed:
+        come += tokens[at:]
+    told += telling.end(ended(), USAGE, None)
+    message = msgspec.to_builtins(telling.body)["output"][1]
+    wanted = msgspec.to_builtins(tokens[3:5])
+    assert message["content"][0]["logprobs"] == wanted
+    assert [event["logprobs"] for event in told if event["type"] == "response.output_text.done"] == [wanted]
 
 
 @given(

@@ -1,5 +1,6 @@
 """Log-probabilities of a step's tokens and of prompts, against transformers' log_softmax over the whole text."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +16,18 @@ from common.protocol import Sampling, StepPlan
 from services.worker import reports
 from services.worker.drafting import Drafting
 from services.worker.graphs import layouts
-from tests.services.worker import test_drafts, test_held
+from tests.services.worker import spelled, test_drafts
 from tests.services.worker.called_graphs import capture
-from tests.services.worker.spelled import EOS, grammars
+from tests.services.worker.test_drafts import with_words
 
-PROMPTS = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(5)]
+PROMPTS = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(6)]
 SAMPLINGS = [
     Sampling(64, temperature=0.0, report=Report(3)),
     Sampling(64, seed=3, temperature=0.9, report=Report(0, 2)),
     Sampling(64, seed=4, temperature=1.1, top_p=0.9, min_p=0.02),
     Sampling(64, seed=5, top_k=7, frequency_penalty=0.6, logit_bias=((5, 3.0),), report=Report(20)),
     Sampling(64, temperature=0.0, repetition_penalty=1.4, report=Report(-1, 0)),
+    Sampling(64, seed=6, temperature=1.2, report=Report(4, 1), grammar=spelled.regex("[a-z]{2,5}(-[0-9]{2,}[a-z])+")),
 ]
 
 
@@ -44,20 +46,27 @@ def records(column: bytes, top: int) -> list[Record]:
 
 
 class Listener:
-    """Notes what the runner's steps report: of the output, and of the prompt by place, by slot."""
+    """Notes what the runner's steps report, each when the next one has been started: of the output, and of the prompt
+    by place, by slot."""
 
     def __init__(self, runner: Any, samplings: Sequence[Sampling]) -> None:
         self.output: dict[int, list[Record]] = {}
         self.prompt: dict[int, dict[int, Record]] = {}
         self.samplings, self.silent = samplings, 0
+        self._late: deque[tuple[StepPlan, Any]] = deque()
         execute = runner.execute
 
         def listening(plan: StepPlan) -> Any:
             pending = execute(plan)
-            self._hear(plan, pending)
+            self.flush()
+            self._late.append((plan, pending))
             return pending
 
         runner.execute = listening
+
+    def flush(self) -> None:
+        while self._late:
+            self._hear(*self._late.popleft())
 
     def _hear(self, plan: StepPlan, pending: Any) -> None:
         slots = list(unpack_i32(plan.slots))
@@ -82,6 +91,7 @@ class Listener:
                 mine[place] = record
 
     def check(self, tiny: Any, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> None:
+        self.flush()
         for slot, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
             report = self.samplings[slot].report
             wanted = tiny.logits([*prompt, *output]).log_softmax(-1)
@@ -108,12 +118,12 @@ def agree(record: Record, token: int, wanted: torch.Tensor, top: int) -> None:
 def test_every_manner_of_sampling_eager_and_replayed(
     make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, chunk: int, replayed: bool
 ) -> None:
-    """Those of the logits before penalties and biases; a slice of a prompt is smaller than its chunk."""
+    """Those of the logits before penalties, biases and masks; a slice of a prompt is smaller than its chunk."""
     monkeypatch.setattr(reports, "SLICE", 5)
     tiny = make_tiny("qwen3")
     plain = [msgspec.structs.replace(each, report=Report()) for each in SAMPLINGS]
-    wanted = tiny.driver(65).generate(PROMPTS, 8, sampling=plain)
-    driver = tiny.driver(65)
+    wanted = with_words(tiny.driver(65)).generate(PROMPTS, 8, sampling=plain)
+    driver = with_words(tiny.driver(65))
     graphs = capture(driver, layouts(8, 8, 136, 200), monkeypatch) if replayed else None
     heard = Listener(driver.runner, SAMPLINGS)
     assert driver.generate(PROMPTS, 8, chunk, sampling=SAMPLINGS) == wanted, "reports change no token"
@@ -125,6 +135,7 @@ def test_steps_without_such_rows_report_nothing(tiny: Any) -> None:
     driver = tiny.driver()
     heard = Listener(driver.runner, [Sampling(64, temperature=0.0)] * 2)
     driver.generate(PROMPTS[:2], 3)
+    heard.flush()
     assert heard.silent == 4 and not heard.output
 
 
@@ -138,35 +149,12 @@ def test_each_draft_that_holds_has_its_own(
     ]
     monkeypatch.setattr(test_drafts, "SAMPLINGS", samplings)
     tiny = make_tiny("qwen3")
-    plain = test_drafts.with_words(tiny.driver(81))
-    wanted = plain.generate(test_drafts.PROMPTS, test_drafts.OUTPUT, sampling=samplings)
+    wanted = with_words(tiny.driver(65)).generate(test_drafts.PROMPTS, test_drafts.OUTPUT, sampling=samplings)
     whole = [prompt + output for prompt, output in zip(test_drafts.PROMPTS, wanted, strict=True)]
-    drafts = Drafting(test_drafts.TOKENS, test_drafts.knowing(whole))
-    driver = test_drafts.with_words(tiny.driver(81, drafts=drafts))
+    driver = with_words(tiny.driver(81, drafts=Drafting(test_drafts.TOKENS, test_drafts.knowing(whole))))
     if replayed:
         capture(driver, layouts(32, 32, 136, 200), monkeypatch)
     heard = Listener(driver.runner, samplings)
     planner = test_drafts.Planner(driver, 9)
     assert planner.run() == wanted and planner.held > 50
     heard.check(tiny, test_drafts.PROMPTS, wanted)
-
-
-@pytest.mark.parametrize("replayed", [False, True])
-def test_rows_under_a_grammar_have_those_before_its_mask(
-    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, replayed: bool
-) -> None:
-    """They are drawn again when the step before is known: each record is that of the token that came of it."""
-    wants = [Report(2), Report(0, 1), Report(3), Report(), Report(1)]
-    samplings = [
-        msgspec.structs.replace(each, report=report) for each, report in zip(test_held.SAMPLINGS, wants, strict=True)
-    ]
-    tiny = make_tiny("qwen3")
-    driver = tiny.driver()
-    driver.runner.held.grammars = grammars(driver.runner.rows.vocab_size)
-    if replayed:
-        capture(driver, layouts(8, 8, 136, 200), monkeypatch)
-    heard = Listener(driver.runner, samplings)
-    outputs = driver.generate(test_held.PROMPTS, test_held.TOKENS, 4, samplings)
-    outputs = [tokens[: tokens.index(EOS)] if EOS in tokens else tokens for tokens in outputs]
-    assert all(len(outputs[place]) > 2 for place in test_held.BOUND)
-    heard.check(tiny, test_held.PROMPTS, outputs)

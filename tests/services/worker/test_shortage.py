@@ -60,8 +60,8 @@ class Device:
 class Sampled:
     column: bytes
     kept: tuple[bytes, bytes] = (b"", b"")
-    reported: StepLogprobs | None = None
     faults: Sequence[RowFault] = ()
+    reported: StepLogprobs | None = None
 
     def settle(self) -> None: ...
 

@@ -4,7 +4,15 @@ from common.logprobs import Report
 from common.protocol import PromptKind, Sampling, Submit
 from services.api.logprobs import Entry, Form, Reported, TokenReport
 from services.api.requests import Choice, Request
-from services.api.schema.logprobs import chat_logprobs, chosen, echoed, prompt_logprobs, text_logprobs
+from services.api.schema.logprobs import (
+    ContentLogprob,
+    chat_logprobs,
+    chosen,
+    echoed,
+    prompt_logprobs,
+    text_logprobs,
+    writing,
+)
 
 A, HALF, OTHER_HALF = Entry(1, b"a", -0.5), Entry(2, b"\xf0\x9f", -1.0), Entry(3, b"\xf0\x9f", -2.0)
 REPORTS = [TokenReport(A, (A, HALF), 1, 0), TokenReport(HALF, (OTHER_HALF, A), 3, 1)]
@@ -16,6 +24,16 @@ def test_a_chat_has_bytes_where_a_token_is_no_text() -> None:
     assert [(best.token, best.bytes) for best in first.top_logprobs] == [("a", [97]), ("�", [240, 159])]
     assert second.token == "�" and second.bytes == [240, 159]
     assert chat_logprobs(REPORTS, True).content[1].token == "token_id:2"
+
+
+def test_tokens_that_write_a_part_of_an_answer() -> None:
+    """A token that goes over its edge is one of them; a part of a character counts by its bytes."""
+    pieces = [b"", b"<think>", b"a\n", b"</think>", b"\n\xf0\x9f", b"\x99\x82 a", b".<", b"<end>"]
+    tokens = [ContentLogprob("", -float(place), list(piece), []) for place, piece in enumerate(pieces)]
+    own, left = writing(tokens, "a")
+    assert (own, left) == (tokens[2:3], tokens[3:])
+    assert writing(left, "🙂 a.") == (tokens[4:7], tokens[7:])
+    assert writing(tokens, "🙂 a\n") == (tokens, []) and writing([], "a") == ([], [])
 
 
 def test_columns_keep_tokens_apart_that_look_alike() -> None:
