@@ -46,6 +46,7 @@ class Encoder:
         self._vocabulary = loaded.vocabulary
         self._template = loaded.template
         self._no_template = loaded.no_template
+        self._about = loaded.about
         self._dialects = loaded.dialects
         self._max_template_chars = max_template_chars
 
@@ -121,6 +122,10 @@ class Encoder:
     def detokenize(self, tokens: bytes) -> str:
         """The text for /detokenize. Raises Reject for ids outside the vocabulary."""
         return self._vocabulary.decode(_token_ids(tokens, self._vocabulary.size, "tokens"))
+
+    def describe(self) -> str:
+        """For /tokenizer_info: JSON."""
+        return msgspec.json.encode(dict(self._about)).decode()
 
     def _render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool) -> str:
         if self._template is None:
