@@ -195,7 +195,8 @@ def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) 
     shorter = f"Please reduce the length of the {param}"
     if not sampling.max_tokens:
         if prompt_tokens >= max_model_len:
-            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens. {shorter} (context_length_exceeded)."
+            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens."
+            text += f" {shorter} (context_length_exceeded)."
             raise Reject(RejectReason.TOO_LONG, text, param)
         return max_model_len - prompt_tokens
     total = prompt_tokens + sampling.max_tokens
