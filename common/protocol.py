@@ -30,6 +30,7 @@ from common.values import ServiceName as ServiceName
 from common.values import State as State
 from common.values import Struct as Struct
 from common.values import Tally as Tally
+from common.words import Words as Words
 
 PROTOCOL_VERSION = 1
 
@@ -56,6 +57,7 @@ class Sampling(Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
     report: Report = Report()
+    words: Words = Words()
 
 
 class ModelFacts(Struct, frozen=True):

@@ -17,6 +17,8 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     token_ids: bool = False  # of prompt and output come, too
     calls: ToolUse | None = None  # what the answer's grammar says of calls; None: nothing
     silent: bool = False  # the output is for nobody: only the prompt's log-probabilities are
+    bad_words: tuple[str, ...] = ()  # the tokenizer makes Words.banned of them
+    suffix: str = ""  # what follows the output, by the model's tokens for that
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -108,6 +108,12 @@ class Chunks:
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage))
 
 
+def only_prompt(choice: Choice) -> bool:
+    """Whether its end is all that comes of it, and the prompt's token ids have to be told with that."""
+    options = choice.submit.options
+    return options.token_ids and options.silent and choice.finished is not None
+
+
 class Stream(ABC):
     """The response of a streaming request; an ASGI application once `opened` is done. What it says its class knows."""
 
@@ -257,7 +263,7 @@ class EventStream(Stream):
         pieces: list[bytes] = []
         for choice in updated:
             answer = choice.answer
-            if answer is not None and len(answer.ids) > answer.ids_taken:
+            if answer is not None and (len(answer.ids) > answer.ids_taken or only_prompt(choice)):
                 pieces.append(self._chunks.ids(choice.index, answer))
             if choice.reads:
                 if events := self._chunks.events(choice.index, choice.read()):

@@ -50,8 +50,9 @@ def must_wait(state: State, worker: Worker) -> bool:
 
 def may_draft(sampling: Sampling, num_output: int) -> bool:
     """Whether logits of a later token do not depend on the drafts before it, nor on how many of them hold."""
-    penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-    return not penalized and sampling.grammar is None and num_output >= sampling.min_tokens
+    looks_back = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+    looks_back = looks_back or any(len(word) > 1 for word in sampling.words.banned)
+    return not looks_back and sampling.grammar is None and num_output >= sampling.min_tokens
 
 
 def has_block(row: Row, position: int, block_tokens: int) -> bool:

@@ -5,6 +5,7 @@ interpreter lock back while it encodes a batch (not for a single text), so the e
 """
 
 from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from common.protocol import Grammar, PromptKind, Sampling, Submit, Tokenize
 from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.checker import Checker
 from services.tokenizer.formats import asked_of, thinking_after
+from services.tokenizer.infill import filled_in
 from services.tokenizer.source import Loaded
 
 MUCH = 1 << 17  # characters of a grammar, some tenths of a second: arguments that need not match are then any object
@@ -34,6 +36,7 @@ class Encoded(NamedTuple):
 class Prompt(NamedTuple):
     tokens: "array[int]"  # int32
     grammar: Grammar | None = None  # that the whole output must match
+    banned: tuple[tuple[int, ...], ...] = ()  # as in Words
 
 
 class Encoder:
@@ -61,7 +64,23 @@ class Encoder:
             tokens = array("i", self._encode(submit.text, True, "prompt").ids)
         if not tokens:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
-        return Prompt(tokens, self._grammar(submit, tokens))
+        if submit.options.suffix:
+            tokens = self._filled_in(submit)
+        return Prompt(tokens, self._grammar(submit, tokens), tuple(dict.fromkeys(self._banned(submit))))
+
+    def _filled_in(self, submit: Submit) -> "array[int]":
+        whole, plain = (self._encode(submit.text, special, "prompt").ids for special in (True, False))
+        begins = len(whole) - len(plain)
+        lead = whole[:begins] if begins > 0 and whole[begins:] == plain else []
+        suffix = self._encode(submit.options.suffix, False, "suffix").ids
+        return array("i", filled_in(plain, suffix, lead, self._tokenizer.token_to_id))
+
+    def _banned(self, submit: Submit) -> Iterator[tuple[int, ...]]:
+        """A bad word at the beginning of a text and behind other words, where it may be another token."""
+        for word in submit.options.bad_words:
+            for text in (word, f" {word.lstrip()}"):
+                if ids := self._encode(text, False, "bad_words").ids:
+                    yield tuple(ids)
 
     def _grammar(self, submit: Submit, tokens: "array[int]") -> Grammar | None:
         """What the whole output must match. Raises Reject."""
@@ -176,8 +195,8 @@ def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) 
     shorter = f"Please reduce the length of the {param}"
     if not sampling.max_tokens:
         if prompt_tokens >= max_model_len:
-            resulted = f"However, your {param} resulted in {prompt_tokens} tokens."
-            text = f"{limit} {resulted} {shorter} (context_length_exceeded)."
+            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens."
+            text += f" {shorter} (context_length_exceeded)."
             raise Reject(RejectReason.TOO_LONG, text, param)
         return max_model_len - prompt_tokens
     total = prompt_tokens + sampling.max_tokens

@@ -36,7 +36,7 @@ from common.recorder import Kind
 from common.trace_context import read
 from common.tracing import Span, Spans, Value, new_span_id
 from services.tokenizer.checker import Checker
-from services.tokenizer.encode import Encoder
+from services.tokenizer.encode import Encoder, Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.jobs import Jobs
 from services.tokenizer.lanes import Lanes
@@ -191,9 +191,9 @@ class TokenizerProcess:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            tokens, grammar = result_of(job)
-            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
-            self.streams.admit(request, tokens, self._model, grammar)
+            prompt: Prompt = result_of(job)
+            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(prompt.tokens), request.submit.n)
+            self.streams.admit(request, prompt, self._model)
         except Reject as reject:
             self._refuse(request, reject)
 

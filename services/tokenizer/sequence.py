@@ -68,11 +68,17 @@ class Sequence:
         submit = self.request.submit
         self.detokenizer = Detokenizer(vocabulary, submit.skip_special_tokens, at_start)
         self.fast = vocabulary.no_texts if self.skip_tokens else self.detokenizer.table()
-        if submit.options.token_ids or self.reported is not None:
-            self.fast = vocabulary.no_texts  # every row is seen here
+        if self.watched:
+            self.fast = vocabulary.no_texts
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
+
+    @property
+    def watched(self) -> bool:
+        """Whether each of its rows is seen here, since more than text goes with it, or none does."""
+        options = self.request.submit.options
+        return options.token_ids or options.silent or self.reported is not None
 
     def feed(self, token: int, shown: bool = True) -> str:
         """The text that its next token completes; not `shown`: it has none."""

@@ -5,7 +5,6 @@ The only owner of sequences and outboxes; called by process.py. Invariants: ever
 unknown from then on, so late tokens of it are dropped. `take` is the hot path: one row of it costs about a microsecond.
 """
 
-from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +17,6 @@ from common.protocol import (
     Abort,
     Finished,
     FinishReason,
-    Grammar,
     ModelFacts,
     Refused,
     Stop,
@@ -26,7 +24,7 @@ from common.protocol import (
     TokenBatch,
 )
 from common.vocabulary import Vocabulary
-from services.tokenizer.encode import fit, param_of, shortened
+from services.tokenizer.encode import Prompt, fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
@@ -107,12 +105,13 @@ class Streams:
         self.open_requests += 1
         return request
 
-    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts, grammar: Grammar | None = None) -> None:
-        """Hands an encoded request to a scheduler. grammar: of its whole output. Raises Reject; then `refuse` it."""
+    def admit(self, request: Request, prompt: Prompt, model: ModelFacts) -> None:
+        """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
-        tokens = shortened(tokens, submit, model.max_model_len)
+        tokens = shortened(prompt.tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
-        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=grammar)
+        words = msgspec.structs.replace(submit.sampling.words, banned=prompt.banned)
+        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=prompt.grammar, words=words)
         check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)
@@ -245,7 +244,7 @@ class Streams:
         text = sequence.feed(token)
         if sequence.matcher is None:
             sequence.add_row(index, 1, text)
-            if not (sequence.skip_tokens or sequence.request.submit.options.token_ids or sequence.reported):
+            if not (sequence.skip_tokens or sequence.watched):
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self.lanes.put(sequence, Stop(sequence.seq_id))

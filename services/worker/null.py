@@ -32,7 +32,7 @@ class Done:
     failed = b""
     faults: Sequence[RowFault] = ()
 
-    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes], logprobs: StepLogprobs | None) -> None:
+    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes], logprobs: StepLogprobs | None = None) -> None:
         self._tokens, self._counts, self._logprobs = tokens, counts, logprobs
 
     def settle(self) -> None: ...

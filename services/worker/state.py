@@ -55,6 +55,8 @@ class Edits(NamedTuple):
     bias_ids: Ints
     bias_values: npt.NDArray[np.float32]
     end_ids: Ints  # tokens that may not come before min_tokens
+    allowed: Ints  # empty: all
+    banned: tuple[tuple[int, ...], ...]  # tokens that may not come in this order
 
 
 class PenaltyCounts:
@@ -107,6 +109,13 @@ class BlockTables:
 
 def has_penalty(sampling: Sampling) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+def upload_tables(resident: Tensor, added: Sequence[RowStart], tables: Sequence[RowTable]) -> None:
+    blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
+    starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
+    entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
+    scatter(resident, entries, blocks)
 
 
 class Rows:
@@ -287,10 +296,10 @@ class Rows:
         places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
         scatter(self.tokens, places, tokens)
         if self.first.resident is not None:
-            self._upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
+            upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
         for idx, more in enumerate(self.beside):
             if more.resident is not None:
-                self._upload_tables(more.resident, added, [row.tables[idx] for row in added])
+                upload_tables(more.resident, added, [row.tables[idx] for row in added])
         if self.drafts is not None:
             self.drafts.start([row.slot for row in added], [len(ids) for ids in tokens])
         for row, ids in zip(added, tokens, strict=True):
@@ -298,12 +307,6 @@ class Rows:
                 if self.penalties is None:
                     self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
                 self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
-
-    def _upload_tables(self, resident: Tensor, added: Sequence[RowStart], tables: Sequence[RowTable]) -> None:
-        blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
-        starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
-        entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
-        scatter(resident, entries, blocks)
 
     def _start_sampling(self, slot: int, sampling: Sampling) -> None:
         self.sampling[slot] = (
@@ -328,29 +331,30 @@ class Rows:
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
         special = sampling.grammar is not None or has_penalty(sampling)
-        self.is_plain[slot] = not (filtered or bias or ends or special)
-        if bias or ends:
+        edited = bool(bias or ends or sampling.words.allowed or sampling.words.banned)
+        self.is_plain[slot] = not (filtered or edited or special)
+        if edited:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),
                 np.array([value for _, value in bias], np.float32),
                 np.array(ends, np.int64),
+                np.array([token for token in sampling.words.allowed if 0 <= token < self.vocab_size], np.int64),
+                tuple(word for word in sampling.words.banned if word and 0 <= min(word) <= max(word) < self.vocab_size),
             )
-
-    def _paged_blocks(self) -> list[Ints]:
-        return [self.first.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]
 
     def _check(self, number: int, step: Step) -> None:
         slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
         known = ends.copy()  # but for drafts
         known[: step.drafting] -= step.counts[: step.drafting] - 1
         assert len(set(slots.tolist())) == len(slots), f"step {number}: a slot has two rows"
+        paged = [self.first, *(more for more in self.beside if not more.is_state)]
         rules = {
             "a slot holds no row": self.live[slots],
             "a row without tokens": step.counts > 0,
             "positions are not what is computed": step.positions == self.computed[slots],
             "tokens that the row does not have": known <= length,
             "a row lacks blocks": np.logical_and.reduce(
-                [ends <= blocks[slots] * self.block_tokens for blocks in self._paged_blocks()]
+                [ends <= more.num_blocks[slots] * self.block_tokens for more in paged]
             ),
             "a row samples before its end": (known == length) | ~step.samples,
             "a row drafts without a token": step.samples | (np.arange(len(slots)) >= step.drafting),

@@ -111,6 +111,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "echo": OFF,
+    "best_of": one_of(1),
     "functions": EMPTY_LIST,
     "function_call": one_of("none", "auto"),
     "modalities": one_of(["text"]),

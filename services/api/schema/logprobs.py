@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from services.api.logprobs import LEAST, Entry, TokenReport
-from services.api.requests import Choice
+from services.api.requests import Choice, Request
 
 Utf8 = getincrementaldecoder("utf-8")
 
@@ -163,8 +163,8 @@ def content_of(choice: Choice) -> ChatLogprobs | None:
 
 def columns_of(choice: Choice) -> TextLogprobs | None:
     """Likewise of a completion. What is echoed comes with the first ones."""
-    reported, as_ids = choice.reported, choice.request.form.as_ids
-    if reported is None or reported.wanted.top < 0:
+    reported, form = choice.reported, choice.request.form
+    if reported is None or reported.wanted.top < 0 or not form.shown:
         return None
     prompt, first = None, _first_of(choice)
     if choice.request.echoes and first.reported is not None and first.reported.wanted.prompt >= 0:
@@ -172,6 +172,21 @@ def columns_of(choice: Choice) -> TextLogprobs | None:
             return None  # those of the prompt are still on their way
         if not reported.begun:
             parts = [part._replace(best=part.best[: reported.wanted.top]) for part in first.reported.prompt]
-            prompt = echoed(first.reported.lead, parts, choice.echo, as_ids)
+            prompt = echoed(first.reported.lead, parts, choice.echo, form.as_ids)
     reports = reported.take()
-    return text_logprobs(reports, len(choice.echo), prompt, as_ids) if reports or prompt else None
+    return text_logprobs(reports, len(choice.echo), prompt, form.as_ids) if reports or prompt else None
+
+
+def chosen(request: Request) -> list[Choice]:
+    """The choices that are shown: all, or of each prompt the most probable ones by the mean of their tokens."""
+    best = request.form.best
+    if not best:
+        return request.choices
+
+    def mean(choice: Choice) -> float:
+        reports = choice.reported.output if choice.reported is not None else []
+        return sum(report.own.logprob for report in reports) / max(len(reports), 1)
+
+    n = request.choices[0].submit.n
+    prompts = (request.choices[at : at + n] for at in range(0, len(request.choices), n))
+    return [choice for choices in prompts for choice in sorted(choices, key=mean, reverse=True)[:best]]

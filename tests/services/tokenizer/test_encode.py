@@ -236,3 +236,25 @@ def test_the_prompt_of_a_request_that_is_not_run(encoder: Encoder) -> None:
     whole = encoder.prompt(asked, 49152)
     told = encoder.tokenize(Tokenize(1, PromptKind.CHAT, submit=asked), 100)
     assert told.tokens == whole.tokens[-3:] and len(whole.tokens) > 3 and told.strings == []
+
+
+def test_bad_words_are_banned_in_both_places_that_they_may_have(encoder: Encoder, smollm: Tokenizer) -> None:
+    submit = Submit(0, PromptKind.TEXT, Sampling(5), text="hi", options=Options(bad_words=("Paris", "Paris", "a b")))
+    made = encoder.prompt(submit, 49152)
+    texts = ("Paris", " Paris", "a b", " a b")
+    assert made.banned == tuple(tuple(smollm.encode(text, add_special_tokens=False).ids) for text in texts)
+    assert list(made.tokens) == smollm.encode("hi").ids
+
+
+def test_a_suffix_needs_tokens_for_it(encoder: Encoder) -> None:
+    with pytest.raises(Reject) as caught:
+        encoder.prompt(Submit(0, PromptKind.TEXT, Sampling(5), text="hi", options=Options(suffix="y")), 49152)
+    assert caught.value.param == "suffix"
+
+
+def test_what_stands_between_is_filled_in(smollm_metadata: dict[str, Any]) -> None:
+    tokenizer = gguf_tokenizer.build(smollm_metadata)
+    tokenizer.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    own = Encoder(Loaded(tokenizer, vocabulary.build(tokenizer), None, "none"), 100)
+    made = own.prompt(Submit(0, PromptKind.TEXT, Sampling(5), text="a(", options=Options(suffix=")")), 50_000)
+    assert tokenizer.decode(list(made.tokens), False) == "<|fim_prefix|>a(<|fim_suffix|>)<|fim_middle|>"

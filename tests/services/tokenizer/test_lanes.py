@@ -25,6 +25,7 @@ from common.protocol import (
     make_seq_id,
 )
 from common.vocabulary import Vocabulary
+from services.tokenizer.encode import Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -58,7 +59,7 @@ class Pair:
     def admit(self, seq_id: int = X, **fields: Any) -> None:
         request = self.streams.open(Submit(seq_id, PromptKind.TEXT, Sampling(50, seed=3), **fields), self.box)
         assert request is not None
-        self.streams.admit(request, array("i", list(b"hi")), MODEL)
+        self.streams.admit(request, Prompt(array("i", list(b"hi"))), MODEL)
 
     def only(self, taker: int) -> None:
         self.takers = [taker]

@@ -171,6 +171,9 @@ def test_an_output_that_nobody_wants_is_silent(bench: Reporting) -> None:
     (batch,) = bench.sent()
     assert not batch.texts and not batch.logprobs and batch.finished[0].output_tokens == 0
     assert batch.prompt_logprobs[FIRST].pieces == [b"i"]
+    bench.admit(OLD + 1, options=options)
+    bench.take((OLD + 1, 0, ord("x")))
+    assert bench.flush() == ([], []), "also where nothing else is asked for"
 
 
 def test_a_prompt_may_be_too_long_for_what_it_asks_for(bench: Reporting) -> None:

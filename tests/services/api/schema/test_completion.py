@@ -94,3 +94,33 @@ def test_without_any_output_one_token_is_drawn_for_nobody() -> None:
     assert (made.sampling.max_tokens, made.sampling.ignore_eos) == (1, True)
     (made,) = submits("x", max_tokens=0, max_completion_tokens=3)
     assert not made.options.silent and made.sampling.max_tokens == 3
+
+
+def test_the_best_of_more_choices_need_log_probabilities() -> None:
+    (made,) = submits("x", n=2, best_of=5)
+    assert made.n == 5 and made.sampling.report == Report(0)
+    asked = BODY.parse(b'{"prompt": "x", "n": 2, "best_of": 5}')
+    assert (asked.form().best, asked.form().shown) == (2, False)
+    (made,) = submits("x", n=2, best_of=2, stream=True)
+    assert made.n == 2 and made.sampling.report == Report()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 9}, "n"),
+        ({"suffix": "y", "echo": True}, "suffix"),
+        ({"suffix": "y", "prompt": [1, 2]}, "suffix"),
+    ],
+)
+def test_fields_that_do_not_go_together(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Reject) as caught:
+        submits(**{"prompt": "x"} | fields)
+    assert caught.value.param == param
+
+
+def test_a_suffix_and_bad_words_go_to_the_tokenizer() -> None:
+    (made,) = submits("x", suffix="y", bad_words=["a"])
+    assert (made.options.suffix, made.options.bad_words) == ("y", ("a",))

@@ -55,6 +55,8 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "truncate_prompt_tokens": ([1, -1, None], [-2, 1.5, "1"]),
     "return_token_ids": ([True, False, None], [1]),
     "return_tokens_as_token_ids": ([True, False, None], [1]),
+    "allowed_token_ids": ([[0, 999], None], [[], [1000], [-1], 5, [1] * 4097]),
+    "bad_words": ([["a", "b c"], [], None], [[""], "a", [5], ["x"] * 257, ["x" * 257]]),
     "prompt_logprobs": ([0, 20, None], [-1, 21, True, 2**31]),
 }
 
@@ -171,11 +173,8 @@ def test_stops_and_fields_of_the_submit() -> None:
 @pytest.mark.parametrize(
     ("name", "harmless", "asking"),
     [
-        ("best_of", 1, 2),
         ("use_beam_search", False, True),
-        ("bad_words", [], ["x"]),
         ("store", False, True),
-        ("suffix", "", "end"),
         ("logprob_token_ids", [], [5]),
         ("prompt_embeds", None, "AAAA"),
     ],
@@ -184,3 +183,11 @@ def test_unsupported_fields_are_refused_only_when_they_ask_for_something(name: s
     assert parse(**{name: harmless}).prompt == "x"
     assert parse(**{name: None}).prompt == "x"
     assert refused(**{name: asking}).param == name
+
+
+def test_some_token_may_come() -> None:
+    assert parse(allowed_token_ids=[2]).allowed_token_ids == [2]
+    assert refused(allowed_token_ids=[2, 5], min_tokens=1, stop_token_ids=[5]).param == "allowed_token_ids"
+    assert refused(allowed_token_ids=[5], structured_outputs={"regex": "a"}).param == "allowed_token_ids"
+    made = generation.sampling_of(parse(allowed_token_ids=[2, 5], min_tokens=1), FACTS, 16)
+    assert made.words.allowed == (2, 5)

@@ -1,7 +1,18 @@
 """The forms of replies, from reports of tokens that are parts of characters, equal, hidden or not there."""
 
-from services.api.logprobs import Entry, TokenReport
-from services.api.schema.logprobs import ContentLogprob, chat_logprobs, echoed, prompt_logprobs, text_logprobs, writing
+from common.logprobs import Report
+from common.protocol import PromptKind, Sampling, Submit
+from services.api.logprobs import Entry, Form, Reported, TokenReport
+from services.api.requests import Choice, Request
+from services.api.schema.logprobs import (
+    ContentLogprob,
+    chat_logprobs,
+    chosen,
+    echoed,
+    prompt_logprobs,
+    text_logprobs,
+    writing,
+)
 
 A, HALF, OTHER_HALF = Entry(1, b"a", -0.5), Entry(2, b"\xf0\x9f", -1.0), Entry(3, b"\xf0\x9f", -2.0)
 REPORTS = [TokenReport(A, (A, HALF), 1, 0), TokenReport(HALF, (OTHER_HALF, A), 3, 1)]
@@ -52,3 +63,15 @@ def test_a_prompt_in_vllm_s_form() -> None:
     assert first is None and one is not None and two is not None
     assert {key: (value.rank, value.decoded_token) for key, value in one.items()} == {"1": (1, "a")}
     assert {key: (value.rank, value.logprob) for key, value in two.items()} == {"3": (1, -2.0), "2": (3, -1.0)}
+
+
+def test_the_best_choices_are_those_of_the_highest_mean() -> None:
+    request, submit = Request(0.0, 0), Submit(0, PromptKind.TEXT, Sampling(4), n=3)
+    for number in range(3):
+        request.choices.append(Choice(request, number, 0, 9, submit))
+    for choice, values in zip(request.choices, ((-3.0,), (-1.0, -1.0), (-2.0,)), strict=True):
+        request.reports[choice.index] = reported = Reported(Report(0))
+        reported.output += [TokenReport(Entry(1, b"a", value), (), 1, 0) for value in values]
+    assert [choice.index for choice in chosen(request)] == [0, 1, 2]
+    request.form = Form(best=2)
+    assert [choice.index for choice in chosen(request)] == [1, 2], "two tokens are not less than one"
