@@ -233,6 +233,7 @@ class Node(Generic[T]):
         if self.process.incarnation in self.view.departed:
             raise RuntimeError("every scheduler that speaks has given this process up; ending, to start afresh")
         self._follow(self.view.count)
+        log.follow(message.log_level)
         if change.new_scheduler:
             self._greet(change.scheduler)
         self.process.recorder.peers(change.joined, change.left)

@@ -5,8 +5,6 @@ Structs travel as msgpack arrays and grow only by fields appended with defaults.
 `_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
 """
 
-from typing import Literal
-
 import msgspec
 
 from common.constraints import Grammar as Grammar
@@ -24,31 +22,21 @@ from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
 from common.values import Load as Load
+from common.values import Member as Member
+from common.values import Peer as Peer
 from common.values import Progress as Progress
 from common.values import RowTable as RowTable
+from common.values import ServiceName as ServiceName
+from common.values import State as State
 from common.values import Struct as Struct
 from common.values import Tally as Tally
 from common.words import Words as Words
 
 PROTOCOL_VERSION = 1
 
-ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
-State = Literal["starting", "ready", "draining", "failed"]
-
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A whole frame's payload; tagged with its class name."""
-
-
-class Peer(Struct, frozen=True):
-    """One running process. `incarnation` is random per process start and names the sender of every frame."""
-
-    service: ServiceName
-    instance: int
-    incarnation: int
-    endpoint: str
-    pid: int = 0
-    since_s: float = 0.0  # Unix time of the process start
 
 
 class Sampling(Struct, frozen=True):
@@ -133,17 +121,6 @@ class RowStart(Struct, frozen=True):
     trace: str = ""
 
 
-class Member(Struct, frozen=True):
-    """A peer as the scheduler sees it."""
-
-    peer: Peer
-    state: State
-    progress: int = 0  # grows while work gets done
-    stage: Progress | None = None
-    counters: dict[str, float] = msgspec.field(default_factory=dict)
-    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)
-
-
 class Hello(Message, frozen=True):
     """First message of every process start, repeated until the sender sees itself in `Members`."""
 
@@ -176,6 +153,8 @@ class Members(Message, frozen=True):
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
     ledger: dict[str, Tally] = {}  # by "service-instance"; only to API processes, as are the members' figures
+    log_level: str = ""  # of all processes; empty: as configured
+    profile: bool = False  # workers record what their device does
 
 
 class Submit(Message, frozen=True):
@@ -227,6 +206,12 @@ class Detokenize(Message, frozen=True):
     tokens: bytes  # _i32
 
 
+class Describe(Message, frozen=True):
+    """/tokenizer_info, answered by `Detokenized`, whose text is a JSON object."""
+
+    call_id: int
+
+
 class TextBatch(Message, frozen=True):
     """New text of many sequences. Row j covers tokens first_index[j] .. first_index[j] + counts[j] - 1 of its output.
 
@@ -253,6 +238,13 @@ class Refused(Message, frozen=True):
     reason: str  # common.errors.RejectReason
     message: str
     param: str | None = None
+
+
+class AbortNamed(Message, frozen=True):
+    """API to its siblings: whoever has these requests ends them."""
+
+    name: str  # that their client gave them, or got
+    tenant: str
 
 
 class Tokenized(Message, frozen=True):
@@ -367,6 +359,14 @@ class Schedulers(Message, frozen=True):
     count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
 
 
+class Control(Message, frozen=True):
+    """API to all schedulers: what an administrator asks for. `log_level` and `profile` go on in `Members`."""
+
+    flush: bool = False  # all cached prefixes are forgotten
+    log_level: str = ""
+    profile: bool | None = None
+
+
 class StatusQuery(Message, frozen=True):
     reply_to: str  # where a `Status` is sent
 
@@ -389,9 +389,11 @@ class Story(Message, frozen=True):
     lines: list[str]
 
 
-ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
-ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
+ToApi = TextBatch | Refused | Tokenized | Detokenized | Members | AbortNamed
+ToTokenizer = Submit | Abort | Tokenize | Detokenize | Describe | TokenBatch | Refused | Members
 FromAdmin = StatusQuery | StoryQuery | Schedulers
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin
+ToScheduler = (
+    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin | Control
+)
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

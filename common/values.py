@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
+State = Literal["starting", "ready", "draining", "failed"]
+
 
 class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A value inside a message."""
@@ -64,6 +67,25 @@ class Load(Struct, frozen=True):
     wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
 
 
+class Progress(Struct, frozen=True):
+    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Peer(Struct, frozen=True):
+    """One running process. `incarnation` is random per process start and names the sender of every frame."""
+
+    service: ServiceName
+    instance: int
+    incarnation: int
+    endpoint: str
+    pid: int = 0
+    since_s: float = 0.0  # Unix time of the process start
+
+
 class Tally(Struct, frozen=True):
     """What the processes have counted that once were one service's instance (common/ledger.py)."""
 
@@ -72,9 +94,12 @@ class Tally(Struct, frozen=True):
     histograms: dict[str, bytes]
 
 
-class Progress(Struct, frozen=True):
-    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+class Member(Struct, frozen=True):
+    """A peer as the scheduler sees it."""
 
-    stage: str
-    done: int = 0
-    total: int = 0
+    peer: Peer
+    state: State
+    progress: int = 0  # grows while work gets done
+    stage: Progress | None = None
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
+    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)

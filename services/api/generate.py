@@ -104,6 +104,7 @@ def begin(
         submits = [msgspec.structs.replace(submit, trace=begun.own.text) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
     request.wanted, request.echoes, request.form = wanted, echoes, asked.form()
+    request.form = request.form._replace(name=asked.request_id or route.request_id(http))
     gateway.record_received(route.request_id(http), request)
     return Begun(request, wire_of(http.scope), deadline.set_alarm(gateway.hub, request, left_s))
 

@@ -15,6 +15,7 @@ from common.columns import unpack_i32, unpack_u64
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
+    Describe,
     Detokenize,
     Detokenized,
     FinishReason,
@@ -83,7 +84,7 @@ class Hub:
         self.figures.requests += 1
         return request
 
-    def call(self, message: Tokenize | Detokenize, tokenizers: list[Peer], reply: Reply) -> None:
+    def call(self, message: Tokenize | Detokenize | Describe, tokenizers: list[Peer], reply: Reply) -> None:
         """One question to a tokenizer (`call_id` is filled in here); `reply` is called once. Raises Reject."""
         if len(self.calls) >= self._max_open:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} calls are open already, try again later")

@@ -32,6 +32,7 @@ class Form(NamedTuple):
     prompt: int = -1  # so many best ones of each token of the prompt, in vLLM's form
     shown: bool = True  # those of the output; not where they only serve to choose
     best: int = 0  # so many choices of each prompt are shown, the most probable ones; 0: all
+    name: str = ""  # by which it can be aborted
 
 
 class Reported:

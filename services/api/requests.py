@@ -197,6 +197,12 @@ class Request:
         self.form = Form()
         self.reports: dict[int, Reported] = {}  # by choice
 
+    def called(self, name: str, tenant: str) -> bool:
+        """Whether it is this tenant's request of that name, which may have a prefix of ours."""
+        own = self.form.name
+        names = own, f"chatcmpl-{own}", f"cmpl-{own}"
+        return name in names and self.choices[0].submit.tenant == tenant
+
     @property
     def accepted(self) -> bool:
         """None of its prompts can be refused any more."""

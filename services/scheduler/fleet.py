@@ -23,6 +23,7 @@ from services.scheduler.events import (
     Drain,
     Effect,
     FleetEvent,
+    Flush,
     GroupJoined,
     GroupLost,
     GroupReady,
@@ -76,6 +77,7 @@ class Fleet:
             TokenizerLost: self._on_peer_lost,
             ApiLost: self._on_peer_lost,
             Drain: self._on_drain,
+            Flush: self._on_drain,
             Tick: self._on_tick,
         }
 
@@ -282,8 +284,8 @@ class Fleet:
         for core in self._cores():
             core.apply(event, self._now_s)
 
-    def _on_drain(self, event: Drain) -> None:
-        self._draining = True
+    def _on_drain(self, event: Drain | Flush) -> None:
+        self._draining |= isinstance(event, Drain)
         for core in self._cores():
             core.apply(event, self._now_s)
 

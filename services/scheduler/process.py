@@ -13,11 +13,13 @@ import msgspec
 
 from common import config as configuration
 from common.lifecycle import Process, scheduler_endpoint
+from common.log import follow
 from common.membership import MOST_SCHEDULERS
 from common.metrics import checked
 from common.protocol import (
     Abort,
     Admit,
+    Control,
     Goodbye,
     Heartbeat,
     Hello,
@@ -46,6 +48,7 @@ from services.scheduler.events import (
     ApiLost,
     Effect,
     FleetEvent,
+    Flush,
     GroupJoined,
     GroupLost,
     GroupReady,
@@ -88,6 +91,7 @@ class SchedulerProcess:
         self._tokenizers: dict[int, Push] = {}  # by instance
         self._changed = False  # members changed since the last broadcast
         self._schedulers = process.config.services.scheduler.replicas  # that there should be
+        self._asked = Control()  # by administrators so far
         self.publisher: Publisher | None = None  # of KV events
         if kv_log := fleet.book.kv_log:
             plain_root = chain_root("", process.incarnation)
@@ -140,12 +144,22 @@ class SchedulerProcess:
             case Schedulers(count) if 1 <= count <= MOST_SCHEDULERS:
                 self._changed |= count != self._schedulers
                 self._schedulers = count
+            case Control() if self.registry.service_of(sender) == "api":
+                return self._on_control(message)
             case StatusQuery(reply_to):
                 status = Status(self.registry.members(), self.fleet.load(), self.fleet.model, self._schedulers)
                 self._reply(reply_to, status)
             case StoryQuery(reply_to, seq_id):
                 self._reply(reply_to, Story(self.fleet.story(seq_id)))
         return []
+
+    def _on_control(self, asked: Control) -> list[FleetEvent]:
+        """What is asked for stays so until it is asked for anew, also for who joins later."""
+        profile = self._asked.profile if asked.profile is None else asked.profile
+        self._asked = Control(False, asked.log_level or self._asked.log_level, profile)
+        follow(asked.log_level)
+        self._changed = True
+        return [Flush()] if asked.flush else []
 
     def _on_hello(self, sender: int, hello: Hello, now_s: float) -> list[FleetEvent]:
         joined, replaced = self.registry.hello(sender, hello, now_s)
@@ -227,7 +241,8 @@ class SchedulerProcess:
             link.send(message if self.registry.service_of(incarnation) == "api" else lean)
 
     def _members(self) -> Members:
-        return self.registry.message(self.fleet.load(), self.fleet.model, self._schedulers)
+        message = self.registry.message(self.fleet.load(), self.fleet.model, self._schedulers)
+        return msgspec.structs.replace(message, log_level=self._asked.log_level, profile=bool(self._asked.profile))
 
     def beat(self) -> None:
         """Every heartbeat interval: silent members leave, everybody hears the members, the fleet sees the time.

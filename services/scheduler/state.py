@@ -286,6 +286,11 @@ class State:
             elif sequence.known >= sequence.limit:
                 self.finish(sequence, FinishReason.LENGTH)
 
+    def forget_prefixes(self) -> None:
+        """Nobody finds any; rows keep what they have."""
+        if self.worker is not None:
+            self.worker.kv.forget()
+
     def detach(self, reason: str, died: bool = True) -> None:
         """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker.
 

@@ -46,6 +46,7 @@ class Encoder:
         self._vocabulary = loaded.vocabulary
         self._template = loaded.template
         self._no_template = loaded.no_template
+        self._about = loaded.about
         self._dialects = loaded.dialects
         self._max_template_chars = max_template_chars
 
@@ -100,6 +101,9 @@ class Encoder:
                 grammar = answer_grammar(asked, use, tools, dialects, thinking)
         except (ValueError, RecursionError) as error:
             raise Reject(RejectReason.INVALID, f"tools: {error}", "tools") from error
+        if grammar is not None and submit.sampling.words.allowed:
+            text = "allowed_token_ids excludes calls that a grammar enforces"
+            raise Reject(RejectReason.INVALID, text, "allowed_token_ids")
         if grammar is not None and self._checker is not None:
             self._checker.check(grammar)
         return grammar
@@ -121,6 +125,10 @@ class Encoder:
     def detokenize(self, tokens: bytes) -> str:
         """The text for /detokenize. Raises Reject for ids outside the vocabulary."""
         return self._vocabulary.decode(_token_ids(tokens, self._vocabulary.size, "tokens"))
+
+    def describe(self) -> str:
+        """For /tokenizer_info: JSON."""
+        return msgspec.json.encode(dict(self._about)).decode()
 
     def _render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool) -> str:
         if self._template is None:

@@ -20,6 +20,7 @@ from common.lifecycle import Node, Process
 from common.membership import Change
 from common.protocol import (
     Abort,
+    Describe,
     Detokenize,
     Detokenized,
     ModelFacts,
@@ -46,6 +47,7 @@ from services.tokenizer.source import Loaded, load
 from services.tokenizer.streams import BoxKey, Streams, box_key
 
 log = logging.getLogger("tokenizer")
+Call = Tokenize | Detokenize | Describe
 RETRY_S = 0.02
 LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try again in a moment")
 
@@ -105,7 +107,7 @@ class TokenizerProcess:
     def _receive(self, batch: list[tuple[int, ToTokenizer]]) -> None:
         streams = self.streams
         requests: list[Request] = []
-        calls: list[tuple[Outbox, Tokenize | Detokenize]] = []
+        calls: list[tuple[Outbox, Call]] = []
         self.node.progress += len(batch)
         for sender, message in batch:
             if isinstance(message, TokenBatch):
@@ -121,7 +123,7 @@ class TokenizerProcess:
             elif isinstance(message, Refused):
                 if (scheduler := self.node.view.instance_of(sender)) is not None:
                     streams.refused(message, scheduler)
-            elif isinstance(message, (Tokenize, Detokenize)) and (box := self._box(sender, message.call_id)):
+            elif isinstance(message, Call) and (box := self._box(sender, message.call_id)):
                 calls.append((box, message))
         for request in requests:
             if request.live:
@@ -206,13 +208,14 @@ class TokenizerProcess:
             end_s = self._loop.time()
             spans.tell(Span("tokenize", trace, new_span_id(), began_s, end_s, found, "internal", refused))
 
-    def _call(self, box: Outbox, call: Tokenize | Detokenize) -> None:
+    def _call(self, box: Outbox, call: Call) -> None:
         if self._encoder is None:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
         work = partial(_answer, self._encoder, call, self._model.max_model_len if self._model else 0)
-        if isinstance(call, Detokenize):
-            lane = self._jobs.lane_for(len(call.tokens), PromptKind.TOKENS)
+        if isinstance(call, Detokenize | Describe):
+            size = len(call.tokens) if isinstance(call, Detokenize) else 0
+            lane = self._jobs.lane_for(size, PromptKind.TOKENS)
         else:
             asked = call.submit or call
             lane = self._jobs.lane_for(len(asked.text) + len(asked.messages), asked.kind)
@@ -302,9 +305,11 @@ def result_of(job: "Future[Any]") -> Any:
     raise Reject(RejectReason.INTERNAL, "the tokenizer failed on this text; its log has more")
 
 
-def _answer(encoder: Encoder, call: Tokenize | Detokenize, max_model_len: int) -> Tokenized | Detokenized:
+def _answer(encoder: Encoder, call: Call, max_model_len: int) -> Tokenized | Detokenized:
     if isinstance(call, Detokenize):
         return Detokenized(call.call_id, encoder.detokenize(call.tokens))
+    if isinstance(call, Describe):
+        return Detokenized(call.call_id, encoder.describe())
     encoded = encoder.tokenize(call, max_model_len)
     return Tokenized(call.call_id, encoded.tokens.tobytes(), encoded.strings)
 

@@ -1,7 +1,8 @@
 """Loads a model's tokenizer and chat template. Called once per process, before it is ready."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -28,6 +29,7 @@ class Loaded(NamedTuple):
     template: ChatTemplate | Renderer | None
     no_template: str = ""  # why there is none
     dialects: Dialects = Dialects(None, None)
+    about: Mapping[str, object] = MappingProxyType({})  # /tokenizer_info
 
 
 MakeTemplate = Callable[[str, dict[str, str], str], ChatTemplate | Renderer]
@@ -49,13 +51,15 @@ def _load(files: ModelFiles, model: Model, make_template: MakeTemplate) -> Loade
     words = vocabulary.build(tokenizer)
     dialects = dialects_of(files, model, opened)
     main = templates.pop("default", "")
+    names = {name: specials.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "chat_template": main or None}
     if not main:
-        return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template")
+        return Loaded(tokenizer, words, None, f"the model {files.name} has no chat template", about=about)
     try:
         template = make_template(main, specials, templates.get(TOOL_TEMPLATE, ""))
-        return Loaded(tokenizer, words, template, dialects=dialects)
+        return Loaded(tokenizer, words, template, dialects=dialects, about=about)
     except Reject as fault:
         if fault.reason is not RejectReason.INVALID:
             raise  # not the template's doing: the next start may find things better
         log.warning("chat requests will be refused: %s", fault.message)
-        return Loaded(tokenizer, words, None, fault.message)
+        return Loaded(tokenizer, words, None, fault.message, about=about)

@@ -1,6 +1,7 @@
 """What the worker process needs from an engine. Two exist: the model engine (torch) and the null engine (no torch)."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from common.config import Config
@@ -60,6 +61,10 @@ class Engine(Protocol):
 
     def figures(self) -> dict[str, float]:
         """By the names of common/metrics.py; called by another thread at any time."""
+        ...
+
+    def profile(self, folder: Path | None) -> None:
+        """Its steps shall be recorded into a file in `folder`, or (None) not. Called again and again."""
         ...
 
     def reset(self) -> None:

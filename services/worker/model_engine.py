@@ -40,6 +40,7 @@ from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
+from services.worker.profile import Profile
 from services.worker.quant.coding import Coding, read_coding
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
@@ -206,6 +207,8 @@ def load_smaller(config: Config, device: torch.device, stages: Stages, level: in
 class ModelEngine:
     """With a `place` one rank of a group, whose ranks run the same plans at the same time."""
 
+    _profile = Profile(None)  # none yet
+
     def __init__(
         self, config: Config, report: Callable[[Progress], None], instance: int = 0, place: Place | None = None
     ) -> None:
@@ -274,6 +277,7 @@ class ModelEngine:
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
+        self._profile.step()
         step = self._runner.apply(plan)
         for pool, source, target in copies_of(plan):
             self._copy(pool, source, target)
@@ -301,6 +305,11 @@ class ModelEngine:
 
     def figures(self) -> dict[str, float]:
         return self._figures()
+
+    def profile(self, folder: Path | None) -> None:
+        if folder != self._profile.folder:
+            self._profile.end()
+            self._profile = Profile(folder)
 
     def reset(self) -> None:
         self._runner.reset()

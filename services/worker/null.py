@@ -7,6 +7,7 @@ With drafts (any speculative.method) some hold and some do not, which depends on
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -72,6 +73,9 @@ class NullEngine:
         self._prompts: dict[int, Ints] = {}  # of those
         self._echo = config.worker.null_echo
         self._scripts: dict[int, tuple[int, list[int]]] = {}  # by slot: length of the prompt, tokens of the answer
+
+    def profile(self, folder: Path | None) -> None:
+        """There is no device whose work could be recorded."""
 
     def execute(self, plan: StepPlan) -> Done:
         end_s = time.perf_counter() + self._step_s

@@ -16,6 +16,7 @@ from types import FrameType
 from common import config as configuration
 from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
+from common.log import follow
 from common.membership import Membership, by_scheduler
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, ToWorker, WorkerReady
 from common.recorder import Kind
@@ -113,6 +114,8 @@ class WorkerProcess:
         self.inbox.departed = self.view.departed
         self.process.record_beat(self.beacon.state)
         self.process.recorder.peers(change.joined, change.left)
+        follow(message.log_level)
+        engine.profile(self.process.config.run_dir / "profiles" if message.profile else None)
         if message.schedulers > 0 and (chosen := self.process.instance % message.schedulers) != self.scheduler:
             self._follow(engine, chosen)
             return

@@ -35,6 +35,7 @@ from services.scheduler.events import (
     ApiLost,
     Effect,
     FleetEvent,
+    Flush,
     GroupJoined,
     GroupLost,
     GroupReady,
@@ -191,6 +192,7 @@ class World:
             "take_over": faults * 2,
             "pause": 0.0 if calm else 0.7,
             "resume": 1.0,
+            "flush": faults / 2,
         }
 
     def _admit(self) -> list[FleetEvent]:
@@ -328,6 +330,9 @@ class World:
 
     def _tick(self) -> list[FleetEvent]:
         return [Tick()]
+
+    def _flush(self) -> list[FleetEvent]:
+        return [Flush()]
 
     def _repeat(self) -> list[FleetEvent]:
         known = [admit for admit in self.admitted[: self.handled] if admit.seq_id not in self.refused]

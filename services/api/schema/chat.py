@@ -128,6 +128,20 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
 BODY = Body(ChatRequest, UNSUPPORTED_IN_CHAT)
 
 
+class ChatListRequest(ChatRequest, frozen=True, kw_only=True):
+    """Many conversations that have all other fields in common."""
+
+    messages: Annotated[list[list[Message]], Meta(min_length=1)]  # type: ignore[assignment]
+
+
+LIST_BODY = Body(ChatListRequest, UNSUPPORTED_IN_CHAT)
+
+
+def chats_of(request: ChatListRequest) -> list[ChatRequest]:
+    shared = {name: getattr(request, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
+    return [ChatRequest(messages=messages, **shared) for messages in request.messages]
+
+
 def check_messages(messages: list[Message] | None, most: int) -> None:
     """Raises Reject if there are too many: each costs far more than its bytes."""
     if messages and len(messages) > most:

@@ -32,7 +32,7 @@ def setting(tmp_path: Path) -> str:
 def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
     public = {endpoint.path for endpoint in discover() if endpoint.public}
     signals = {"/live", "/ready", "/progress", "/health/live", "/health/ready", "/health/progress"}
-    assert public == signals | {"/health", "/ping"}
+    assert public == signals | {"/health", "/ping", "/docs"}
 
     async def main() -> None:
         async with running(setting) as (_, client):

@@ -19,6 +19,7 @@ from common.lifecycle import Process
 from common.protocol import (
     Abort,
     Admit,
+    Control,
     FinishReason,
     Goodbye,
     Heartbeat,
@@ -367,6 +368,20 @@ def test_the_number_of_schedulers_is_told_to_everybody(second: subprocess.Popen,
     tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers == 1 and m.members[0].state == "draining")
     asker.push.send(StatusQuery(asker.inbox.endpoint))
     assert asker.next(Status).schedulers == 1
+
+
+def test_what_an_administrator_asks_for_is_told_to_everybody(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, api, worker = stage.tokenizer(), stage.actor("api", 44, ToApi), stage.worker()
+    api.join()
+    worker.push.send(Control(log_level="error"))
+
+    api.push.send(Control(profile=True, flush=True))
+    api.push.send(Control(log_level="debug"))
+    told = tokenizer.until(lambda m: isinstance(m, Members) and m.log_level != "")
+    assert (told.log_level, told.profile) == ("debug", True), "what was asked for before stays"
+    api.push.send(Control(profile=False))
+    told = tokenizer.until(lambda m: isinstance(m, Members) and not m.profile)
+    assert told.log_level == "debug"
 
 
 @pytest.fixture
