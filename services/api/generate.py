@@ -103,8 +103,8 @@ def begin(
         begun.operation, begun.model = "chat" if wanted else "text_completion", gateway.facts().name
         submits = [msgspec.structs.replace(submit, trace=begun.own.text) for submit in submits]
     request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
-    request.wanted, request.echoes, request.form = wanted, echoes, asked.form()
-    request.form = request.form._replace(name=asked.request_id or route.request_id(http))
+    form = asked.form()._replace(name=asked.request_id or route.request_id(http))
+    request.wanted, request.echoes, request.form = wanted, echoes, form
     gateway.record_received(route.request_id(http), request)
     return Begun(request, wire_of(http.scope), deadline.set_alarm(gateway.hub, request, left_s))
 

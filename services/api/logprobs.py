@@ -30,9 +30,9 @@ class Form(NamedTuple):
 
     as_ids: bool = False  # tokens are named by their ids
     prompt: int = -1  # so many best ones of each token of the prompt, in vLLM's form
+    name: str = ""  # by which it can be aborted
     shown: bool = True  # those of the output; not where they only serve to choose
     best: int = 0  # so many choices of each prompt are shown, the most probable ones; 0: all
-    name: str = ""  # by which it can be aborted
 
 
 class Reported:
