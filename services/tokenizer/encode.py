@@ -101,6 +101,9 @@ class Encoder:
                 grammar = answer_grammar(asked, use, tools, dialects, thinking)
         except (ValueError, RecursionError) as error:
             raise Reject(RejectReason.INVALID, f"tools: {error}", "tools") from error
+        if grammar is not None and submit.sampling.words.allowed:
+            text = "allowed_token_ids excludes calls that a grammar enforces"
+            raise Reject(RejectReason.INVALID, text, "allowed_token_ids")
         if grammar is not None and self._checker is not None:
             self._checker.check(grammar)
         return grammar

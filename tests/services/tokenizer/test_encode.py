@@ -12,7 +12,7 @@ from common.constraints import ToolUse
 from common.dialects import hermes, qwen3_coder, think
 from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
-from common.protocol import Grammar, Options, PromptKind, Sampling, Submit, Tokenize
+from common.protocol import Grammar, Options, PromptKind, Sampling, Submit, Tokenize, Words
 from common.text_format import GOES_ON, REASONING
 from common.text_format import TOOLS as CALLS
 from common.vocabulary import Vocabulary
@@ -198,6 +198,12 @@ def test_the_grammar_of_a_whole_answer(encoder: Encoder, smollm: Tokenizer, smol
     assert grammar_of("x", end=GOES_ON, parts=REASONING) == GRAMMAR.text
     called = grammar_of("x", parts=REASONING_AND_TOOLS, template_kwargs=TOOLS, use=ToolUse(("f",), must=True))
     assert called and '\\"name\\": \\"f\\"' in called and GRAMMAR.text not in called
+    only = Sampling(4, words=Words((5, 6)))
+    messages = b'[{"role": "user", "content": "x"}]'
+    options = Options(calls=ToolUse(("f",), must=True))
+    called_so = Submit(1, PromptKind.CHAT, only, messages=messages, template_kwargs=TOOLS, options=options)
+    narrow = msgspec.structs.replace(called_so, parts=REASONING_AND_TOOLS)
+    assert refusal(thinking, narrow).param == "allowed_token_ids"
 
     def long(*strict: str) -> str:
         schema = {"type": "object", "properties": {"a": {"enum": ["x" * 1000] * 100}}}
