@@ -160,7 +160,7 @@ class World:
             if "hang" in names:
                 names = ["hang"]  # nothing that is on its way may come too late
             names.sort(key=lambda name: name != "foreign_group")  # while the other groups are there
-            self._handle([event for name in names for event in getattr(self, f"_{name}")()])
+            self._handle(self._uncrossed([event for name in names for event in getattr(self, f"_{name}")()]))
         self._drain()
         self._check_end()
         return self.trace.hexdigest()
@@ -474,6 +474,15 @@ class World:
         client.heir = Client(seq_id, client.key, client.alone, may_end=client.may_end, admit=client.admit)
         self.clients[seq_id] = client.heir
         return [admit]
+
+    def _uncrossed(self, events: list[FleetEvent]) -> list[FleetEvent]:
+        """Without repeats behind the first group that comes: it may refuse what waited for it, and who repeats what has
+        just been refused asks anew (a tokenizer aborts what it has closed)."""
+        came = next((i for i, event in enumerate(events) if isinstance(event, GroupReady)), len(events))
+        if self.fleet.model is not None:
+            return events
+        old = {id(admit) for admit in self.admitted[: self.handled]}
+        return [event for i, event in enumerate(events) if i < came or id(event) not in old]
 
     # Effects
 
