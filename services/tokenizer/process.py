@@ -254,7 +254,8 @@ class TokenizerProcess:
                 self.streams.drop(BoxKey(peer.instance, peer.incarnation & 0xFFFF))
         oldest_s = self._loop.time() - self._config.links.dead_after_s
         for key, box in list(self.streams.boxes.items()):
-            if box.incarnation not in view.members and box.made_s < oldest_s:
+            member = view.members.get(box.incarnation)
+            if (member is None or member.peer.service != "api") and box.made_s < oldest_s:
                 self.streams.drop(key)
         self._follow(change)
         self._flush()
