@@ -2,7 +2,7 @@
 
 Sections are the files tune_*.py. Needs torch, Triton and rich only.
 
-    python -m benchmarks.tune [--op norm_linear --op add_linear] [--budget SECONDS] [--out FOLDER] [--json OUT]
+    python -m benchmarks.tune [--op norm_linear --op add_linear] [--missing] [--budget SECONDS] [--out FOLDER]
 """
 
 import argparse
@@ -57,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--op", action="append", default=[], help="tune only this op; may be repeated")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds; the rest keeps the rule's choice")
+    parser.add_argument("--missing", action="store_true", help="only what the tables do not hold yet")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     parser.add_argument("--out", type=Path, default=tuned.FOLDER, help="folder for the tables")
     parser.add_argument("--json", help="all rows in one file")
@@ -66,7 +67,7 @@ def main() -> None:
     bandwidth = H200_READ if "H200" in name else read_bandwidth()
     start = time.monotonic()
     gc.freeze()  # each capture of a graph collects garbage
-    bench = Bench(device, start + options.budget, bandwidth, options.workers, frozenset(options.op))
+    bench = Bench(device, start + options.budget, bandwidth, options.workers, frozenset(options.op), options.missing)
     made = f"{name}, torch {torch.__version__}, python -m benchmarks.tune, {time.strftime('%Y-%m-%d')}"
     console = Console(width=160, highlight=False)
     results: list[Tuned] = []

@@ -15,7 +15,8 @@ from torch.nn import functional
 from triton.errors import TritonError
 
 from benchmarks.shapes import MODELS
-from benchmarks.tuning import Bench, Row, Section, Tuned, seconds
+from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
+from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _gate, _norm
 from services.worker.kernels.impl.triton._dense import APART, BUCKETS, Plan
 from services.worker.kernels.registry import all_ops
@@ -35,6 +36,19 @@ MATRIX = (  # block_n, block_k, split, parts, warps, stages
     (64, 128, 1, 2, 4, 4), (64, 128, 1, 4, 4, 4), (64, 64, 1, 8, 4, 4), (64, 256, 1, 4, 4, 3),
     (128, 64, 1, 4, 8, 5), (128, 128, 1, 4, 8, 3),
 )  # fmt: skip
+ASKED = ("rows", "out", "in")
+OTHER_ROWS = (1, 16, 64)
+OTHERS = {  # weight rows and columns in gpt-oss, GLM-4.5-Air, DeepSeek-V3, Qwen3-Next and MiMo-V2-Flash
+    "norm_linear": (
+        (5120, 2880), (14336, 4096), (2112, 7168), (24576, 1536), (9216, 2048), (12288, 2048), (64, 2048),
+        (13568, 4096), (14848, 4096),
+    ),
+    "norm_gated_linear": ((2816, 4096), (4096, 7168), (36864, 7168), (1024, 2048), (32768, 4096)),
+    "add_linear": (
+        (2880, 4096), (4096, 12288), (4096, 1408), (7168, 16384), (7168, 2048), (7168, 18432), (2048, 512),
+        (4096, 8192), (4096, 16384),
+    ),
+}  # fmt: skip
 POWER = 1 / 64  # of the random weights
 
 
@@ -78,7 +92,17 @@ def jobs() -> list[Job]:
                     found[Job(op, rows, out, inner)] = None
                     if op.startswith("norm_") and rows > 1:
                         found[Job("linear", rows, out, inner)] = None
+    for op, sizes in OTHERS.items():
+        for out, inner in sizes:
+            for rows in OTHER_ROWS:
+                found[Job(op, rows, out, inner)] = None
+                if op.startswith("norm_") and rows > 1:
+                    found[Job("linear", rows, out, inner)] = None
     return sorted(found, key=lambda job: OPS.index(job.op))
+
+
+def held(op: str, device: torch.device) -> set[tuple[int, ...]]:
+    return {tuple(row[name] for name in ASKED) for row in tuned.table(op, device)}
 
 
 def candidates(job: Job, device: _dense.Device) -> list[Plan]:
@@ -246,7 +270,10 @@ def best(bench: Bench, job: Job, plans: list[Plan], weights: Tensor, plain: Plan
 
 def run(bench: Bench) -> list[Tuned]:
     # a norm or a gate apart needs the plain product's choice, so that it is measured too
-    wanted = [job for job in jobs() if bench.wants(job.op)]
+    done = {op: held(op, bench.device) if bench.missing else set() for op in OPS}
+    wanted = [job for job in jobs() if bench.wants(job.op) and job[1:] not in done[job.op]]
+    if not wanted:
+        return []
     device = _dense.describe(bench.device)
     plans = {job: candidates(job, device) for job in wanted}
     weights = torch.empty(max(job.out * job.inner for job in wanted), dtype=torch.bfloat16, device=bench.device)
@@ -263,7 +290,7 @@ def run(bench: Bench) -> list[Tuned]:
         rows[job.op].append(row)
         if job.op == "linear":
             plain[job[1:]] = Plan(**{name: row[name] for name in Plan._fields if name in row})
-    return [Tuned(op, found) for op, found in rows.items()]
+    return [Tuned(op, merged(tuned.table(op, bench.device), found, ASKED)) for op, found in rows.items()]
 
 
 SECTION = Section("dense", OPS, run)

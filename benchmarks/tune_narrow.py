@@ -1,130 +1,274 @@
 """Launch geometry of products with weights of 8 and 4 bits: the matrices of the benchmarked models in each form.
 
-Each candidate is held against the product with the widened weight, then timed over weights that exceed the L2 cache.
-What is compiled for one shape serves all shapes of the same width, so that jobs go by width.
+As they run: few rows with norm and gate in the launch, many alone; a mixture's experts at one token. Each candidate is
+compiled in a pool of processes (they share Triton's cache on disk), held against the product with the widened weight
+and timed over weights that exceed the L2 cache. What is compiled for one shape serves all of the same width.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+import multiprocessing
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B
-from benchmarks.tuning import Bench, Row, Section, Tuned, seconds
+from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
+from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
-from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, Plan
+from services.worker.kernels.impl.triton._narrow_plan import FEW, FOUR_BITS, WIDE, Inputs, Plan
+from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
 
 OP = "narrow"
+EPS = 1e-6
 ROTATED = 200 << 20  # bytes of weights between two uses of the same
-ROWS = (1, 2, 16, 32, 64, 128)  # powers of two, as the choice is asked for; the last stands for all beyond
-MEASURED_ROWS = {128: 2048}
-FORMS = (("rows", True), ("rows", False), ("blocks", True), ("int4z", False), ("mxfp4", False))  # rounded x, or wide
-VECTOR = tuple((block_n, factor) for block_n in (1, 2, 4, 8, 16) for factor in (1, 2, 4))
-FEW = tuple(
-    (n, k, parts, stages) for n in (32, 64, 128) for k in (64, 128, 256) for parts in (1, 2, 4, 8) for stages in (3, 5)
-)
-MANY = tuple(
-    (m, n, k, warps, s)
-    for m in (64, 128, 256)
-    for n in (64, 128)
-    for k in (64, 128)
-    for warps in (4, 8)
-    for s in (3, 4)
-)
+STANDS_FOR = {1: (1,), 16: (2, 4, 8, 16), 64: (32, 64), 128: (128,)}  # by rows measured; the last for all beyond
+MEASURED = {128: 2048}
+FORMS = ("rows", "int4z", "blocks", "mxfp4")
+VECTOR = {  # block_n, warps, loads per row and thread: all that keep some 64 bytes a thread on their way
+    8: ((4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4)),
+    4: ((8, 4, 1), (16, 4, 1), (8, 8, 1), (8, 2, 2), (8, 4, 2), (4, 4, 2), (4, 8, 2), (4, 4, 4), (4, 2, 4)),
+}
+FEW_ROWS = (  # block_n, block_k, parts, stages
+    (32, 128, 1, 5), (64, 64, 1, 6), (64, 128, 1, 4), (64, 128, 2, 4), (64, 128, 4, 3), (64, 64, 4, 5),
+    (64, 128, 8, 3), (128, 64, 1, 4), (128, 128, 2, 3),
+)  # fmt: skip
+MANY_ROWS = (  # block_m, block_n, warps, stages
+    (128, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4), (64, 128, 4, 4), (64, 64, 4, 4), (256, 128, 8, 3),
+)  # fmt: skip
 
 
 class Job(NamedTuple):
+    """One product. `out`: outputs; experts, of which `top_k` are used: 0 for a dense weight."""
+
     form: str
     rounded: bool
     rows: int
     out: int
     inner: int
+    gated: bool = False
+    normed: bool = False
+    experts: int = 0
+    top_k: int = 1
+
+    @property
+    def weight_rows(self) -> int:
+        return self.out * (2 if self.gated else 1)
 
 
 def jobs() -> list[Job]:
+    """One row of all first: what a budget does not reach keeps the rule."""
     found: dict[Job, None] = {}
-    for shape in (LLAMA_8B, QWEN3_30B_A3B):
-        sizes = [(shape.qkv_width, shape.hidden), (shape.hidden, shape.q_width)]
-        sizes += [] if shape.experts else [(2 * shape.inner, shape.hidden), (shape.hidden, shape.inner)]
-        for out, inner in sizes:
-            for form, rounded in FORMS:
-                for rows in ROWS:
-                    found[Job(form, rounded, rows, out, inner)] = None
-    return sorted(found, key=lambda job: (job.rows, job.form, job.inner))
+    for rows in STANDS_FOR:
+        for form in FORMS:
+            for shape in (LLAMA_8B, QWEN3_30B_A3B):
+                few, normed = rows <= FEW, rows <= _narrow_fused.NORMED
+                wide = [(shape.qkv_width, shape.hidden, False, normed), (shape.hidden, shape.q_width, False, False)]
+                if not shape.experts:
+                    gate = (
+                        (shape.inner, shape.hidden, True, normed)
+                        if few
+                        else (2 * shape.inner, shape.hidden, False, False)
+                    )
+                    wide += [gate, (shape.hidden, shape.inner, False, False)]
+                for size in wide:
+                    for rounded in (False,) if few or form in ("int4z", "mxfp4") else (True, False):
+                        if few or rounded or form != "rows":
+                            found[Job(form, rounded, rows, *size)] = None
+                if shape.experts and rows == 1:
+                    first = Job(form, False, 1, shape.inner, shape.hidden, True, False, shape.experts, shape.top_k)
+                    second = Job(form, False, 1, shape.hidden, shape.inner, False, False, shape.experts)
+                    found |= {first: None, second: None}
+    return list(found)
 
 
-def candidates(job: Job, narrow: Narrow, chosen: Plan, lanes: int) -> list[Plan]:
+def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     """The rule's choice first."""
-    if chosen.block_m == 1:
-        per_warp = lanes * (32 if narrow.form in _narrow_plan.FOUR_BITS else 16)
-        others = [Plan(1, block_n, factor * per_warp, factor) for block_n, factor in VECTOR]
-    elif job.rows <= 64:
-        others = [Plan(chosen.block_m, n, k, 4, stages, parts) for n, k, parts, stages in FEW]
+    form, tiles = job.form.removesuffix("z"), 2 if job.gated else 1
+    if job.rows == 1:
+        width = 4 if form in FOUR_BITS else 8
+        lane = device.lanes * _narrow_plan.VECTOR.value
+        others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in VECTOR[width] if n >= tiles]
+        if not job.experts:  # one row through matrix units
+            others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]
+    elif job.rows <= FEW:
+        others = [Plan(job.rows, n, k, 4, stages, parts) for n, k, parts, stages in FEW_ROWS if n * tiles <= 128]
+    elif job.rounded:
+        exact = 128 if form == "rows" and job.inner > _narrow_plan.LONG else 0
+        others = [Plan(m, n, 128, warps, stages, 1, 8, exact) for m, n, warps, stages in MANY_ROWS]
     else:
-        others = [Plan(m, n, k, warps, stages, 1, 8) for m, n, k, warps, stages in MANY]
-    if narrow.form == "int4":
-        others = [plan for plan in others if plan.block_m == 1 or narrow.group % plan.block_k == 0]
-    fitting = (plan for plan in others if plan != chosen and _narrow_plan.shares_fit(plan, job.out, job.inner, False))
-    return [chosen, *fitting]
+        others = [WIDE, Plan(128, 128, 64, 8, 3, 1, 8), Plan(64, 128, 128, 4, 3, 1, 8)]
+    rule = _narrow_plan.rule(*asked(job, job.rows), device)
+    fitting = (p for p in others if p == WIDE or _narrow_plan.shares_fit(p, job.out, job.inner, job.gated))
+    return list(dict.fromkeys([rule, *fitting]))
 
 
-def copies(narrow: Narrow) -> list[Narrow]:
-    count = min(64, math.ceil(ROTATED / narrow.weight.nbytes))
-    return [narrow._replace(weight=narrow.weight.clone()) for _ in range(count)]
+def asked(job: Job, rows: int) -> tuple[str, int, int, int, int, int, bool]:
+    group = {"rows": 0, "blocks": 128, "int4z": 128, "mxfp4": 32}[job.form]
+    form = job.form.removesuffix("z")
+    return form, rows, job.out, job.inner, group, 1 if job.rounded else 2, job.gated
 
 
-def best(bench: Bench, job: Job, narrow: Narrow, wide: Tensor) -> Row:
-    rows = MEASURED_ROWS.get(job.rows, job.rows)
-    x = torch.randn(rows, job.inner, dtype=torch.bfloat16, device=bench.device)
-    group = 128 if narrow.form == "blocks" else 0
-    inputs = Inputs(*_quantize.launch(x, narrow.weight.dtype, group)[:2]) if job.rounded else Inputs(x)
-    x_bytes = inputs.x.element_size()
-    device = _dense.describe(bench.device)
-    asked = (narrow.form, job.rows, job.out, job.inner, narrow.group, x_bytes, False)
-    out = torch.empty(rows, job.out, dtype=torch.bfloat16, device=bench.device)
-    wanted = x.float() @ wide.T
-    weights, times = copies(narrow), dict[Plan, float]()
+class Operands:
+    """A job's weight, with copies that fill more than the L2 cache, and what it is multiplied with."""
 
-    def launch(plan: Plan, weight: Narrow) -> Callable[[], None]:
-        return lambda: _narrow_plan.product(inputs, weight, out, chosen=plan)
+    def __init__(self, job: Job, device: torch.device, rotated: int = ROTATED) -> None:
+        self.job = job
+        dense = torch.randn(job.weight_rows, job.inner, device=device) / job.inner**0.5
+        stored = narrowed(dense, job.form)
+        self.wide = widened(*stored)
+        self.narrow = _narrow_fused.narrow_of(*stored)
+        if job.experts:
+            parts = (None if part is None else part.expand(job.experts, *part.shape).contiguous() for part in stored)
+            weight, scales, zeros = parts
+            assert weight is not None and scales is not None
+            self.narrow = self.narrow._replace(weight=weight, scales=scales, zeros=zeros)
+        count = min(64, math.ceil(rotated / self.narrow.weight.nbytes))
+        self.weights = [
+            self.narrow,
+            *(self.narrow._replace(weight=self.narrow.weight.clone()) for _ in range(count - 1)),
+        ]
+        rows = MEASURED.get(job.rows, job.rows)
+        self.x = torch.randn(rows, job.inner, dtype=torch.bfloat16, device=device)
+        self.norm = torch.rand(job.inner, dtype=torch.bfloat16, device=device) + 0.5 if job.normed else None
+        group = 128 if job.form == "blocks" else 0
+        self.inputs = Inputs(self.x, norm=None if self.norm is None else (self.norm, EPS))
+        if job.rounded:
+            self.inputs = Inputs(*_quantize.launch(self.x, self.narrow.weight.dtype, group)[:2])
+        used = job.top_k if job.gated else min(8, max(1, job.experts))
+        self.chosen: list[Tensor] | None = None
+        if job.experts:
+            self.chosen = [torch.randperm(job.experts, device=device)[None, :used].to(torch.int32) for _ in range(64)]
+            self.inputs = Inputs(self.x if job.gated else self.x.expand(used, -1).contiguous())
+            rows = used
+        self.out = torch.empty(rows, job.out, dtype=torch.bfloat16, device=device)
 
-    for plan in candidates(job, narrow, _narrow_plan.rule(*asked, device), device.lanes):
-        if times and bench.left_s() < 0:
-            break
+    def launch(self, plan: Plan, turn: int = 0) -> Callable[[], None]:
+        weight, activation = self.weights[turn % len(self.weights)], "silu" if self.job.gated else ""
+        if self.chosen is None:
+            return lambda: _narrow_plan.product(self.inputs, weight, self.out, False, activation, plan)
+        experts, top_k = self.chosen[turn], self.job.top_k if self.job.gated else 1
+        return lambda: _narrow_plan.launch_vector(
+            self.inputs, weight, self.out, plan, False, activation, experts, top_k
+        )  # fmt: skip
+
+    def holds(self, plan: Plan) -> bool:
+        x = self.x.float()
+        norm = torch.ones(self.job.inner, device=x.device) if self.norm is None else self.norm.float()
+        if self.norm is None and self.job.gated:
+            gate, up = (x @ self.wide.T).chunk(2, -1)
+            wanted = torch.nn.functional.silu(gate) * up
+        elif self.job.gated:
+            wanted = norm_gated_linear.meaning(x, norm, EPS, self.wide, None, "silu")
+        else:
+            normed = x if self.norm is None else x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * norm
+            wanted = normed @ self.wide.T
+        self.out.fill_(torch.nan)
+        self.launch(plan)()
+        return torch.allclose(self.out.float(), wanted.expand_as(self.out), rtol=5e-2, atol=0.2 * float(wanted.std()))
+
+    def time(self, plan: Plan) -> float:
+        turns = range(len(self.weights) if self.chosen is None else 64)
+        return seconds([self.launch(plan, turn) for turn in turns])
+
+    @property
+    def bytes(self) -> float:
+        """What must be moved at least."""
+        stored = (self.narrow.weight, self.narrow.scales, self.narrow.zeros)
+        weight = sum(part.nbytes for part in stored if part is not None)
+        if self.chosen is not None:
+            weight *= len(self.out) / self.job.experts
+        return weight + self.inputs.x.nbytes + self.out.nbytes
+
+
+def kernel_key(job: Job, plan: Plan) -> tuple[Any, ...]:
+    """What is compiled: the number of outputs is no part of it."""
+    return job._replace(out=0, rows=min(job.rows, 2)), plan
+
+
+def compiled(task: tuple[Job, Plan]) -> str:
+    """In a process of its own: launches once, with few outputs; returns why it cannot be, or nothing."""
+    job, plan = task
+    try:
+        few = job._replace(out=256, experts=min(job.experts, 8))
+        Operands(few, torch.device("cuda", torch.cuda.current_device()), 0).launch(plan)()
+        torch.cuda.synchronize()
+    except (TritonError, RuntimeError, AssertionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def compile_all(bench: Bench, plans: dict[Job, list[Plan]]) -> set[tuple[Any, ...]]:
+    """The keys of the kernels that run. Takes at most 60 % of the time that is left."""
+    tasks: dict[tuple[Any, ...], tuple[Job, Plan]] = {}
+    for job, choices in plans.items():
+        for plan in choices:
+            tasks.setdefault(kernel_key(job, plan), (job, plan))
+    kept_s, good = 0.4 * bench.left_s(), set()
+    with multiprocessing.get_context("spawn").Pool(min(bench.workers, len(tasks))) as pool:
+        results = pool.imap(compiled, tasks.values())
+        for done, (key, (job, plan)) in enumerate(tasks.items()):
+            try:
+                reason = results.next(max(0.01, bench.left_s() - kept_s))
+            except multiprocessing.TimeoutError:
+                break
+            if reason:
+                print(f"{job} {plan}: {reason.splitlines()[0][:160]}")
+            else:
+                good.add(key)
+            if done % 50 == 0:
+                print(f"{done} of {len(tasks)} kernels, {bench.left_s():.0f} s left", flush=True)
+    print(f"{len(good)} of {len(tasks)} kernels compiled, {bench.left_s():.0f} s left", flush=True)
+    return good
+
+
+def best(bench: Bench, job: Job, plans: Sequence[Plan]) -> tuple[Plan, Row] | None:
+    operands, times = Operands(job, bench.device), dict[Plan, float]()
+    for plan in plans:
         try:
-            out.fill_(torch.nan)
-            launch(plan, narrow)()
-            if not torch.allclose(out.float(), wanted, rtol=5e-2, atol=0.2 * float(wanted.std())):
+            if operands.holds(plan):
+                times[plan] = operands.time(plan)
+            else:
                 print(f"{job} {plan}: wrong")
-                continue
-            times[plan] = seconds([launch(plan, weight) for weight in weights])
         except (TritonError, RuntimeError) as error:
             print(f"{job} {plan}: {str(error).splitlines()[0][:120]}")
+    if not times:
+        return None
     chosen = min(times, key=times.__getitem__)
-    row: Row = dict(zip(_narrow_plan.ASKED, asked, strict=True)) | chosen._asdict()
-    read = narrow.weight.nbytes + narrow.scales.nbytes + (0 if narrow.zeros is None else narrow.zeros.nbytes)
-    moved = read + rows * (job.inner * x_bytes + job.out * 2)
-    floor = round(moved / bench.bandwidth / times[chosen], 3)
-    return row | {"us": round(times[chosen] * 1e6, 2), "floor": floor}
+    floor = operands.bytes / bench.bandwidth / times[chosen]
+    row: Row = {"us": round(times[chosen] * 1e6, 2), "floor": round(floor, 3)}
+    if job.rounded and job.form == "rows":  # what fp32 sums cost, or would
+        other = chosen._replace(exact=0 if chosen.exact else chosen.block_k)
+        row["us_exact" if other.exact else "us_inexact"] = round(operands.time(other) * 1e6, 2)
+    return chosen, row
 
 
 def run(bench: Bench) -> list[Tuned]:
     found: list[Row] = []
-    kept: dict[tuple[str, int, int], tuple[Narrow, Tensor]] = {}
-    for job in jobs():
-        if bench.left_s() < 0:
+    device = _dense.describe(bench.device)
+    plans = {job: candidates(job, device) for job in jobs()}
+    good = compile_all(bench, plans)
+    rounded_us: dict[Job, float] = {}
+    for job, choices in plans.items():
+        usable = [plan for plan in choices if kernel_key(job, plan) in good]
+        if bench.left_s() < 0 or not usable:
             print(f"{job}: no time left")
             continue
-        key = (job.form, job.out, job.inner)
-        if key not in kept:
-            stored = narrowed(torch.randn(job.out, job.inner, device=bench.device) / job.inner**0.5, job.form)
-            kept[key] = _narrow_fused.narrow_of(*stored), widened(*stored)
-        found.append(best(bench, job, *kept[key]))
-    return [Tuned(OP, found)]
+        result = best(bench, job, usable)
+        if result is None:
+            continue
+        chosen, row = result
+        if job.rounded:
+            rounded_us[job] = row["us"]
+        elif chosen == WIDE and row["us"] > rounded_us.get(job._replace(rounded=True), math.inf):
+            chosen = _narrow_plan.geometry(*asked(job, job.rows), device)  # so that x is rounded
+        for rows in STANDS_FOR[job.rows]:
+            plan = chosen if chosen.block_m < 2 or job.rows > FEW else chosen._replace(block_m=max(16, rows))
+            found.append(dict(zip(_narrow_plan.ASKED, asked(job, rows), strict=True)) | plan._asdict() | row)
+    return [Tuned(OP, merged(tuned.table(OP, bench.device), found, _narrow_plan.ASKED))]
 
 
 SECTION = Section("narrow", (OP,), run)

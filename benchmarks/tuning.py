@@ -5,7 +5,7 @@ A launch is timed inside a replayed CUDA graph, as it runs when serving. Weights
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ class Bench(NamedTuple):
     bandwidth: float  # bytes per second that a read can reach
     workers: int  # processes that compile
     ops: frozenset[str]  # the ones wanted; empty: all
+    missing: bool = False  # only what the tables do not hold yet
 
     def wants(self, op: str) -> bool:
         return not self.ops or op in self.ops
@@ -43,6 +44,12 @@ class Section(NamedTuple):
     name: str
     ops: tuple[str, ...]
     run: Callable[[Bench], list[Tuned]]
+
+
+def merged(held: Sequence[Mapping[str, Any]], found: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """The rows found, before them those held of what was not measured now. `names`: what a row is for."""
+    new = {tuple(row[name] for name in names) for row in found}
+    return [*(dict(row) for row in held if tuple(row[name] for name in names) not in new), *found]
 
 
 def seconds(launches: Sequence[Callable[[], object]], span_s: float = 0.004) -> float:

@@ -193,18 +193,20 @@ def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) 
 
     Raises Reject (TOO_LONG) that names the prompt's field if the prompt alone is too long, else max_tokens.
     """
+    # Clients know this error by its text: LiteLLM by the first sentence, LangChain by the code in brackets.
     limit = f"This model's maximum context length is {max_model_len} tokens."
     shorter = f"Please reduce the length of the {param}"
     if not sampling.max_tokens:
         if prompt_tokens >= max_model_len:
-            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens. {shorter}."
+            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens."
+            text += f" {shorter} (context_length_exceeded)."
             raise Reject(RejectReason.TOO_LONG, text, param)
         return max_model_len - prompt_tokens
     total = prompt_tokens + sampling.max_tokens
     if total > max_model_len:
         text = (
             f"{limit} However, you requested {total} tokens ({prompt_tokens} in the {param}, "
-            f"{sampling.max_tokens} for the completion). {shorter} or completion."
+            f"{sampling.max_tokens} for the completion). {shorter} or completion (context_length_exceeded)."
         )
         raise Reject(RejectReason.TOO_LONG, text, param if prompt_tokens >= max_model_len else "max_tokens")
     return sampling.max_tokens

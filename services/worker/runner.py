@@ -18,9 +18,20 @@ from torch import Tensor
 from common.logprobs import StepLogprobs
 from common.protocol import RowFault, StepPlan
 from services.worker import graphs, inputs
-from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
+from services.worker.drafts import (
+    Computed,
+    Drafts,
+    Entries,
+    Seen,
+    begins,
+    follows_drafts,
+    located,
+    proposed,
+    spread,
+    write_begins,
+)
 from services.worker.grammars import Bits, Grammars
-from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs, Tables
+from services.worker.graphs import RING, Choice, GraphKey, Graphs, Sequel, StepColumns, StepInputs, StepOutputs, Tables
 from services.worker.groups import GroupStep
 from services.worker.held import Held, HeldSteps, HeldTokens
 from services.worker.kernels.ops.accept_drafts import Drawn
@@ -295,7 +306,8 @@ class Runner:
         if self._drafts is not None:
             columns.offsets[places] = entries.offsets
             tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
-            first = put(begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows))
+            first = begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows)
+            write_begins(first, rows, columns)
         special = step.samples & ~rows.is_plain[step.slots]
         special[bound] = False
         others = np.flatnonzero(special)
@@ -320,14 +332,9 @@ class Runner:
         if wanted is not None:
             self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
         if self._drafts is not None:
-            computed = None
-            if self._drafts.reads:
-                token_places, positions, kv_slots = given.tokens[:3].unbind(0)
-                first_group = GroupStep(kv_slots, given.attention_rows(rows, key))
-                groups = first_group, *given.beside(rows, first_group.rows)
-                computed = Computed(token_places, positions, groups, made.hidden)
-            drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
-            self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
+            num_rows, propose = first.shape[1], follows_drafts(step)
+            if not (propose and num_rows <= proposed(rows, key) and self._graphs.follow(key)):
+                self._keep(self._drafts.seen(rows, key, given, made, num_rows), propose)
         return places[step.samples], None if kept is None else made.logits.index_select(0, kept)
 
     @property
@@ -343,7 +350,7 @@ class Runner:
                 self._gather(rows.tokens, more.resident, places, token_rows, positions, slots, rows.block_tokens)
 
     def _forward(self, key: GraphKey, given: StepInputs) -> StepOutputs:
-        """The whole step on the device, as it is captured; drafts are kept and proposed behind it."""
+        """The whole step on the device, as it is captured; drafts are kept and proposed behind it, in its sequel."""
         rows = self.rows
         if self._drafts is not None:
             self._drafts.locate(rows, given, key.decode)
@@ -374,6 +381,9 @@ class Runner:
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
+        def sequel(key: GraphKey) -> Sequel | None:
+            return self._drafts.sequel(self.rows, self._results.lines, key) if self._drafts is not None else None
+
         with self._capturing():
-            captured.capture(padding, self._forward, report)
+            captured.capture(padding, self._forward, report, sequel)
         self._graphs = captured

@@ -108,7 +108,10 @@ def test_lengths_that_do_not_fit_name_every_number() -> None:
         "This model's maximum context length is 15 tokens. However, you requested 16 tokens "
         "(11 in the messages, 5 for the completion)."
     )
-    with pytest.raises(Reject, match=r"maximum context length is 15 tokens.*resulted in 15 tokens"):
+    assert "context_length_exceeded" in asked.value.message  # LangChain's ContextOverflowError
+    with pytest.raises(
+        Reject, match=r"maximum context length is 15 tokens.*resulted in 15 tokens.*context_length_exceeded"
+    ):
         fit(15, Sampling(max_tokens=0), 15, "prompt")
 
 

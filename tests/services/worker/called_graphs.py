@@ -15,8 +15,11 @@ from services.worker.state import Rows
 class CalledGraphs(Graphs):
     """Calls the step where a device would replay it."""
 
-    def _capture(self, key: GraphKey, columns: StepColumns, forward: graphs.Forward) -> Captured:
+    def _capture(
+        self, key: GraphKey, columns: StepColumns, forward: graphs.Forward, sequel: graphs.Sequel | None
+    ) -> Captured:
         self.calls: list[GraphKey] = []
+        self.followed: list[GraphKey] = []
         given = StepInputs.at(self._place, key, self._tables)
 
         class Call:
@@ -25,10 +28,20 @@ class CalledGraphs(Graphs):
                 for kept, value in zip(outputs, forward(key, given), strict=True):
                     kept.copy_(value)
 
+        class Following:
+            def replay(_) -> None:
+                assert sequel is not None
+                self.followed.append(key)
+                sequel(key, given, outputs)
+
         for target, column in zip(given, columns, strict=True):
             target.copy_(torch.from_numpy(column))
         outputs = forward(key, given)
-        return Captured(Call(), self._place[: offsets(columns)[1]], given, outputs)  # type: ignore[arg-type]
+        following: Any = None
+        if sequel is not None:
+            sequel(key, given, outputs)
+            following = Following()
+        return Captured(Call(), self._place[: offsets(columns)[1]], given, outputs, following)  # type: ignore[arg-type]
 
 
 def on_device(rows: Rows) -> None:

@@ -34,6 +34,7 @@ def generate(**fields: Any) -> None:
         ({"sampling_params": {"temperature": 9}}, "sampling_params.temperature"),
         ({"sampling_params": {"prompt": "x"}}, "sampling_params.prompt"),
         ({"sampling_params": {"model": "x"}}, "sampling_params.model"),
+        ({"sampling_params": {"logprobs": 1}}, "sampling_params.logprobs"),
         ({"features": {}}, "features"),
     ],
 )

@@ -1,17 +1,17 @@
 """Products with weights of 8 and 4 bits together with what surrounds them in a layer. Called by three ops' files.
 
 Few rows take it all in one launch, with x as wide as it is: at 64 rows the weight's bytes are still what counts. More
-rows are normed, and rounded where their form says so, by kernels of their own.
+rows are normed, and rounded where their form says so (unless the weight is widened), by kernels of their own.
 """
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _gate, _narrow_plan, _norm, _quantize
-from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
+from services.worker.kernels.impl.triton._narrow_plan import FEW, Inputs, Narrow
 from services.worker.kernels.ops.norm_narrow_linear import form_of
 
-FEW = 64
+NORMED = 16  # rows up to which each program norms x for itself: at 64 that is as much work as the weight
 LEAST_GROUP = {"int4": 32, "int8": 16}  # columns: fewer are no step of a matrix unit
 
 
@@ -31,9 +31,9 @@ def suits(narrow: Narrow, x: Tensor) -> bool:
 def entered(x: Tensor, norm: tuple[Tensor, float] | None, narrow: Narrow, bias: Tensor | None, whole: bool) -> Inputs:
     """x as a product reads it. `whole`: the product takes the norm, too, which fp16 may not hold undivided."""
     x = x.contiguous()
-    if len(x) <= FEW and (norm is None or whole):
+    if len(x) <= FEW if norm is None else whole and len(x) <= NORMED:
         return Inputs(x, norm=norm, bias=bias)
-    if len(x) > FEW and narrow.form in ("rows", "blocks"):
+    if len(x) > FEW and narrow.form in ("rows", "blocks") and not _narrow_plan.widens(narrow, x):
         group = 128 if narrow.form == "blocks" else 0
         numbers, scales, _ = _quantize.launch(x, narrow.weight.dtype, group, norm=norm)
         return Inputs(numbers, scales, bias=bias)

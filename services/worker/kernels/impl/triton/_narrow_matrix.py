@@ -32,9 +32,21 @@ def _halves(packed, base, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _widened(tile, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """8 bits as `dtype`, exact. By way of fp32: from fp16 to bf16 a GPU has a sixteenth of its rate."""
+    if tile.dtype == dtype:
+        return tile
+    elif dtype == tl.bfloat16:
+        return tile.to(tl.float32).to(dtype)
+    else:
+        return tile.to(dtype)
+
+
+@triton.jit
 def _step(  # type: ignore[no-untyped-def]
     sums, starts, scale_starts, zero_starts, x, x_scales, k,
     K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr, TILED: tl.constexpr, BLOCK_K: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """sums [BLOCK_N, BLOCK_M] + the product with columns k .. k + BLOCK_K.
 
@@ -58,8 +70,10 @@ def _step(  # type: ignore[no-untyped-def]
         else:
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, weight_form, sums)
     elif FORM == "rows":
-        wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
-        sums = tl.dot(wide, tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype)
+        sums = tl.dot(
+            _widened(tile, x.dtype), tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype,
+            max_num_imprecise_acc=EXACT if EXACT else None,
+        )  # fmt: skip
     else:
         # a step has one group: its scale is a number per row
         scale = tl.load(scale_starts + k // GROUP).to(tl.float32)[:, None]
@@ -73,8 +87,7 @@ def _step(  # type: ignore[no-untyped-def]
             part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
             part = tl.dot(high, tl.trans(x_high), part, input_precision="ieee")
         else:
-            wide = tile if tile.dtype == x.dtype else tile.to(x.dtype)
-            part = tl.dot(wide, tl.trans(x), input_precision="ieee")
+            part = tl.dot(_widened(tile, x.dtype), tl.trans(x), input_precision="ieee")
             if x_scales is not None:
                 scale = scale * x_scales[None, :]
         sums += part * scale
@@ -132,6 +145,7 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     GROUP_M: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
+    EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out [M, N] = epilogue(rms_norm(x) @ weight.T + bias), sums in fp32. Grid: (blocks of outputs and rows, PARTS).
@@ -140,6 +154,7 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     wide x; norm: [K], only for wide x; weight, scales, zeros: see `_narrow`, of [N, K], with an ACTIVATION [2 N, K],
     gate rows first, one below the other for each expert; bias: a number per weight row; with ADD out is what the
     product is added to. parts, arrived: see `_dense_matrix`. plan: see `_moe_grouped`, M pairs; None: rows as they are.
+    EXACT: columns whose sum a unit of 8 bits may keep in its own precision (some 14 bits on an H200); 0: all.
     """
     columns = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
@@ -220,11 +235,11 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
                 wide = x.to(tl.float32)
                 squares += tl.sum(wide * wide, 1)
                 x = (wide * tl.load(norm_ptr + cols, mask=cols < K, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
-            sums = _step(sums, starts, scale_starts, zero_starts, x, x_scales, k, K, FORM, GROUP, TILED, BLOCK_K)
+            sums = _step(sums, starts, scale_starts, zero_starts, x, x_scales, k, K, FORM, GROUP, TILED, BLOCK_K, EXACT)
             if is_gated:
                 sums_up = _step(
                     sums_up, starts_up, scale_starts_up, zero_starts_up, x, x_scales, k,
-                    K, FORM, GROUP, TILED, BLOCK_K,
+                    K, FORM, GROUP, TILED, BLOCK_K, EXACT,
                 )  # fmt: skip
         out = sums.to(tl.float32) * weight_scale
         up = sums_up.to(tl.float32) * weight_scale_up

@@ -12,9 +12,11 @@ import triton
 from torch import Tensor
 
 from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton._dense import describe
 from services.worker.kernels.impl.triton._launch import AotCase
 from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts
 from services.worker.kernels.impl.triton._narrow_plan import (
+    WORD,
     Inputs,
     Narrow,
     Plan,
@@ -44,7 +46,8 @@ def run(
 ) -> None:
     """residual += the experts' sum. `rounded`: x in 8 bits and its scales; None: x stays as it is."""
     num_tokens, top_k = routed.experts.shape
-    if num_tokens <= FEW_TOKENS and num_tokens * top_k <= FEW_PAIRS:
+    whole = gate_up.shape[1] % WORD == 0 == down.shape[1] % WORD
+    if whole and num_tokens <= FEW_TOKENS and num_tokens * top_k <= FEW_PAIRS:
         if num_tokens:
             run_few(routed, gate_up, down, residual, biases)
     else:
@@ -100,7 +103,10 @@ def run_grouped(
 def grouped_plan(
     weight: Narrow, block_m: int, out: int, inner: int, x_bytes: int, is_gated: bool, device: torch.device
 ) -> Plan:
-    chosen = _narrow_plan.choose(weight.form, block_m, out, inner, weight.group, x_bytes, is_gated, device)
+    asked = (weight.form, block_m, out, inner, weight.group, x_bytes, is_gated)
+    chosen = _narrow_plan.choose(*asked, device)
+    if chosen == _narrow_plan.WIDE:
+        chosen = _narrow_plan.geometry(*asked, describe(device))  # of a mixture no weight is read by many rows
     return chosen._replace(parts=1)
 
 

@@ -2,9 +2,10 @@
 
 The choice depends on shapes only: a table of measurements per GPU where there is one (kernels/tuned), else a rule. One
 row takes the kernel of `_narrow_vector`, which multiplies with x as wide as it comes; more rows that of
-`_narrow_matrix`.
+`_narrow_matrix`; many with wide x, torch's product with the widened weight (`_narrow_widen`).
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,17 +14,21 @@ import torch
 import triton
 from torch import Tensor
 
+from services.worker.kernels.impl.triton import _narrow_widen
 from services.worker.kernels.impl.triton._dense import BLOCKS_LIMIT, PARTS_LIMIT, Device, describe, workspace
 from services.worker.kernels.impl.triton._dense_matrix import part_size
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
 from services.worker.kernels.impl.triton._narrow_matrix import narrow_matrix_kernel
-from services.worker.kernels.impl.triton._narrow_vector import narrow_vector_kernel
+from services.worker.kernels.impl.triton._narrow_vector import VECTOR, narrow_vector_kernel
 from services.worker.kernels.packing.fnuz import FNUZ_ARCHS
 from services.worker.kernels.packing.weight_tiles import matrix_shape
 from services.worker.kernels.registry import Facts
 from services.worker.kernels.tuned import table
 
 FOUR_BITS = ("mxfp4", "int4")
+FEW = 64  # rows that share nothing but the weight's bytes
+WORD = 4  # numbers of 8 bits of which the vector kernel takes whole ones
+LONG = 4096  # columns whose sum in some 14 bits is off by less than rounding x to fp8
 FP4_ARCHS = ("gfx950",)
 ASKED = ("form", "rows", "out", "in", "group", "x_bytes", "gated")  # what a row of the table is for
 
@@ -43,6 +48,13 @@ class Narrow(NamedTuple):
         return self.weight.dim() > 3
 
     @property
+    def code(self) -> str:
+        """Of a number."""
+        if self.form in FOUR_BITS:
+            return "e2m1" if self.form == "mxfp4" else "int4"
+        return {torch.int8: "int8", torch.float8_e4m3fnuz: "e4m3fnuz"}.get(self.weight.dtype, "e4m3")
+
+    @property
     def shape(self) -> tuple[int, int]:
         """N, K."""
         *_, rows, stored = matrix_shape(self.weight) if self.tiled else self.weight.shape
@@ -50,7 +62,7 @@ class Narrow(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A geometry of the vector kernel (block_m 1) or of the matrix kernel."""
+    """A geometry of the vector kernel (block_m 1) or of the matrix kernel; block_m 0: WIDE."""
 
     block_m: int
     block_n: int
@@ -59,6 +71,10 @@ class Plan(NamedTuple):
     stages: int = 1
     parts: int = 1  # parts of K in programs of their own
     group_m: int = 1  # blocks of rows that go through all columns together
+    exact: int = 0  # columns, a step's at most, after which fp32 takes over a sum of 8 bits by 8 bits; 0: none
+
+
+WIDE = Plan(0, 0, 0)
 
 
 class Inputs(NamedTuple):
@@ -91,27 +107,35 @@ def choose(
     asked = dict(zip(ASKED, (form, rows, out, inner, group, x_bytes, gated), strict=True))
     for row in table("narrow", device):
         if all(row[name] == value for name, value in asked.items()):
-            return Plan(**{name: row[name] for name in Plan._fields})
+            return Plan(**{name: row[name] for name in Plan._fields if name in row})
     return rule(form, rows, out, inner, group, x_bytes, gated, describe(device))
 
 
 def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
-    """Enough programs for all processors, and tiles that fit."""
+    """Without a measurement."""
+    if rows > FEW and x_bytes == 2 and form != "rows" and not gated and device.processors > 1:
+        return WIDE  # on a CPU, where kernels are interpreted, it would leave nothing to try
+    return geometry(form, rows, out, inner, group, x_bytes, gated, device)
+
+
+def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
+    """Of a kernel: enough programs for all processors, and tiles that fit."""
     tiles = 2 if gated else 1
-    if rows == 1 and x_bytes:
-        per_warp = device.lanes * (32 if form in FOUR_BITS else 16)
-        block_k = min(4 * per_warp, max(64, triton.next_power_of_2(inner)))
-        # a load of four bits brings twice the numbers of x into registers
-        block_n = device.rows // (2 if form in FOUR_BITS else 1) // tiles
-        while block_n > 1 and out < block_n * device.processors * 2:
+    if rows == 1 and x_bytes and inner % WORD == 0:
+        per_warp = device.lanes * VECTOR.value
+        loads = 2 if form in FOUR_BITS else 1  # per row and thread: as many bytes on their way
+        warps = min(4, max(1, triton.cdiv(inner, per_warp * loads)))
+        warps = triton.next_power_of_2(warps)
+        block_n = device.rows // tiles
+        while block_n > 1 and (out % block_n or out < block_n * device.processors * 2):
             block_n //= 2
-        return Plan(1, block_n, block_k, max(1, block_k // per_warp))
+        return Plan(1, block_n, loads * warps * per_warp, warps)
     block_m = min(128, max(16, rows))
     block_k = max(32 if x_bytes == 1 else 16, step_of(form, group, x_bytes))
     x_width, width = max(x_bytes, 1), 0.5 if form in FOUR_BITS else 1.0
     if x_bytes == 4:  # fp32 serves comparison: small tiles fit everywhere
         return Plan(min(block_m, 32), 32, min(block_k, 64), stages=2)
-    few = rows <= 64
+    few = rows <= FEW
     block_n = 64 if few or gated else 128
     warps = 4 if few or block_n == 64 else 8
     stages = 5 if few else 4
@@ -123,7 +147,8 @@ def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, g
         blocks = triton.cdiv(out, block_n)
         while parts < 8 and blocks * parts < device.processors and not inner % (2 * parts * block_k):
             parts *= 2
-    plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8)
+    exact = block_k if x_bytes == 1 and form == "rows" and inner > LONG else 0
+    plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8, exact)
     return plan if shares_fit(plan, out, inner, gated) else plan._replace(parts=1)
 
 
@@ -179,10 +204,26 @@ def product(
     chosen = chosen or choose(
         weight.form, min(limit, 128), outputs, inner, weight.group, bits, activation != "", x.device
     )
-    if chosen.block_m == 1:
+    if chosen.block_m == 0:
+        assert inputs.scales is None is inputs.norm and not activation, "for products that stand alone"
+        wide = _narrow_widen.launch(*weight[:4], weight.group, weight.row_scale, weight.shape, x.dtype).T
+        if inputs.bias is not None:
+            torch.addmm(out + inputs.bias if add else inputs.bias, x, wide, out=out)
+        elif add:
+            out.addmm_(x, wide)
+        else:
+            torch.mm(x, wide, out=out)
+    elif chosen.block_m == 1:
         launch_vector(inputs, weight, out, chosen, add, activation)
     else:
         launch_matrix(inputs, weight, out, chosen, add=add, activation=activation)
+
+
+def widens(weight: Narrow, x: Tensor) -> bool:
+    """Whether so many rows are multiplied with the widened weight, and must come neither rounded nor to be normed."""
+    out, inner = weight.shape
+    asked = (weight.form, 128, out, inner, weight.group, x.element_size(), False, x.device)
+    return len(x) > FEW and choose(*asked).block_m == 0
 
 
 def linear(inputs: Inputs, weight: Narrow, dtype: torch.dtype) -> Tensor:
@@ -206,14 +247,15 @@ def launch_vector(
 ) -> None:
     """Each row of `out` for itself; with `experts` by the one of its pair."""
     rows, outputs = out.shape
-    values = weight.weight.view(torch.int32) if weight.form in FOUR_BITS else weight.weight
+    block_n = math.gcd(chosen.block_n, outputs)  # a power of two: the kernel takes whole blocks
+    values = weight.weight.view(torch.int32)
     norm, eps = inputs.norm or (None, 0.0)
-    narrow_vector_kernel[rows, triton.cdiv(outputs, chosen.block_n)](
+    narrow_vector_kernel[rows, outputs // block_n](
         inputs.x, inputs.scales, norm, experts, values, weight.scales, weight.zeros, inputs.bias, out,
         eps, outputs, *strides(inputs.scales, rows // top_k, inputs.by_column),
-        K=weight.shape[1], FORM=weight.form, GROUP=weight.group, ROW_SCALE=weight.row_scale, TILED=weight.tiled,
-        TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_N=chosen.block_n, BLOCK_K=chosen.block_k,
-        num_warps=chosen.warps, num_stages=1, **options(inputs.x.device),
+        K=weight.shape[1], FORM=weight.form, CODE=weight.code, GROUP=weight.group, ROW_SCALE=weight.row_scale,
+        TILED=weight.tiled, TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_N=block_n,
+        BLOCK_K=chosen.block_k, num_warps=chosen.warps, num_stages=1, **options(inputs.x.device),
     )  # fmt: skip
 
 
@@ -241,7 +283,7 @@ def launch_matrix(
         K=weight.shape[1], FORM=weight.form, GROUP=weight.group, ROW_SCALE=weight.row_scale, TILED=weight.tiled,
         TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k, GROUP_M=chosen.group_m, PARTS=chosen.parts, STAGES=chosen.stages,
-        num_warps=chosen.warps, **options(out.device),
+        EXACT=chosen.exact, num_warps=chosen.warps, **options(out.device),
     )  # fmt: skip
 
 
@@ -281,6 +323,9 @@ STORED = {"rows": "fp8e4nv", "blocks": "fp8e4nv", "mxfp8": "fp8e4nv", "int8": "i
 SCALED = {"rows": "fp32", "blocks": "fp32", "mxfp8": "u8", "int8": "fp16", "mxfp4": "u8", "int4": "fp16"}
 
 
+CODES = {"fp8e4nv": "e4m3", "i8": "int8"}
+
+
 def aot_case(
     form: str,
     chosen: Plan,
@@ -298,7 +343,7 @@ def aot_case(
         "x_ptr": f"*{x_type or 'bf16'}:16",
         "x_scales_ptr": f"*{SCALED[form]}:16" if x_type else None,
         "norm_ptr": None,
-        "weight_ptr": "*i32:16" if vector and form in FOUR_BITS else f"*{stored}:16",
+        "weight_ptr": "*i32:16" if vector else f"*{stored}:16",
         "scales_ptr": f"*{SCALED[form]}:16",
         "zeros_ptr": "*u8:16" if zeros else None,
         "bias_ptr": None,
@@ -321,7 +366,10 @@ def aot_case(
     }
     if vector:
         signature["experts_ptr"] = "*i32:16" if experts else None
+        signature |= {"CODE": CODES.get(stored, form.replace("mxfp4", "e2m1"))}
         return AotCase("", narrow_vector_kernel, signature, chosen.warps, 1)
+    if chosen.block_m == 0:
+        return _narrow_widen.aot_case(AotCase("", narrow_matrix_kernel, signature))
     signature |= {
         "plan_ptr": "*i32:16" if experts else None,
         "parts_ptr": "*fp32:16" if chosen.parts > 1 else None,
@@ -332,5 +380,6 @@ def aot_case(
         "GROUP_M": chosen.group_m,
         "PARTS": chosen.parts,
         "STAGES": chosen.stages,
+        "EXACT": chosen.exact,
     }
     return AotCase("", narrow_matrix_kernel, signature, chosen.warps, chosen.stages)

@@ -1,8 +1,10 @@
-"""Products of single rows with weights of 8 and 4 bits: the weight is streamed once, 16 bytes a thread and load.
+"""Products of single rows with weights of 8 and 4 bits: the weight is streamed once, as words of 32 bits.
 
 As `_dense_vector`: a program owns BLOCK_N outputs and all of K, its threads lie along K only, the next tile is on its
-way while one is multiplied. Numbers of one load share a scale, so that each is widened and multiplied in fp32 and
-their sum is scaled. Four bits become a float behind a set exponent: 1 + n / 16 of int4, and e2m1 as it is.
+way while one is multiplied. A load gives a thread as many columns of a row as one of x does, so that no number crosses
+threads before the end. Nothing converts numbers: the lower 24 bits of a float count
+units of 2^-149, so that an integer is masked out of its word where it lies, and e4m3 and e2m1 are the floats that they
+nearly are, 2^-120 and 2^-126 as large. x is made larger, so that no product is subnormal.
 """
 
 import triton
@@ -11,105 +13,151 @@ import triton.language as tl
 from services.worker.kernels.impl.triton._launch import release, wait
 from services.worker.kernels.impl.triton._narrow import column, gated, power, row_start, scale_column, scale_start
 
-LIFT = tl.constexpr(2.0**64)  # of x, so that its products with e2m1 * 2**-126 are no subnormals
-DROP = tl.constexpr(2.0**62)
+VECTOR = tl.constexpr(8)  # columns of a thread's per row and load
+LIFT = tl.constexpr(2.0**85)  # of x
+BYTE = tl.constexpr(2.0 ** (7 + 85 - 149))  # 128 times x, as a product
 
 
 @triton.jit
-def _tile(starts, k, K: tl.constexpr, FORM: tl.constexpr, TILED: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Columns k .. k + BLOCK_K as stored, [BLOCK_N, BLOCK_K]; of four bits words of eight, [BLOCK_N, BLOCK_K / 8]."""
-    PACKED: tl.constexpr = 8 if FORM == "mxfp4" or FORM == "int4" else 1
-    cols = k // PACKED + tl.arange(0, BLOCK_K // PACKED)
-    ptrs = starts[:, None] + column(cols, TILED, 4 if PACKED == 8 else 16)[None, :]
-    return tl.load(ptrs, mask=(cols < K // PACKED)[None, :], other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _scales(  # type: ignore[no-untyped-def]
-    starts, k, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr, TILED: tl.constexpr,
-    VECTOR: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Scales or zeros of columns k .. k + BLOCK_K, one per VECTOR, [BLOCK_N, BLOCK_K / VECTOR], as stored."""
-    cols = k + tl.arange(0, BLOCK_K // VECTOR) * VECTOR
-    ptrs = starts[:, None] + scale_column(cols, FORM, GROUP, TILED)[None, :]
-    return tl.load(ptrs, mask=(cols < K)[None, :], other=0.0)
-
-
-@triton.jit
-def _word_sums(words, x, FORM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The eight numbers of each word times theirs of x [8 * words], in the form's own units; and x's sum by word."""
-    first, second = tl.split(tl.reshape(x, [words.shape[1], 2, 2, 2]))
-    a, c = tl.split(first)
-    b, d = tl.split(second)
-    x0, x4 = tl.split(a)
-    x2, x6 = tl.split(c)
-    x1, x5 = tl.split(b)
-    x3, x7 = tl.split(d)
-    parts = (x0, x1, x2, x3, x4, x5, x6, x7)
-    sums = tl.zeros(words.shape, tl.float32)
-    every = tl.zeros([words.shape[1]], tl.float32)
-    for i in tl.static_range(8):
-        part = parts[i].to(tl.float32)
-        if FORM == "int4":
-            if 4 * i <= 19:
-                bits = words << (19 - 4 * i)
-            else:
-                bits = words >> (4 * i - 19)
-            bits = (bits & 0x780000) | 0x3F800000
-            every += part
-        else:
-            # sign to bit 31, the rest to 24 .. 22: between them copies of the sign, which go
-            bits = ((words << (28 - 4 * i)) >> 6) & -2118123520
-            part *= LIFT
-        sums += bits.to(tl.float32, bitcast=True) * part[None, :]
-    return sums, every
-
-
-@triton.jit
-def _part(tile, scales, zeros, x, FORM: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums over VECTOR columns each, [BLOCK_N, BLOCK_K / VECTOR]: nothing but x changes threads. x: [BLOCK_K]."""
-    rows: tl.constexpr = tile.shape[0]
-    chunks: tl.constexpr = x.shape[0] // VECTOR
-    if FORM == "mxfp4" or FORM == "int4":
-        sums, every = _word_sums(tile, x, FORM)
-        part = tl.sum(tl.reshape(sums, [rows, chunks, 4]), 2)
-        if FORM == "int4":
-            part = part * 16.0 - tl.sum(tl.reshape(every, [chunks, 4]), 1)[None, :] * (zeros + 16.0)
-        else:
-            part *= DROP
+def _load(ptrs, cols, k, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What there is of columns k .. k + BLOCK_K, zeros past K. A step past the end requests nothing and is not used."""
+    if K % BLOCK_K == 0:
+        return tl.load(ptrs, mask=k < K)
     else:
-        part = tl.sum(tl.reshape(tile.to(tl.float32) * x.to(tl.float32)[None, :], [rows, chunks, VECTOR]), 2)
-    if FORM == "mxfp4" or FORM == "mxfp8":
-        part *= power(scales)
-    elif FORM != "rows":
-        part *= scales.to(tl.float32)
-    return part
+        return tl.load(ptrs, mask=cols < K, other=0.0)
 
 
 @triton.jit
 def _weight(  # type: ignore[no-untyped-def]
-    weight_ptr, scales_ptr, zeros_ptr, row, expert, k, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
-    TILED: tl.constexpr, VECTOR: tl.constexpr, BLOCK_K: tl.constexpr,
+    weight_ptr, scales_ptr, zeros_ptr, first, expert, k, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
+    TILED: tl.constexpr, PER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The tile of these rows at column k with its scales and zeros, all requested."""
-    tile = _tile(
-        weight_ptr + row_start(row, K, FORM, TILED, 4 if VECTOR == 32 else 16), k, K, FORM, TILED, BLOCK_K
-    )  # fmt: skip
+    """Columns k .. k + BLOCK_K of rows first .. first + BLOCK_N, requested: words [BLOCK_N, BLOCK_K / PER], and scales
+    and zeros per VECTOR. `first` is a multiple of BLOCK_N, and k of BLOCK_K: so places are sums of what is the same for
+    all threads, and of what a thread knows from the start.
+    """
+    rows = tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_K // PER)
+    start = weight_ptr + row_start(first, K, FORM, TILED, 4) + column(k // PER, TILED, 4)
+    ptrs = start + (row_start(rows, K, FORM, TILED, 4)[:, None] + column(cols, TILED, 4)[None, :])
+    ptrs = tl.max_contiguous(ptrs, (1, VECTOR // PER))  # so many are a thread's
+    words = _load(ptrs, (k + cols * PER)[None, :], k, K, BLOCK_K)
     scales = 0.0
-    zeros = 8.0
+    zeros = tl.full([1, 1], 8, tl.int32)
     if FORM != "rows":
-        start = scale_start(row, expert, K, FORM, GROUP, False, TILED)
-        scales = _scales(scales_ptr + start, k, K, FORM, GROUP, TILED, VECTOR, BLOCK_K)
+        SAME: tl.constexpr = FORM == "blocks" and 128 % BLOCK_N == 0  # rows have the same scales
+        scale_rows = tl.arange(0, 1 if SAME else BLOCK_N)
+        cols = tl.arange(0, BLOCK_K // VECTOR) * VECTOR
+        start = scale_start(first, expert, K, FORM, GROUP, False, TILED)
+        if BLOCK_K % (8 * GROUP) == 0:
+            start += scale_column(k, FORM, GROUP, TILED)
+            places = scale_column(cols, FORM, GROUP, TILED)
+        else:
+            places = scale_column(k + cols, FORM, GROUP, TILED)
+        places = scale_start(scale_rows, 0, K, FORM, GROUP, True, TILED)[:, None] + places[None, :]
+        scales = _load(scales_ptr + start + places, (k + cols)[None, :], k, K, BLOCK_K)
         if zeros_ptr is not None:
-            zeros = _scales(zeros_ptr + start, k, K, FORM, GROUP, TILED, VECTOR, BLOCK_K).to(tl.float32)
-    return tile, scales, zeros
+            zeros = _load(zeros_ptr + start + places, (k + cols)[None, :], k, K, BLOCK_K)
+    return words, scales, zeros
+
+
+@triton.jit
+def _by_place(x, PER: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x [BLOCK_K] as fp32 of the first, second .. numbers of each word: a tuple of PER."""
+    if PER == 8:
+        first, second = tl.split(tl.reshape(x, [x.shape[0] // 8, 2, 2, 2]))
+        a, c = tl.split(first)
+        b, d = tl.split(second)
+        x0, x4 = tl.split(a)
+        x2, x6 = tl.split(c)
+        x1, x5 = tl.split(b)
+        x3, x7 = tl.split(d)
+        return (
+            x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), x3.to(tl.float32),
+            x4.to(tl.float32), x5.to(tl.float32), x6.to(tl.float32), x7.to(tl.float32),
+        )  # fmt: skip
+    else:
+        first, second = tl.split(tl.reshape(x, [x.shape[0] // 4, 2, 2]))
+        x0, x2 = tl.split(first)
+        x1, x3 = tl.split(second)
+        return x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), x3.to(tl.float32)
+
+
+@triton.jit
+def _every(placed, PER: tl.constexpr, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x's sums by UNIT columns."""
+    every = placed[0]
+    for i in tl.static_range(1, PER):
+        every += placed[i]
+    return tl.sum(tl.reshape(every, [every.shape[0] * PER // UNIT, UNIT // PER]), 1)
+
+
+@triton.jit
+def _product(words, placed, i: tl.constexpr, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The i-th number of each word, and x beside it: floats whose product is to be multiplied by `_unit`."""
+    lift: tl.constexpr = LIFT
+    if CODE == "int4":
+        if i < 6:
+            bits = words & (15 << (4 * i))
+            lift = LIFT * 2.0 ** (-4 * i)
+        else:
+            bits = (words.to(tl.uint32, bitcast=True) >> (4 * i)) & 15
+    elif CODE == "int8":
+        # two's complement: the upper bit turned round adds 128
+        bits = words.to(tl.uint32, bitcast=True) ^ 0x80808080
+        if i < 3:
+            bits &= 255 << (8 * i)
+            lift = LIFT * 2.0 ** (-8 * i)
+        else:
+            bits >>= 24
+    elif CODE == "e2m1":
+        # sign to bit 31, the rest to the exponent's lower end: between them copies of the sign, which go
+        bits = ((words << (28 - 4 * i)) >> 6) & -2118123520
+    else:
+        bits = ((words << (24 - 8 * i)) >> 4) & -2014314496
+    return bits.to(tl.float32, bitcast=True), (placed[i] * lift)[None, :]
+
+
+@triton.jit
+def _unit(CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """By what sums of such products are to be multiplied."""
+    if CODE == "int4" or CODE == "int8":
+        return 2.0 ** (149 - 85)
+    elif CODE == "e2m1":
+        return 2.0 ** (126 - 85)
+    else:
+        return 2.0 ** (120 - 85) if CODE == "e4m3" else 2.0 ** (119 - 85)
+
+
+@triton.jit
+def _add(  # type: ignore[no-untyped-def]
+    sums, words, scales, zeros, placed, every,
+    FORM: tl.constexpr, CODE: tl.constexpr, PER: tl.constexpr,
+):  # fmt: skip
+    """sums + the products of words and x (`placed`, `every`), but for `_unit`: by word, or scaled by VECTOR columns."""
+    part = sums if FORM == "rows" else tl.zeros(words.shape, tl.float32)
+    for i in tl.static_range(PER):
+        number, by = _product(words, placed, i, CODE)
+        part += number * by
+    if FORM != "rows":
+        part = tl.sum(tl.reshape(part, [words.shape[0], words.shape[1] * PER // VECTOR, VECTOR // PER]), 2)
+        if CODE == "int4":
+            part -= zeros.to(tl.int32).to(tl.float32, bitcast=True) * (every * LIFT)[None, :]
+        elif CODE == "int8":
+            part -= (every * BYTE)[None, :]
+        if FORM == "mxfp4" or FORM == "mxfp8":
+            part *= power(scales)
+        else:
+            part *= scales.to(tl.float32)
+        part += sums
+    return part
 
 
 @triton.jit
 def _row(pointer, k, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Numbers k .. k + BLOCK_K of a vector, as stored: what is on its way takes fewer registers so."""
     cols = k + tl.arange(0, BLOCK_K)
-    return tl.load(pointer + cols, mask=cols < K, other=0.0, eviction_policy="evict_last")
+    return _load(tl.max_contiguous(pointer + cols, VECTOR), cols, k, K, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -129,6 +177,7 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     x_scale_block,
     K: tl.constexpr,
     FORM: tl.constexpr,
+    CODE: tl.constexpr,
     GROUP: tl.constexpr,
     ROW_SCALE: tl.constexpr,
     TILED: tl.constexpr,
@@ -141,15 +190,15 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
 ):
     """out [rows, N] = epilogue(rms_norm(x) @ weight.T + bias), sums in fp32. Grid: (rows, blocks of outputs).
 
-    The arguments are those of `narrow_matrix_kernel`; weights of four bits come as int32. experts: int32, that of each
-    row, which is a pair of token and expert then; None: all rows have the one weight.
+    The arguments are those of `narrow_matrix_kernel`, but the weight comes as int32. CODE: of a number, "int4", "int8",
+    "e2m1", "e4m3" or "e4m3fnuz". BLOCK_N divides N, PER K. experts: int32, that of each row, which is a
+    pair of token and expert then; None: all rows have the one weight.
     """
-    VECTOR: tl.constexpr = 32 if FORM == "mxfp4" or FORM == "int4" else 16
+    PER: tl.constexpr = 8 if CODE == "int4" or CODE == "e2m1" else 4
     is_gated: tl.constexpr = ACTIVATION != ""
     pair = tl.program_id(0)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    # rows past the end read the last one again: no mask in the loop
-    row = tl.minimum(n, N - 1).to(tl.int64)
+    first = tl.program_id(1).to(tl.int64) * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)
     expert = 0
     if experts_ptr is None:
         release(PDL)
@@ -158,20 +207,23 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
         # behind the wait: the next kernel reads `experts` without one
         release(PDL)
         expert = tl.load(experts_ptr + pair).to(tl.int64)
-        row += expert * N * (2 if is_gated else 1)
-    row_up = row + N
-    tile, scales, zeros = _weight(
-        weight_ptr, scales_ptr, zeros_ptr, row, expert, 0, K, FORM, GROUP, TILED, VECTOR, BLOCK_K
+        first += expert * N * (2 if is_gated else 1)
+    words, scales, zeros = _weight(
+        weight_ptr, scales_ptr, zeros_ptr, first, expert, 0, K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K
     )  # fmt: skip
     if is_gated:
-        tile_up, scales_up, zeros_up = _weight(
-            weight_ptr, scales_ptr, zeros_ptr, row_up, expert, 0, K, FORM, GROUP, TILED, VECTOR, BLOCK_K
+        words_up, scales_up, zeros_up = _weight(
+            weight_ptr, scales_ptr, zeros_ptr, first + N, expert, 0,
+            K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if norm_ptr is not None:
         norm = _row(norm_ptr, 0, K, BLOCK_K)
         squares = tl.zeros([BLOCK_K], tl.float32)
-    sums = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], tl.float32)
+    UNIT: tl.constexpr = PER if FORM == "rows" else VECTOR  # columns of a sum
+    sums = tl.zeros([BLOCK_N, BLOCK_K // UNIT], tl.float32)
     sums_up = sums
+    every = tl.zeros([BLOCK_K // UNIT], tl.float32)
+    total = every
     if experts_ptr is None:
         wait(PDL)
     token = (pair // TOP_K).to(tl.int64)
@@ -179,11 +231,12 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     x = _row(x_start, 0, K, BLOCK_K)
     for k in tl.range(0, K, BLOCK_K, num_stages=1):
         if K > BLOCK_K:  # past the end it is masked, and no request
-            next_tile, next_scales, next_zeros = _weight(
-                weight_ptr, scales_ptr, zeros_ptr, row, expert, k + BLOCK_K, K, FORM, GROUP, TILED, VECTOR, BLOCK_K
+            next_words, next_scales, next_zeros = _weight(
+                weight_ptr, scales_ptr, zeros_ptr, first, expert, k + BLOCK_K,
+                K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             next_x = _row(x_start, k + BLOCK_K, K, BLOCK_K)
-        numbers = x
+        numbers = x.to(tl.float32)
         if x_scales_ptr is not None and FORM == "blocks":
             cols = k + tl.arange(0, BLOCK_K)
             x_scales_ptrs = x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block
@@ -192,38 +245,44 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
             wide = x.to(tl.float32)
             squares += wide * wide
             numbers = wide * norm.to(tl.float32)
-            if FORM == "mxfp4" or FORM == "int4":
-                numbers = numbers.to(x.dtype)  # half as much to move between threads
             if K > BLOCK_K:
                 norm = _row(norm_ptr, k + BLOCK_K, K, BLOCK_K)
-        sums += _part(tile, scales, zeros, numbers, FORM, VECTOR)
+        placed = _by_place(numbers, PER)
+        if CODE == "int4" or CODE == "int8":
+            every = _every(placed, PER, UNIT)
+            total += every
+        sums = _add(sums, words, scales, zeros, placed, every, FORM, CODE, PER)
         if is_gated:
-            sums_up += _part(tile_up, scales_up, zeros_up, numbers, FORM, VECTOR)
+            sums_up = _add(sums_up, words_up, scales_up, zeros_up, placed, every, FORM, CODE, PER)
             if K > BLOCK_K:
-                tile_up, scales_up, zeros_up = _weight(
-                    weight_ptr, scales_ptr, zeros_ptr, row_up, expert, k + BLOCK_K,
-                    K, FORM, GROUP, TILED, VECTOR, BLOCK_K,
+                words_up, scales_up, zeros_up = _weight(
+                    weight_ptr, scales_ptr, zeros_ptr, first + N, expert, k + BLOCK_K,
+                    K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
         if K > BLOCK_K:
-            tile, scales, zeros, x = next_tile, next_scales, next_zeros, next_x
-    factor = 1.0
+            words, scales, zeros, x = next_words, next_scales, next_zeros, next_x
+    factor = _unit(CODE)
     if norm_ptr is not None:
-        factor = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        factor *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     if x_scales_ptr is not None and FORM == "rows":
-        factor = tl.load(x_scales_ptr + token * x_scale_row)
+        factor *= tl.load(x_scales_ptr + token * x_scale_row)
+    if FORM == "rows" and CODE == "int8":
+        sums -= (total * BYTE)[None, :]
+        sums_up -= (total * BYTE)[None, :]
     out = tl.sum(sums, 1) * factor
     up = tl.sum(sums_up, 1) * factor
+    row = first + tl.arange(0, BLOCK_N)
     if FORM == "rows":
         out *= tl.load(scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
         if is_gated:
-            up *= tl.load(scales_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
+            up *= tl.load(scales_ptr + scale_start(row + N, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
     if bias_ptr is not None:
         out += tl.load(bias_ptr + row).to(tl.float32)
         if is_gated:
-            up += tl.load(bias_ptr + row_up).to(tl.float32)
+            up += tl.load(bias_ptr + N + row).to(tl.float32)
     if is_gated:
         out = gated(out, up, ACTIVATION)
     target = out_ptr + pair.to(tl.int64) * N + n
     if ADD:
-        out += tl.load(target, mask=n < N, other=0.0).to(tl.float32)
-    tl.store(target, out.to(out_ptr.dtype.element_ty), mask=n < N)
+        out += tl.load(target).to(tl.float32)
+    tl.store(target, out.to(out_ptr.dtype.element_ty))

@@ -5,7 +5,17 @@ import torch
 
 from services.worker.kernels.impl.triton import _narrow_plan
 from services.worker.kernels.impl.triton._dense import Device
-from services.worker.kernels.impl.triton._narrow_plan import Narrow, Plan, choose, rule, shares_fit, step_of, strides
+from services.worker.kernels.impl.triton._narrow_plan import (
+    WIDE,
+    Narrow,
+    Plan,
+    choose,
+    geometry,
+    rule,
+    shares_fit,
+    step_of,
+    strides,
+)
 
 H200, SMALL = Device(), Device(304, 64, 56 * 1024)
 FORMS = (("rows", 0, 1), ("rows", 0, 2), ("blocks", 128, 1), ("int4", 128, 2), ("int4", 32, 2), ("mxfp4", 32, 0))
@@ -17,7 +27,7 @@ def test_tiles_fit_the_device(form: str, group: int, x_bytes: int, device: Devic
     for rows in (2, 16, 64, 128):
         for out, inner in ((6144, 4096), (4096, 14336), (28672, 4096), (1536, 2048)):
             for gated in (False, True):
-                plan = rule(form, rows, out, inner, group, x_bytes, gated, device)
+                plan = geometry(form, rows, out, inner, group, x_bytes, gated, device)
                 weight = 0.5 if form in ("int4", "mxfp4") else 1.0
                 tile = (plan.block_n * (2 if gated else 1) * weight + plan.block_m * max(x_bytes, 1)) * plan.block_k
                 assert tile * plan.stages <= max(device.shared, tile * 2)
@@ -27,7 +37,7 @@ def test_tiles_fit_the_device(form: str, group: int, x_bytes: int, device: Devic
 
 
 def test_few_rows_occupy_all_processors() -> None:
-    assert rule("rows", 16, 4096, 14336, 0, 1, False, H200) == Plan(16, 64, 128, 4, 5, 4)
+    assert rule("rows", 16, 4096, 14336, 0, 1, False, H200) == Plan(16, 64, 128, 4, 5, 4, exact=128)
     assert rule("rows", 16, 28672, 4096, 0, 1, False, H200).parts == 1
     assert rule("rows", 128, 4096, 4096, 0, 1, False, H200) == Plan(128, 128, 128, 8, 4, 1, 8)
 
@@ -43,11 +53,28 @@ def choose_parts(inner: int) -> int:
 
 
 def test_one_row_takes_the_vector_kernel_unless_x_is_packed() -> None:
-    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 4, 4096, 4)
-    assert rule("rows", 1, 6144, 4096, 0, 2, False, H200) == Plan(1, 8, 2048, 4)
+    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 8, 2048, 4)
+    assert rule("rows", 1, 6144, 4096, 0, 2, False, H200) == Plan(1, 8, 1024, 4)
+    assert rule("rows", 1, 6144, 4098, 0, 2, False, H200).block_m == 16, "half a word"
+    assert rule("rows", 1, 4100, 4096, 0, 2, False, H200).block_n == 4, "whole blocks of outputs"
     assert rule("rows", 1, 512, 4096, 0, 2, False, H200).block_n == 1
-    assert rule("int4", 1, 14336, 4096, 128, 2, True, H200).block_n == 2
+    assert rule("int4", 1, 14336, 4096, 128, 2, True, H200).block_n == 4
     assert rule("mxfp4", 1, 6144, 4096, 32, 0, False, H200).block_m == 16
+
+
+def test_many_rows_take_a_widened_weight_where_x_is_wide() -> None:
+    for form in ("int4", "mxfp4", "int8", "blocks"):
+        assert rule(form, 128, 4096, 4096, 128, 2, False, H200) == WIDE
+        assert rule(form, 64, 4096, 4096, 128, 2, False, H200).block_m == 64
+    assert rule("blocks", 128, 4096, 4096, 128, 1, False, H200).block_m == 128, "x is rounded"
+    assert rule("rows", 128, 4096, 4096, 0, 2, False, H200).block_m == 128
+    assert rule("int4", 128, 4096, 4096, 128, 2, False, Device(processors=1)) != WIDE
+
+
+def test_long_sums_of_8_bits_are_kept_in_fp32() -> None:
+    assert rule("rows", 128, 4096, 14336, 0, 1, False, H200).exact == 128
+    assert rule("rows", 128, 4096, 4096, 0, 1, False, H200).exact == 0
+    assert rule("rows", 64, 4096, 14336, 0, 2, False, H200).exact == 0, "products of bf16"
 
 
 def test_a_step_is_no_more_than_a_group() -> None:
