@@ -92,8 +92,8 @@ def jobs() -> list[Job]:
                     found[Job(op, rows, out, inner)] = None
                     if op.startswith("norm_") and rows > 1:
                         found[Job("linear", rows, out, inner)] = None
-    for op, sizes in OTHERS.items():
-        for out, inner in sizes:
+    for op, others in OTHERS.items():
+        for out, inner in others:
             for rows in OTHER_ROWS:
                 found[Job(op, rows, out, inner)] = None
                 if op.startswith("norm_") and rows > 1:

@@ -19,6 +19,7 @@ from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
 from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
 from services.worker.kernels.impl.triton._narrow_plan import FEW, FOUR_BITS, WIDE, Inputs, Plan
+from services.worker.kernels.impl.triton._narrow_vector import VECTOR as LANE_COLUMNS
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
 
@@ -90,7 +91,7 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     form, tiles = job.form.removesuffix("z"), 2 if job.gated else 1
     if job.rows == 1:
         width = 4 if form in FOUR_BITS else 8
-        lane = device.lanes * _narrow_plan.VECTOR.value
+        lane = device.lanes * LANE_COLUMNS.value
         others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in VECTOR[width] if n >= tiles]
         if not job.experts:  # one row through matrix units
             others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]
@@ -178,7 +179,7 @@ class Operands:
     def bytes(self) -> float:
         """What must be moved at least."""
         stored = (self.narrow.weight, self.narrow.scales, self.narrow.zeros)
-        weight = sum(part.nbytes for part in stored if part is not None)
+        weight = float(sum(part.nbytes for part in stored if part is not None))
         if self.chosen is not None:
             weight *= len(self.out) / self.job.experts
         return weight + self.inputs.x.nbytes + self.out.nbytes
