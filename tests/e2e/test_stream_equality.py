@@ -104,7 +104,8 @@ class Run:
                     open_.remove(place)
                     ends = self.outputs[place][1]
                     reason = FinishReason.EOS if ends else FinishReason.LENGTH
-                    finished.append(Finished(seq_id, reason, EOS if ends else -1, 1))
+                    # nothing was cached: a stop string that comes before this ends without knowing
+                    finished.append(Finished(seq_id, reason, EOS if ends else -1))
             prompt = b""
             columns = zip(*rows, strict=True) if rows else ((), (), ())
             seq_ids, index, tokens = columns
