@@ -1,13 +1,16 @@
 """Cost of the HTTP service alone: the real API process between a null tokenizer and a load generator.
 
-    python -m benchmarks.http [--json OUT] [--streams 64,256] [--tokens 256] [--step-us 8000]
+    python -m benchmarks.http [--json OUT] [--streams 64,256] [--tokens 256] [--step-us 8000] [--concurrency 1,64]
 
 The null tokenizer sends one TextBatch per step with one token for every open stream, as a model would; with step 0 it
 sends as fast as the link takes it, so that the API lags and joins tokens. Figures: processor time of the API process
 per token and per event, events per second of one core, and the time to the first byte when all requests come at once.
+Then so many clients ask one request after the other, whose first token the null tokenizer has at once: from connecting
+to the first event is what the front end adds.
 """
 
 import argparse
+import asyncio
 import multiprocessing
 import statistics
 import subprocess
@@ -24,8 +27,9 @@ from typing import Any
 import httpx
 import msgspec
 import psutil
+import uvloop
 
-from benchmarks.load import StreamResult, stream_all
+from benchmarks.load import StreamResult, encode_request, run_stream, stream_all
 from benchmarks.report import Result, report
 from common import config as configuration
 from common.columns import pack_i32
@@ -52,17 +56,20 @@ from valence.serve import free_port
 FACTS = ModelFacts("null", "null", 50_000, 8192, (0,), 16, 4096)
 BEAT_S = 0.2
 TOKEN = " token"
+ASKED_TOKENS = (8, 96)
 
 
 class NullTokenizer:
     """Scheduler and tokenizer in one blocking loop: enough of both for one API process."""
 
-    def __init__(self, config: Config, step_s: float) -> None:
-        self.step_s = step_s
+    def __init__(self, config: Config, step_s: float, eager: bool) -> None:
+        self.step_s, self.eager = step_s, eager  # eager: a first token does not wait for a step
         self.incarnation, self.counters = new_incarnation(), LinkCounters()
         self.beats: Inbox[Any] = Inbox(scheduler_endpoint(config), ToScheduler, 20_000, self.counters)
         self.inbox: Inbox[Any] = Inbox(f"ipc://{config.run_dir}/null", ToTokenizer, 20_000, self.counters)
+        self.scheduler = Peer("scheduler", 0, new_incarnation(), self.beats.endpoint)
         self.api: Push | None = None
+        self.to_api: Push | None = None  # of the scheduler
         self.peers: list[Peer] = []
         self.open: dict[int, list[int]] = {}  # seq_id: [tokens sent, tokens wanted]
 
@@ -76,7 +83,7 @@ class NullTokenizer:
                 self.tell()
                 next_beat_s = now_s + BEAT_S
             if self.open and now_s >= next_step_s:
-                self.step()
+                self.step(self.open)
                 next_step_s = max(next_step_s + self.step_s, now_s - self.step_s)
             elif self.open:
                 time.sleep(min(self.step_s / 20, 0.0005))
@@ -87,27 +94,30 @@ class NullTokenizer:
         for _, message in self.beats.drain():
             if isinstance(message, Hello):
                 self.api = Push(message.peer.endpoint, self.incarnation, 200, self.counters)
-                self.peers = [message.peer, Peer("tokenizer", 0, self.incarnation, self.inbox.endpoint)]
+                self.to_api = Push(message.peer.endpoint, self.scheduler.incarnation, 200, self.counters)
+                self.peers = [self.scheduler, message.peer, Peer("tokenizer", 0, self.incarnation, self.inbox.endpoint)]
                 self.tell()
 
     def submits_in(self) -> None:
         for _, message in self.inbox.drain():
             if isinstance(message, Submit):
                 self.open[message.seq_id] = [0, message.sampling.max_tokens]
+                if self.eager:
+                    self.step({message.seq_id: self.open[message.seq_id]})
             elif isinstance(message, Abort):
                 self.open.pop(message.seq_id, None)
 
     def tell(self) -> None:
-        if self.api is not None:
-            self.api.send(Members([Member(peer, "ready") for peer in self.peers], [], Load(), FACTS))
+        if self.to_api is not None:
+            self.to_api.send(Members([Member(peer, "ready") for peer in self.peers], [], Load(), FACTS))
 
-    def step(self) -> None:
-        """One token for every open sequence."""
+    def step(self, stepped: dict[int, list[int]]) -> None:
+        """One token for each of these open sequences."""
         assert self.api is not None
-        rows, ended = len(self.open), []
-        seq_ids = array("Q", self.open).tobytes()
-        first = pack_i32(state[0] for state in self.open.values())
-        for seq_id, state in list(self.open.items()):
+        rows, ended = len(stepped), []
+        seq_ids = array("Q", stepped).tobytes()
+        first = pack_i32(state[0] for state in stepped.values())
+        for seq_id, state in list(stepped.items()):
             state[0] += 1
             if state[0] == state[1]:
                 ended.append(TextFinished(seq_id, FinishReason.LENGTH, 8, state[1]))
@@ -117,8 +127,8 @@ class NullTokenizer:
             time.sleep(0.0002)
 
 
-def null_tokenizer(config: Config, step_s: float) -> None:
-    NullTokenizer(config, step_s).run()
+def null_tokenizer(config: Config, step_s: float, eager: bool) -> None:
+    NullTokenizer(config, step_s, eager).run()
 
 
 def client(pipe: Connection, port: int, streams: int, tokens: int) -> None:
@@ -126,14 +136,39 @@ def client(pipe: Connection, port: int, streams: int, tokens: int) -> None:
     pipe.send(stream_all(port, "/v1/chat/completions", [body] * streams))
 
 
+def asker(pipe: Connection, port: int, concurrency: int, requests: int) -> None:
+    """So many clients, each with one request after the other; sends the times to the first events, in seconds.
+
+    Lengths differ, so that requests come by themselves and not all at once; the first ones do, and do not count.
+    """
+    bodies = [
+        {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens} for tokens in range(*ASKED_TOKENS)
+    ]
+    encoded, found = [encode_request("/v1/chat/completions", body) for body in bodies], list[float]()
+
+    async def one(client: int) -> None:
+        for number in range(1 + requests // concurrency):
+            result = await run_stream("127.0.0.1", port, encoded[(7 * client + 5 * number) % len(encoded)])
+            assert not result.error, result.error
+            if number:
+                found.append(result.first_s)
+
+    async def everyone() -> None:
+        await asyncio.gather(*(one(client) for client in range(concurrency)))
+
+    uvloop.run(everyone())
+    pipe.send(found)
+
+
 @contextmanager
-def served(step_s: float) -> Iterator[tuple[int, psutil.Process]]:
+def served(step_s: float, eager: bool = False) -> Iterator[tuple[int, psutil.Process]]:
     """The API process, ready, on a free port."""
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="va-") as folder:
         port = free_port("127.0.0.1", 0)
         settings = [f"links.run_dir={folder}", f"api.port={port}", "log.level=warning", "links.dead_after_s=30"]
-        tokenizer = spawn.Process(target=null_tokenizer, args=(configuration.load(None, settings), step_s), daemon=True)
+        null = configuration.load(None, settings), step_s, eager
+        tokenizer = spawn.Process(target=null_tokenizer, args=null, daemon=True)
         tokenizer.start()
         options = [option for setting in settings for option in ("--set", setting)]
         api = subprocess.Popen([sys.executable, "-m", "services.api", *options], cwd=Path(__file__).parents[1])
@@ -178,6 +213,26 @@ def measure(port: int, api: psutil.Process, streams: int, tokens: int) -> Run:
     return Run(after.user + after.system - before.user - before.system, wall_s, results)
 
 
+def first_bytes(port: int, concurrency: int, requests: int) -> list[Result]:
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    loader = spawn.Process(target=asker, args=(sender, port, concurrency, requests))
+    loader.start()
+    first_ms = sorted(1000 * each for each in receiver.recv())
+    loader.join()
+    lengths = "{} to {}".format(*ASKED_TOKENS)
+    conditions = f"{requests} requests of {lengths} tokens, {concurrency} at a time, chat, one API process"
+    shares = (("p50", 0.5), ("p95", 0.95))
+    return [
+        Result(f"http_added_first_byte_ms_{name}_{concurrency}", round(quantile(first_ms, share), 3), "ms", conditions)
+        for name, share in shares
+    ]
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
 def figures(run: Run, streams: int, tokens: int, step_us: int) -> list[Result]:
     total, events = streams * tokens, sum(result.num_events for result in run.results)
     first_ms = sorted(1000 * result.first_s for result in run.results)
@@ -204,9 +259,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--step-us", type=int, default=8000)
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case; the one with the least CPU counts")
+    parser.add_argument("--concurrency", default="1,64", help="clients at a time, for the time to the first byte")
+    parser.add_argument("--requests", type=int, default=1280, help="of these")
     arguments = parser.parse_args()
     results: list[Result] = []
-    for step_us in (arguments.step_us, 0):
+    with served(arguments.step_us / 1e6, eager=True) as (port, _):
+        first_bytes(port, 16, 64)  # warm-up
+        for concurrency in map(int, filter(None, arguments.concurrency.split(","))):
+            results += first_bytes(port, concurrency, max(arguments.requests // (64 // min(concurrency, 64)), 40))
+    for step_us in (arguments.step_us, 0) if arguments.streams else ():
         with served(step_us / 1e6) as (port, api):
             measure(port, api, 16, 16)  # warm-up
             for streams in map(int, arguments.streams.split(",")):

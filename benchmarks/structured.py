@@ -1,6 +1,6 @@
 """What structured output costs: grammars to be prepared, masks per token, and rows that stand beside it.
 
-    python -m benchmarks.structured [--vocab 151936] [--steps 40] [--skip-model]
+    python -m benchmarks.structured [--vocab 151936] [--steps 40] [--rows 32] [--skip-model | --skip-grammars]
 
 The first table is of one thread: a vocabulary of the bundled model's size, or one widened to `--vocab` by pairs of its
 tokens, and texts drawn at random among the allowed tokens. The second drives the engine with the bundled model, two
@@ -150,7 +150,7 @@ def seconds_of_steps(engine: ModelEngine, grammars: Sequence[Grammar | None], st
     return found[4:]
 
 
-def measure_rows(console: Console, steps: int, rows: int = 8) -> None:
+def measure_rows(console: Console, steps: int, rows: int) -> None:
     settings = [
         f"scheduler.max_rows={rows}",
         f"kv.blocks={rows * BLOCKS_OF_ROW}",
@@ -174,12 +174,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=49152)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--skip-model", action="store_true")
+    parser.add_argument("--skip-grammars", action="store_true")
     options = parser.parse_args()
     console = Console(width=140)
-    measure_grammars(console, options.vocab)
+    if not options.skip_grammars:
+        measure_grammars(console, options.vocab)
     if not options.skip_model:
-        measure_rows(console, options.steps)
+        measure_rows(console, options.steps, options.rows)
 
 
 if __name__ == "__main__":

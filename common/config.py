@@ -51,6 +51,10 @@ class Kv(Branch, frozen=True):
     prefix_cache: bool = True
     share_prefix_across_tenants: bool = False  # True: hits, and so response times, tell what others have asked
     checkpoint_tokens: NonNegative = 0  # from one to the next of a recurrent state's; 0: by their bytes
+    events_endpoint: str = ""  # where KV events are published, as tcp://*:5557; scheduler i: port + i; empty: nowhere
+    events_replay_endpoint: str = ""  # where subscribers ask for what they have missed; empty: nowhere
+    events_topic: str = ""
+    events_buffer: Positive = 10_000  # batches of events that are kept for replays, of 64 MiB at most
 
 
 class Scheduler(Branch, frozen=True):
@@ -136,6 +140,10 @@ class Api(Branch, frozen=True):
     batch_requests: Positive = 64  # requests of batches that a replica has open at once
     max_batch_requests: Positive = 50_000  # of one batch
     max_batches: Positive = 100  # of one API key that have not ended
+    max_responses: Positive = 10_000  # of one API key that are kept: the oldest go
+    response_bytes: Positive = 1024 * 1024 * 1024  # of them all, likewise
+    response_age_s: Seconds = 30 * 24 * 3600.0  # how long a response is kept
+    max_logprobs: Annotated[int, Meta(ge=0, le=256)] = 20  # most probable tokens that come with each
 
 
 class Tokenizer(Branch, frozen=True):
@@ -171,6 +179,11 @@ class Links(Branch, frozen=True):
     insecure_tcp: bool = False  # tcp beyond this host without keys: whoever reaches the ports owns the server
 
 
+class Traces(Branch, frozen=True):
+    endpoint: str = ""  # of a collector, for OTLP over HTTP, as http://127.0.0.1:4318/v1/traces; empty: no traces
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of the requests whose callers do not say whether to trace them
+
+
 class Log(Branch, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -187,6 +200,7 @@ class Config(Branch, frozen=True):
     links: Links = Links()
     log: Log = Log()
     speculative: Speculative = Speculative()
+    traces: Traces = Traces()
 
     @property
     def run_dir(self) -> Path:

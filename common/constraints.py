@@ -18,3 +18,12 @@ class RowFault(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     place: int  # in the plan's rows
     message: str = ""  # its request ends with it; empty: the row is to start again, its grammar is being prepared
+
+
+class ToolUse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How an answer may call tools, whose schemas are in the template's arguments."""
+
+    names: tuple[str, ...]  # those that it may call
+    strict: tuple[str, ...] = ()  # those whose arguments match their schemas in every point, or the request is refused
+    must: bool = False  # it is one call or more, and nothing else
+    many: bool = True  # more than one

@@ -13,6 +13,7 @@ class RejectReason(StrEnum):
     TOO_LONG = "too_long"  # prompt or prompt + output exceed a limit: 400
     NOT_FOUND = "not_found"  # unknown model or route: 404
     OVERLOADED = "overloaded"  # a bounded queue is full: 429
+    ABORTED = "aborted"  # somebody has asked for its end: 499
     DEADLINE = "deadline"  # the request's own time was over before its answer: 504
     UNAVAILABLE = "unavailable"  # a needed service is not ready: 503
     OUT_OF_MEMORY = "out_of_memory"  # the device had no memory for its step: 503

@@ -11,12 +11,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from common.errors import Reject, RejectReason
 from common.protocol import Grammar
-from common.structural_tag import to_lark
+from common.structural_tag import WHITESPACE, to_lark
 
 MAX_BYTES = 1 << 18  # of a grammar's text; ten thousand values of an enum are half of it
 KEPT_CHECKS = 64
-# One blank or one line end with indentation: with any number of them, a model of few talents writes nothing else.
-WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,80}"
 MESSAGE_CHARS = 500
 NOTHING = "nothing can come next that matches it"
 ENDS = ("NoExtension", "NoExtensionBias")
@@ -52,7 +50,7 @@ def source_of(grammar: Grammar) -> str:
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise ValueError("choices are a list of texts, none of them empty")
         alternatives = " | ".join(json.dumps(word, ensure_ascii=False) for word in words)
-        return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+        return str(LLMatcher.grammar_from_lark(f"start: WORDS\nWORDS: {alternatives}"))
     return str(grammar_from(grammar.kind, grammar.text))
 
 

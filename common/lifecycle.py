@@ -31,6 +31,7 @@ from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, 
 from common.pulse import Pulses
 from common.recorder import Kind, Recorder
 from common.run_dir import make_run_dir
+from common.tracing import Spans, open_spans
 from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, secure
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Process:
         self.counters = LinkCounters()
         self.stopping = asyncio.Event()
         self.recorder = Recorder()  # `start` gives it a file
+        self.spans: Spans | None = None  # `start` makes them, if traces are on
         self._usage = psutil.Process()
         self._used: dict[str, float] = {}
 
@@ -111,6 +113,7 @@ class Node(Generic[T]):
         handler: Callable[[list[tuple[int, T]]], None],
         on_change: Callable[[Change], None],
         metrics: Callable[[], dict[str, float]],
+        histograms: Callable[[], dict[str, bytes]] = dict,
     ) -> None:
         self.process = process
         self.view = Membership(process.incarnation, process.config.links.dead_after_s)
@@ -118,7 +121,8 @@ class Node(Generic[T]):
         self.progress = 0
         self.stage: Progress | None = None
         self.pulses = Pulses(process.beat_gap_s)
-        self._handler, self._on_change, self._metrics = handler, on_change, metrics
+        self._handler, self._on_change = handler, on_change
+        self._metrics, self._histograms = metrics, histograms
         links = process.config.links
         self.inbox: AsyncInbox[T] = AsyncInbox(process.inbox_endpoint(), union, links.queue, process.counters)
         self._schedulers: dict[int, Push] = {}  # by instance
@@ -165,13 +169,17 @@ class Node(Generic[T]):
         for instance, link in self._schedulers.items():
             known = self._knows_us(instance, now_s)
             if not known:
-                link.send(self._hello)
+                link.send(self._hello_now())
             if known or self._expected(instance, now_s):  # what is down for long shall not find a pile of old beats
                 link.send(beat)
 
     def _heartbeat(self, now_s: float) -> Heartbeat:
         values = checked(self._metrics() | self.process.usage() | self.pulses.figures(now_s))
-        return Heartbeat(self.state, self.progress, self.stage, values)
+        return Heartbeat(self.state, self.progress, self.stage, values, self._histograms())
+
+    def _hello_now(self) -> Hello:
+        """A scheduler that starts afresh learns from it what processes have counted that are gone."""
+        return msgspec.structs.replace(self._hello, ledger=self.view.ledger) if self.view.ledger else self._hello
 
     def _expected(self, instance: int, now_s: float) -> bool:
         """Whether a scheduler that does not know us may be there any moment."""
@@ -193,7 +201,7 @@ class Node(Generic[T]):
                 beat_s = now_s
             else:
                 for instance in expected:
-                    self._schedulers[instance].send(self._hello)
+                    self._schedulers[instance].send(self._hello_now())
             await asyncio.sleep(HELLO_S if alone or expected else max(beat_s + heartbeat_s - now_s, 0.001))
 
     def leave(self) -> None:
@@ -225,6 +233,7 @@ class Node(Generic[T]):
         if self.process.incarnation in self.view.departed:
             raise RuntimeError("every scheduler that speaks has given this process up; ending, to start afresh")
         self._follow(self.view.count)
+        log.follow(message.log_level)
         if change.new_scheduler:
             self._greet(change.scheduler)
         self.process.recorder.peers(change.joined, change.left)
@@ -239,7 +248,7 @@ class Node(Generic[T]):
     def _greet(self, instance: int) -> None:
         """A scheduler that speaks for the first time hears at once who we are, and how we are."""
         if not self.view.lists_us(instance):
-            self.tell(instance, self._hello)
+            self.tell(instance, self._hello_now())
         self.tell(instance, self._heartbeat(time.monotonic()))
 
     def _follow(self, count: int) -> None:
@@ -285,6 +294,8 @@ def main(service: ServiceName, serve: Callable[[Process], Coroutine[Any, Any, No
         uvloop.run(run())
     except ConfigError as error:
         end_on_config(error)
+    if process.spans:
+        process.spans.close()
     for context in fault:
         if cause := context.get("exception"):
             process.recorder.fault(cause)
@@ -308,10 +319,12 @@ def start(service: ServiceName) -> Process:
         make_run_dir(config.run_dir)
         secure(config.links)
         instance = number_of(arguments.instance, service, config)
+        spans = open_spans(config.traces, service, instance)
     except ConfigError as error:
         end_on_config(error)
     log.set_up(f"{service}-{instance}", config.log.level, config.log.format)
     process = Process(service, instance, config)
+    process.spans = spans
     process.recorder = crash.arm(config.run_dir, process.peer(""), configuration.fingerprint(config))
     return process
 

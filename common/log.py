@@ -92,6 +92,17 @@ def set_up(process: str, level: str, form: str) -> None:
     sys.unraisablehook = _on_unraisable
 
 
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def follow(level: str) -> None:
+    """Takes the level that an administrator has asked for; empty, or none that is known: nothing changes."""
+    root = logging.getLogger()
+    if level in LEVELS and root.level != logging.getLevelNamesMapping()[level.upper()]:
+        root.setLevel(level.upper())
+        logging.getLogger("log").warning("the level is %s now", level)
+
+
 def _on_exception(kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
     logging.getLogger("fault").critical("nobody caught this", exc_info=error)
 

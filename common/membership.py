@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from common.ledger import Ledger, Standing, join, retire, standings
 from common.protocol import Load, Member, Members, ModelFacts, Peer
 
 MISSED_BEATS = 2.5
@@ -97,6 +98,7 @@ class Membership:
         self.count = 0  # schedulers that there should be; 0: as configured
         self.speaking: dict[int, View] = {}  # those of `views` that are not lost
         self.foreign: frozenset[int] = frozenset()  # instances with another model, which are not used
+        self.ledger: Ledger = {}  # of all schedulers, and of those that have gone themselves
 
     def update(self, sender: int, message: Members, now_s: float) -> Change:
         """Takes the newest message of one scheduler. `now_s` is any monotonic clock."""
@@ -108,8 +110,11 @@ class Membership:
             view = self.views[instance] = View()
         if sender in view.predecessors:
             return Change([], [], False, instance)  # late word of one that has been replaced
-        changed = sender != view.scheduler
+        changed, before = sender != view.scheduler, view.members
         view.update(sender, message, now_s, self._own, self._dead_after_s)
+        join(self.ledger, message.ledger)
+        for key in before.keys() - view.members.keys():
+            retire(self.ledger, before[key])
         self.scheduler, known = sender, self.members
         self._unite([each for each in self.views.values() if now_s - each.heard_s <= self._dead_after_s])
         return Change(
@@ -118,6 +123,13 @@ class Membership:
             new_scheduler=changed,
             scheduler=instance,
         )
+
+    def standings(self) -> list[Standing]:
+        """What all places have counted, also those of schedulers that are not heard now."""
+        members = {key: member for view in self.views.values() for key, member in view.members.items()}
+        places = {(each.peer.service, each.peer.instance) for each in self.members.values()}
+        others = [each for each in members.values() if (each.peer.service, each.peer.instance) not in places]
+        return list(standings(self.ledger, [*self.members.values(), *others]))
 
     def _instance_of(self, sender: int, message: Members) -> int:
         """A scheduler lists itself; one that does not is taken for the first."""

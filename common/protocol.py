@@ -5,14 +5,14 @@ Structs travel as msgpack arrays and grow only by fields appended with defaults.
 `_i32` and `_u64` in a comment give the width; columns of one message that belong together have equal lengths.
 """
 
-from typing import Literal
-
 import msgspec
 
 from common.constraints import Grammar as Grammar
 from common.constraints import RowFault as RowFault
+from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
+from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -21,28 +21,22 @@ from common.text_format import TextFormat as TextFormat
 from common.values import Copies as Copies
 from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
+from common.values import Load as Load
+from common.values import Member as Member
+from common.values import Peer as Peer
+from common.values import Progress as Progress
 from common.values import RowTable as RowTable
+from common.values import ServiceName as ServiceName
+from common.values import State as State
 from common.values import Struct as Struct
+from common.values import Tally as Tally
+from common.words import Words as Words
 
 PROTOCOL_VERSION = 1
-
-ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
-State = Literal["starting", "ready", "draining", "failed"]
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
     """A whole frame's payload; tagged with its class name."""
-
-
-class Peer(Struct, frozen=True):
-    """One running process. `incarnation` is random per process start and names the sender of every frame."""
-
-    service: ServiceName
-    instance: int
-    incarnation: int
-    endpoint: str
-    pid: int = 0
-    since_s: float = 0.0  # Unix time of the process start
 
 
 class Sampling(Struct, frozen=True):
@@ -62,6 +56,8 @@ class Sampling(Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None  # with one, min_tokens and ignore_eos give way where it allows nothing but an end
+    report: Report = Report()
+    words: Words = Words()
 
 
 class ModelFacts(Struct, frozen=True):
@@ -110,14 +106,6 @@ class TextFinished(Struct, frozen=True):
     reasoning_tokens: int = 0  # of the output
 
 
-class Progress(Struct, frozen=True):
-    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
-
-    stage: str
-    done: int = 0
-    total: int = 0
-
-
 class RowStart(Struct, frozen=True):
     """A sequence takes a worker row. The row knows all its tokens; the first `computed` already have KV in `blocks`."""
 
@@ -130,30 +118,7 @@ class RowStart(Struct, frozen=True):
     sampling: Sampling
     first: int = 0  # of `blocks`, as in RowTable
     tables: tuple[RowTable, ...] = ()  # of the groups behind the first one, in their order
-
-
-class Load(Struct, frozen=True):
-    """Scheduler gauges for people, metrics and routers."""
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
-    steps: int = 0
-    tokens_in_flight: int = 0
-    waiting_tokens: int = 0  # prompt tokens of the sequences without
-    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
-
-
-class Member(Struct, frozen=True):
-    """A peer as the scheduler sees it."""
-
-    peer: Peer
-    state: State
-    progress: int = 0  # grows while work gets done
-    stage: Progress | None = None
-    counters: dict[str, float] = msgspec.field(default_factory=dict)
+    trace: str = ""
 
 
 class Hello(Message, frozen=True):
@@ -162,6 +127,7 @@ class Hello(Message, frozen=True):
     peer: Peer
     config_hash: str
     protocol_version: int = PROTOCOL_VERSION
+    ledger: dict[str, Tally] = {}  # as it stood in the last Members that the sender knows
 
 
 class Heartbeat(Message, frozen=True):
@@ -171,6 +137,7 @@ class Heartbeat(Message, frozen=True):
     progress: int
     stage: Progress | None = None
     counters: dict[str, float] = {}
+    histograms: dict[str, bytes] = {}  # common/buckets.py
 
 
 class Goodbye(Message, frozen=True):
@@ -185,6 +152,9 @@ class Members(Message, frozen=True):
     load: Load
     model: ModelFacts | None = None  # None until a worker is ready
     schedulers: int = 0  # that there should be, this one included; 0: as configured
+    ledger: dict[str, Tally] = {}  # by "service-instance"; only to API processes, as are the members' figures
+    log_level: str = ""  # of all processes; empty: as configured
+    profile: bool = False  # workers record what their device does
 
 
 class Submit(Message, frozen=True):
@@ -210,6 +180,7 @@ class Submit(Message, frozen=True):
     weight: int = 1
     parts: int = 0  # of the answer that the API tells apart: 1 reasoning, 2 tool calls; 3 both
     options: Options = Options()
+    trace: str = ""  # common/trace_context.py
 
 
 class Abort(Message, frozen=True):
@@ -217,7 +188,7 @@ class Abort(Message, frozen=True):
 
 
 class Tokenize(Message, frozen=True):
-    """/tokenize: text or messages to ids, answered by `Tokenized`."""
+    """/tokenize: text, messages or a whole request to the ids of its prompt, answered by `Tokenized`."""
 
     call_id: int  # a seq_id of its own
     kind: PromptKind
@@ -225,6 +196,7 @@ class Tokenize(Message, frozen=True):
     messages: bytes = b""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    submit: Submit | None = None  # then nothing else counts: what this request's prompt is
 
 
 class Detokenize(Message, frozen=True):
@@ -232,6 +204,12 @@ class Detokenize(Message, frozen=True):
 
     call_id: int
     tokens: bytes  # _i32
+
+
+class Describe(Message, frozen=True):
+    """/tokenizer_info, answered by `Detokenized`, whose text is a JSON object."""
+
+    call_id: int
 
 
 class TextBatch(Message, frozen=True):
@@ -248,6 +226,9 @@ class TextBatch(Message, frozen=True):
     accepted: bytes = b""  # _u64: as in TokenBatch
     formats: list[TextFormat] = []
     ids: dict[int, tuple[int, bytes]] = {}  # of rows that want them, by seq_id: first_index, _i32 tokens
+    engines: dict[int, int] = {}  # instances of the schedulers that now have these, by seq_id; 0 is not told at first
+    logprobs: dict[int, TextLogprobs] = {}  # likewise
+    prompt_logprobs: dict[int, TextLogprobs] = {}
 
 
 class Refused(Message, frozen=True):
@@ -257,6 +238,13 @@ class Refused(Message, frozen=True):
     reason: str  # common.errors.RejectReason
     message: str
     param: str | None = None
+
+
+class AbortNamed(Message, frozen=True):
+    """API to its siblings: whoever has these requests ends them."""
+
+    name: str  # that their client gave them, or got
+    tenant: str
 
 
 class Tokenized(Message, frozen=True):
@@ -289,6 +277,8 @@ class Admit(Message, frozen=True):
     attach: bool = False  # only to go on with `origin`; a scheduler that does not know it answers Refused (not_found)
     tenant: str = ""
     weight: int = 1
+    trace: str = ""
+    logprobs: bytes = b""  # records of `output`, if its sampling wants any
 
 
 class Stop(Message, frozen=True):
@@ -313,6 +303,7 @@ class TokenBatch(Message, frozen=True):
     tokens: bytes  # _i32
     finished: list[Finished]
     accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
+    logprobs: dict[int, TokenLogprobs] = {}  # of sequences that want them, by seq_id
 
 
 class StepPlan(Message, frozen=True):
@@ -354,6 +345,7 @@ class StepResult(Message, frozen=True):
     counts: bytes = b""  # if the plan drafts, one byte per sampled row: its tokens, i.e. drafts that held, and one more
     drafted: bytes = b""  # likewise: drafts that were tried
     faults: list[RowFault] = []
+    logprobs: StepLogprobs | None = None  # None: no row wants any
 
 
 class WorkerReady(Message, frozen=True):
@@ -365,6 +357,14 @@ class WorkerReady(Message, frozen=True):
 
 class Schedulers(Message, frozen=True):
     count: int  # that there shall be, instances 0 to count - 1; each tells everybody in its `Members`
+
+
+class Control(Message, frozen=True):
+    """API to all schedulers: what an administrator asks for. `log_level` and `profile` go on in `Members`."""
+
+    flush: bool = False  # all cached prefixes are forgotten
+    log_level: str = ""
+    profile: bool | None = None
 
 
 class StatusQuery(Message, frozen=True):
@@ -389,9 +389,11 @@ class Story(Message, frozen=True):
     lines: list[str]
 
 
-ToApi = TextBatch | Refused | Tokenized | Detokenized | Members
-ToTokenizer = Submit | Abort | Tokenize | Detokenize | TokenBatch | Refused | Members
+ToApi = TextBatch | Refused | Tokenized | Detokenized | Members | AbortNamed
+ToTokenizer = Submit | Abort | Tokenize | Detokenize | Describe | TokenBatch | Refused | Members
 FromAdmin = StatusQuery | StoryQuery | Schedulers
-ToScheduler = Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin
+ToScheduler = (
+    Hello | Heartbeat | Goodbye | Admit | Stop | Abort | Pause | WorkerReady | StepResult | FromAdmin | Control
+)
 ToWorker = StepPlan | Members
 ToAdmin = Status | Story

@@ -5,31 +5,35 @@ a trigger; from there on one of the tags that begin with it must follow.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 TEXT = "/(.|\\n)*/"
 MAX_DEPTH = 32
-MAX_RULES = 2000
+MAX_RULES = 20_000
+# One blank or one line end with indentation: with any number of them, a model of few talents writes nothing else.
+WHITESPACE = r"[ \t]?|\r?\n[ \t]{0,80}"
 
 
 def to_lark(text: str) -> str:
     """`text`: JSON of the tag. Raises ValueError that says what is wrong."""
-    tag = json.loads(text)
+    rules = _Rules()
+    start = rules.of(tree_of(json.loads(text)), "format", 0)
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules.lines])
+
+
+def tree_of(tag: Any) -> Any:
+    """The format of a tag of either form. Raises ValueError."""
     if not isinstance(tag, dict):
         raise ValueError("structural_tag is no object")
     if "format" in tag:
-        tree = tag["format"]
-    elif "structures" in tag:
-        tags = [_of_old(each) for each in _list(tag, "structures", "structural_tag")]
-        tree = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
-    else:
+        return tag["format"]
+    if "structures" not in tag:
         raise ValueError("structural_tag has neither format nor structures")
-    rules = _Rules()
-    start = rules.of(tree, "format", 0)
-    return "\n".join(["%llguidance {}", f"start: {start}", *rules.lines])
+    tags = [_of_old(each) for each in _list(tag, "structures", "structural_tag")]
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
 
 
 def _of_old(structure: Any) -> dict[str, Any]:
@@ -58,18 +62,23 @@ def _quoted(text: str) -> str:
 
 
 class _Rules:
-    """The rules so far; `of` adds those of a format and gives the name of the first."""
+    """The rules so far; `of` adds those of a format and gives the name of the first, or what stands for itself."""
 
     def __init__(self) -> None:
         self.lines: list[str] = [f"FREE: {TEXT}"]
         self._kinds: dict[str, Callable[[dict[str, Any], str, int], str]] = {
-            "const_string": lambda at, where, _: self._rule(_quoted(_text(at, "value", where))),
+            "const_string": self._constant,
             "json_schema": self._json_schema,
             "regex": lambda at, where, _: self._regex(_text(at, "pattern", where)),
             "grammar": self._grammar,
             "any_text": lambda at, where, _: self._rule("FREE"),
             "sequence": lambda at, where, depth: self._rule(" ".join(self._all(at, where, depth))),
             "or": lambda at, where, depth: self._rule(" | ".join(self._all(at, where, depth))),
+            "words": self._words,
+            "members": self._members,
+            "optional": lambda at, where, depth: self._rule(f"({self._content(at, where, depth)})?"),
+            "star": lambda at, where, depth: self._rule(f"({self._content(at, where, depth)})*"),
+            "plus": lambda at, where, depth: self._rule(f"({self._content(at, where, depth)})+"),
             "tag": self._tag,
             "triggered_tags": self._triggered,
             "tags_with_separator": self._separated,
@@ -98,8 +107,45 @@ class _Rules:
         each = _list(at, name, where)
         return [self.of(element, f"{where}.{name}[{i}]", depth + 1) for i, element in enumerate(each)]
 
+    @staticmethod
+    def _constant(at: dict[str, Any], where: str, depth: int) -> str:
+        if not isinstance(value := at.get("value"), str):
+            raise ValueError(f"{where}.value is no text")
+        return _quoted(value)
+
+    def _words(self, at: dict[str, Any], where: str, depth: int) -> str:
+        """One of `words`, of which there may be thousands: one terminal, since as many rules are more than a step may
+        look at."""
+        words = _list(at, "words", where)
+        self.lines.append(f"W{len(self.lines)}: {' | '.join(_quoted(str(word)) for word in words)}")
+        return f"W{len(self.lines) - 1}"
+
+    def _members(self, at: dict[str, Any], where: str, depth: int) -> str:
+        """`elements` in this order, those that are not in `required` (by place) or not; `separator` between any two."""
+        names, separator = self._all(at, where, depth), _quoted(str(at.get("separator", "")))
+        required = set(at.get("required", ()))
+        first = later = ""  # what may follow if nothing came before, and if something did
+        for place in reversed(range(len(names))):
+            rest = f"{names[place]} {later}"
+            optional = place not in required
+            first, later = (
+                self._rule(f"{rest} | {first}" if optional else rest),
+                self._rule(f"{separator} {rest} | {later}" if optional else f"{separator} {rest}"),
+            )
+        return first
+
+    def _content(self, at: dict[str, Any], where: str, depth: int) -> str:
+        return self.of(at.get("content"), f"{where}.content", depth + 1)
+
     def _json_schema(self, at: dict[str, Any], where: str, depth: int) -> str:
-        return self._rule(f"%json {json.dumps(at.get('json_schema', True), ensure_ascii=False)}")
+        schema = at.get("json_schema", True)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise ValueError(f"{where}.json_schema is no schema that something matches")
+        own = schema.get("x-guidance")
+        options = {"whitespace_pattern": WHITESPACE, **(own if isinstance(own, dict) else {})}
+        return self._rule(f"%json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}")
 
     def _regex(self, pattern: str) -> str:
         # A slash would end it, and in a class it needs no escape to mean itself.
@@ -115,7 +161,9 @@ class _Rules:
 
     def _tag(self, at: dict[str, Any], where: str, depth: int, begun: str = "") -> str:
         """`begun`: the trigger, which has come already."""
-        begin, end = _text(at, "begin", where), at.get("end", "")
+        begin, end = at.get("begin"), at.get("end", "")
+        if not isinstance(begin, str):
+            raise ValueError(f"{where}.begin is no text")
         ends = [end] if isinstance(end, str) else end
         if not isinstance(ends, list) or not all(isinstance(each, str) for each in ends) or not ends:
             raise ValueError(f"{where}.end is neither a text nor a list of texts")
@@ -123,8 +171,7 @@ class _Rules:
         opening = _quoted(begin[len(begun) :])
         if isinstance(content, dict) and content.get("type") == "any_text" and all(ends):
             # up to the first end
-            body = self._rule(f"{TEXT} ({' | '.join(map(_quoted, ends))})", "[lazy]")
-            return self._rule(f"{opening} {body}")
+            return self._rule(f"{opening} {TEXT} ({' | '.join(map(_quoted, ends))})", "[lazy]")
         inner = self.of(content, f"{where}.content", depth + 1)
         closing = " | ".join(_quoted(each) for each in ends if each)
         optional = "?" if "" in ends else ""
@@ -158,22 +205,15 @@ class _Rules:
         return self._rule(f"{one}{'+' if at.get('at_least_one') else '*'} FREE")
 
     def _separated(self, at: dict[str, Any], where: str, depth: int) -> str:
-        tags = [self._tag(tag, f"{where}.tags[{i}]", depth + 1) for i, tag in enumerate(self._tags(at, where))]
-        one, separator = f"({' | '.join(tags)})", at.get("separator", "")
+        """A separator and what follows it are one word: alone it may be the beginning of another, which would win."""
+        tags, separator = self._tags(at, where), at.get("separator", "")
         if not isinstance(separator, str):
             raise ValueError(f"{where}.separator is no text")
-        body = one if at.get("stop_after_first") else f"{one} ({_quoted(separator)} {one})*"
+        rests = [self._tag(tag, f"{where}.tags[{i}]", depth + 1, tag["begin"]) for i, tag in enumerate(tags)]
+
+        def each(before: str) -> str:
+            begun = (_quoted(before + tag["begin"]) for tag in tags)
+            return f"({' | '.join(f'{begin} {rest}' for begin, rest in zip(begun, rests, strict=True))})"
+
+        body = each("") if at.get("stop_after_first") else f"{each('')} {each(separator)}*"
         return self._rule(body if at.get("at_least_one") else f"({body})?")
-
-
-def tool_calls(tools: Sequence[tuple[str, Any]], begin: Callable[[str], str], end: str, most: int = 0) -> str:
-    """A structural tag whose every text is one or more calls of `tools` (name, JSON schema of the arguments).
-
-    `begin(name)` and `end` are what the model's dialect writes around the arguments. `most` 1: exactly one call.
-    """
-    tags = [
-        {"type": "tag", "begin": begin(name), "content": {"type": "json_schema", "json_schema": schema}, "end": end}
-        for name, schema in tools
-    ]
-    tree = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
-    return json.dumps({"type": "structural_tag", "format": tree | {"stop_after_first": most == 1}})

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from common.constraints import ToolUse
+
 REASONING, TOOLS = 1, 2  # bits of Submit.parts
 ANSWER, AS_IT_IS, GOES_ON = 0, 1, 2  # Options.prompt_end
 
@@ -13,6 +15,10 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     keep_tokens: int = 0  # the last ones of the prompt; -1: as many as the context leaves; 0: all
     tell_prompt: bool = False  # its length comes before the first text
     token_ids: bool = False  # of prompt and output come, too
+    calls: ToolUse | None = None  # what the answer's grammar says of calls; None: nothing
+    silent: bool = False  # the output is for nobody: only the prompt's log-probabilities are
+    bad_words: tuple[str, ...] = ()  # the tokenizer makes Words.banned of them
+    suffix: str = ""  # what follows the output, by the model's tokens for that
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

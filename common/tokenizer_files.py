@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from common import gguf_tokenizer
+from common.config import Model
+from common.dialects.registry import Dialects, choose
 from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles
@@ -44,6 +46,12 @@ def open_tokenizer(files: ModelFiles, trust_remote_code: bool) -> Opened:
     found.tokenizer.no_truncation()
     found.tokenizer.no_padding()
     return found
+
+
+def dialects_of(files: ModelFiles, model: Model, opened: Opened) -> Dialects:
+    """What the model's answers are written in. Raises ConfigError."""
+    model_type = "" if files.kind == "gguf" else str(read_json(files.path / "config.json").get("model_type") or "")
+    return choose(model.tool_parser, model.reasoning_parser, opened.templates.values(), model_type)
 
 
 def _from_gguf(path: Path) -> Opened:

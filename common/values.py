@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
+State = Literal["starting", "ready", "draining", "failed"]
+
 
 class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A value inside a message."""
@@ -48,3 +51,55 @@ class Copies(Struct, frozen=True):
     pool: int
     source: bytes  # _i32 blocks
     target: bytes  # _i32 blocks, none of which is a source
+
+
+class Load(Struct, frozen=True):
+    """Scheduler gauges for people, metrics and routers."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0  # free of users but holding a reusable prefix; not counted in blocks_free
+    steps: int = 0
+    tokens_in_flight: int = 0
+    waiting_tokens: int = 0  # prompt tokens of the sequences without
+    wait_s: float = 0.0  # how long a new one would wait, as the queue is moving now
+
+
+class Progress(Struct, frozen=True):
+    """Start-up or other long work, for bars: `done` of `total` (total 0: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Peer(Struct, frozen=True):
+    """One running process. `incarnation` is random per process start and names the sender of every frame."""
+
+    service: ServiceName
+    instance: int
+    incarnation: int
+    endpoint: str
+    pid: int = 0
+    since_s: float = 0.0  # Unix time of the process start
+
+
+class Tally(Struct, frozen=True):
+    """What the processes have counted that once were one service's instance (common/ledger.py)."""
+
+    gone: tuple[int, ...]  # incarnations that are counted here, newest last
+    counters: dict[str, float]
+    histograms: dict[str, bytes]
+
+
+class Member(Struct, frozen=True):
+    """A peer as the scheduler sees it."""
+
+    peer: Peer
+    state: State
+    progress: int = 0  # grows while work gets done
+    stage: Progress | None = None
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
+    histograms: dict[str, bytes] = msgspec.field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from common.dialects import json_text
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
 
@@ -34,4 +35,7 @@ def arguments(scanner: Scanner, name: str, identity: str = "") -> Script[None]:
     yield from json_text.value(scanner, scanner.arguments)
 
 
-DIALECT = ToolDialect("deepseek_v3", ((CALL, FENCE),), MARKERS, read)
+FORM = Form(
+    BEGIN, f"{CALL}function{SEPARATOR}{{name}}\n{FENCE}json\n", f"\n{FENCE}{CALL_END}", "\n", section=(BEGIN, END)
+)
+DIALECT = ToolDialect("deepseek_v3", ((CALL, FENCE),), MARKERS, read, (FORM,))

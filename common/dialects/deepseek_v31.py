@@ -2,6 +2,7 @@
 
 from common.dialects.deepseek_v3 import BEGIN, CALL, CALL_END, END, MARKERS, SEPARATOR, arguments
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form
 from common.dialects.scanner import Scanner, Script
 from common.dialects.tools import Tools
 
@@ -14,4 +15,5 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
     yield from marked(scanner, (CALL,), (CALL_END,), call, section=(BEGIN, END))
 
 
-DIALECT = ToolDialect("deepseek_v31", ((CALL,),), MARKERS, read)
+FORM = Form(BEGIN, f"{CALL}{{name}}{SEPARATOR}", CALL_END, section=(BEGIN, END))
+DIALECT = ToolDialect("deepseek_v31", ((CALL,),), MARKERS, read, (FORM,))

@@ -4,6 +4,7 @@
 """
 
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form, Parameter, tagged
 from common.dialects.parameters import Tags, tagged_calls
 from common.dialects.scanner import Scanner, Script
 from common.dialects.tools import Tools
@@ -18,4 +19,11 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
     yield from marked(scanner, BEGINS, ENDS, lambda: tagged_calls(scanner, TAGS, tools))
 
 
-DIALECT = ToolDialect("deepseek_v32", ((OPEN,),), ("｜DSML｜",), read, model_types=("deepseek_v32", "deepseek_v4"))
+PARAMETER = Parameter(f'{TAGS.parameter}"{{key}}" string="{{string}}">', TAGS.parameter_end)
+FORMS = tuple(
+    Form(begin, f'{TAGS.call}"{{name}}">\n', TAGS.call_end, "\n", (f"{begin}\n", f"\n{end}"), tagged(PARAMETER))
+    for begin, end in zip(BEGINS, ENDS, strict=True)
+)
+DIALECT = ToolDialect(
+    "deepseek_v32", ((OPEN,),), ("｜DSML｜",), read, FORMS, model_types=("deepseek_v32", "deepseek_v4")
+)

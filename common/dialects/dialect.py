@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from common.dialects.forms import Form
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
 
@@ -14,6 +15,7 @@ class ToolDialect(NamedTuple):
     signs: tuple[tuple[str, ...], ...]  # of its chat templates: all strings of any group are in them
     markers: tuple[str, ...]  # what may be special tokens, which would not be shown otherwise
     read: Callable[[Scanner, Tools], Script[None]]
+    forms: tuple[Form, ...]  # in which it writes calls; the first one says whether text may stand before them
     model_types: tuple[str, ...] = ()  # `model_type` in config.json begins so: this dialect, whatever the template
     short_ids: bool = False  # its templates take only ids of nine letters and digits
 

@@ -1,6 +1,7 @@
 """GLM 4.5 and later: `<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> ... </tool_call>`."""
 
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form, Parameter, tagged
 from common.dialects.parameters import Object
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
@@ -45,4 +46,6 @@ def _call(scanner: Scanner, tools: Tools) -> Script[None]:
         arguments.end()
 
 
-DIALECT = ToolDialect("glm", (("<arg_key>",),), (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END), read)
+PARAMETER = Parameter(f"{KEY}{{key}}{KEY_END}\n{VALUE}", VALUE_END)
+FORM = Form(BEGIN, f"{BEGIN}{{name}}\n", END, "\n", arguments=tagged(PARAMETER))
+DIALECT = ToolDialect("glm", (("<arg_key>",),), (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END), read, (FORM,))

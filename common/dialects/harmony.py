@@ -6,6 +6,7 @@
 import re
 
 from common.dialects.dialect import ReasoningDialect, ToolDialect
+from common.dialects.forms import Form, Tool, Tree, constant, json_arguments, pattern, sequence
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
 
@@ -64,5 +65,14 @@ def _message(scanner: Scanner, head: str, tools: Tools | None, reasoning: bool) 
     return found
 
 
-DIALECT = ToolDialect("harmony", ((CHANNEL, MESSAGE),), MARKERS, read, ("gpt_oss",))
+def _headed(tool: Tool) -> Tree:
+    head = r"(<\|channel\|>commentary)?( ?<\|constrain\|>json| json)?"
+    return sequence(pattern(head), constant(MESSAGE), json_arguments(tool))
+
+
+# What ends the message of a call ends the answer, so there is one.
+FORM = Form(
+    " to=functions.", " to=functions.{name}", "", section=(f"{CHANNEL}commentary", ""), arguments=_headed, many=False
+)
+DIALECT = ToolDialect("harmony", ((CHANNEL, MESSAGE),), MARKERS, read, (FORM,), ("gpt_oss",))
 REASONING = ReasoningDialect("harmony", ((CHANNEL, MESSAGE),), "", "", markers=MARKERS)

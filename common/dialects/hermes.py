@@ -2,6 +2,7 @@
 
 from common.dialects import json_text
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form
 from common.dialects.scanner import Scanner, Script
 from common.dialects.tools import Tools
 
@@ -16,4 +17,5 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
     yield from marked(scanner, (BEGIN,), (END,), call)
 
 
-DIALECT = ToolDialect("hermes", ((BEGIN,),), (BEGIN, END), read)
+FORM = Form(BEGIN, BEGIN + '\n{"name": "{name}", "arguments": ', "}\n" + END, "\n")
+DIALECT = ToolDialect("hermes", ((BEGIN,),), (BEGIN, END), read, (FORM,))

@@ -4,6 +4,7 @@ import re
 
 from common.dialects.deepseek_v3 import arguments
 from common.dialects.dialect import ReasoningDialect, ToolDialect, marked
+from common.dialects.forms import Form, Tool, Tree, constant, json_arguments, pattern, sequence
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
 
@@ -24,7 +25,12 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
     yield from marked(scanner, (CALL,), (CALL_END,), call, section=(BEGIN, END))
 
 
-DIALECT = ToolDialect("kimi_k2", ((BEGIN,),), (BEGIN, END, CALL, ARGUMENTS, CALL_END), read)
+def _numbered(tool: Tool) -> Tree:
+    return sequence(pattern("[0-9]{1,3}"), constant(ARGUMENTS), json_arguments(tool))
+
+
+FORM = Form(BEGIN, f"{CALL}functions.{{name}}:", CALL_END, section=(BEGIN, END), arguments=_numbered)
+DIALECT = ToolDialect("kimi_k2", ((BEGIN,),), (BEGIN, END, CALL, ARGUMENTS, CALL_END), read, (FORM,))
 REASONING = ReasoningDialect(
     "kimi_k2", (("<think>", BEGIN), ("</think>", BEGIN)), "<think>", "</think>", calls=(BEGIN,)
 )

@@ -5,6 +5,7 @@ There are no markers (`<|python_tag|>` only sometimes), so only names of the req
 
 from common.dialects import json_text
 from common.dialects.dialect import ToolDialect
+from common.dialects.forms import Form
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
 
@@ -35,4 +36,5 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
             scanner.give_up()
 
 
-DIALECT = ToolDialect("llama_json", ((TAG,), ('"parameters": dictionary',)), (TAG,), read)
+FORM = Form("", '{"name": "{name}", "parameters": ', "}", "; ")
+DIALECT = ToolDialect("llama_json", ((TAG,), ('"parameters": dictionary',)), (TAG,), read, (FORM,))

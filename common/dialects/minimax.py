@@ -4,6 +4,7 @@ One block holds any number of calls.
 """
 
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form, Parameter, tagged
 from common.dialects.parameters import Tags, tagged_calls
 from common.dialects.scanner import Scanner, Script
 from common.dialects.tools import Tools
@@ -16,4 +17,6 @@ def read(scanner: Scanner, tools: Tools) -> Script[None]:
     yield from marked(scanner, (BEGIN,), (END,), lambda: tagged_calls(scanner, TAGS, tools))
 
 
-DIALECT = ToolDialect("minimax", ((BEGIN,),), (BEGIN, END), read)
+PARAMETER = Parameter(f'{TAGS.parameter}"{{key}}">', TAGS.parameter_end)
+FORM = Form(BEGIN, f'{TAGS.call}"{{name}}">\n', TAGS.call_end, "\n", (f"{BEGIN}\n", f"\n{END}"), tagged(PARAMETER))
+DIALECT = ToolDialect("minimax", ((BEGIN,),), (BEGIN, END), read, (FORM,))

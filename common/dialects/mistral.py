@@ -3,6 +3,7 @@
 from common.dialects import json_text
 from common.dialects.deepseek_v3 import arguments
 from common.dialects.dialect import ReasoningDialect, ToolDialect, marked
+from common.dialects.forms import Form, Tool, Tree, constant, either, json_arguments, pattern, sequence
 from common.dialects.scanner import Malformed, Scanner, Script
 from common.dialects.tools import Tools
 
@@ -55,5 +56,14 @@ def _named(scanner: Scanner) -> Script[None]:
     yield from arguments(scanner, name.strip(), identity.strip())
 
 
-DIALECT = ToolDialect("mistral", ((CALLS,),), (CALLS, ARGS, ID), read, short_ids=True)
+def _after_name(tool: Tool) -> Tree:
+    identity = sequence(constant(ID), pattern("[a-zA-Z0-9]{9}"), constant(ARGS))
+    return sequence(either([constant(ARGS), identity]), json_arguments(tool))
+
+
+FORMS = (
+    Form(CALLS, f"{CALLS}{{name}}", "", arguments=_after_name),
+    Form(CALLS, '{"name": "{name}", "arguments": ', "}", ", ", (f"{CALLS}[", "]")),
+)
+DIALECT = ToolDialect("mistral", ((CALLS,),), (CALLS, ARGS, ID), read, FORMS, short_ids=True)
 REASONING = ReasoningDialect("mistral", (("[THINK]",),), "[THINK]", "[/THINK]")

@@ -7,15 +7,15 @@ one by one: a value is shown when it is whole, as JSON.
 import re
 
 from common.dialects.dialect import ToolDialect
+from common.dialects.forms import Form, keywords
 from common.dialects.parameters import Object
 from common.dialects.scanner import Malformed, Scanner, Script
-from common.dialects.tools import Tools, python_value, quoted
+from common.dialects.tools import ANY, Tools, json_of, python_value
 
 START, END = "<|python_start|>", "<|python_end|>"
 WORD = re.compile(r"[\w.\-]*")
 SPECIAL = re.compile(r"""["'\\()\[\]{},]""")
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
-JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 
 
 def read(scanner: Scanner, tools: Tools) -> Script[None]:
@@ -84,7 +84,7 @@ def _arguments(scanner: Scanner, name: str, tools: Tools) -> Script[bool]:
         if not whole:
             arguments.add_cut(key, "".join(parts))
             return False
-        arguments.add(key, python_value(text) or JSON_WORDS.get(text) or quoted(text))
+        arguments.add(key, python_value(text) or json_of(text, ANY))
         yield from scanner.skip(",")
 
 
@@ -120,4 +120,6 @@ def _value(scanner: Scanner, parts: list[str]) -> Script[bool]:
         yield
 
 
-DIALECT = ToolDialect("pythonic", ((START,), ("[func_name1(",), ("[func1(",)), (START, END), read, ("llama4",))
+FORM = Form("", "{name}(", ")", ", ", ("[", "]"), keywords)
+SIGNS = ((START,), ("[func_name1(",), ("[func1(",))
+DIALECT = ToolDialect("pythonic", SIGNS, (START, END), read, (FORM,), ("llama4",))

@@ -4,6 +4,7 @@
 """
 
 from common.dialects.dialect import ToolDialect, marked
+from common.dialects.forms import Form, Parameter, tagged
 from common.dialects.parameters import Tags, tagged_call
 from common.dialects.scanner import Scanner, Script
 from common.dialects.tools import Tools
@@ -24,4 +25,10 @@ def read_tagged(scanner: Scanner, tools: Tools, tags: Tags) -> Script[None]:
     yield from marked(scanner, (BEGIN,), (END,), call)
 
 
-DIALECT = ToolDialect("qwen3_coder", (("<function=", "<parameter="),), (BEGIN, END), read)
+def form_of(parameter: Parameter) -> Form:
+    before, after = f"{BEGIN}\n{TAGS.call}{{name}}>\n", f"{TAGS.call_end}\n{END}"
+    return Form(BEGIN, before, after, "\n", arguments=tagged(parameter))
+
+
+FORM = form_of(Parameter(f"{TAGS.parameter}{{key}}>\n", TAGS.parameter_end, "\n"))
+DIALECT = ToolDialect("qwen3_coder", (("<function=", "<parameter="),), (BEGIN, END), read, (FORM,))

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,6 +26,7 @@ from services.api.gateway import Gateway
 from services.api.guard import Guard
 from services.api.keys import Keyring
 from services.api.route import Endpoint, TooLarge, discover, offered, request_id
+from services.api.traces import Http
 
 log = logging.getLogger("api")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
@@ -36,6 +38,7 @@ class Edge:
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: list[str]) -> None:
         self._app = app
         self._figures, self._bodies = gateway.figures.edge, gateway.bodies
+        self._tracer = gateway.tracer
         self._plain = {path for path in paths if "{" not in path}
         self._prefixes = [(path.split("{")[0], path) for path in paths if "{" in path]
 
@@ -46,23 +49,32 @@ class Edge:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()
         hold = Hold(self._bodies)
-        scope["state"] = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold}
+        begun = self._tracer.begin(scope["headers"]) if self._tracer else None
+        state: dict[str, Any] = {"request_id": identity.decode(), "arrived_s": started_s, "hold": hold, "trace": begun}
+        scope["state"] = state
+        names = (b"x-request-id", b"request-id") if errors.of_anthropic(scope["path"]) else (b"x-request-id",)
         status = 499  # the client has gone before an answer
 
         async def send_identified(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", identity)]
+                message["headers"] = [*message["headers"], *((name, identity) for name in names)]
+                if begun:
+                    message["headers"] += begun.headers()
             await send(message)
 
         try:
             await self._app(scope, receive, send_identified)
         finally:
             hold.release()
-            seconds = time.monotonic() - started_s
+            ended_s = time.monotonic()
+            seconds = ended_s - started_s
             route, method = self._route(scope["path"]), scope["method"]
             self._figures.answered(route, method if method in METHODS else "other", status, seconds)
+            if begun and self._tracer:
+                http = Http(method, route, status, identity.decode(), started_s, ended_s)
+                self._tracer.tell(begun, state.get("generation"), http)
             if log.isEnabledFor(logging.DEBUG):
                 request_log = RequestLogger(log, identity.decode())
                 request_log.debug("%s %s %d in %.0f ms", method, route, status, seconds * 1000)
@@ -90,11 +102,14 @@ def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
     endpoints = [each for each in discover() if offered(each, api, admin)]
     retry_after_s = api.retry_after_s
 
-    def refuse(status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
+    def refuse(request: Request, status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
         headers |= errors.headers_of(status, gateway.retry_after_s)
         if gateway.leaving:
             headers["connection"] = "close"
-        return Response(errors.encode(problem), status, headers, "application/json")
+        return Response(body_of(request, status, problem), status, headers, "application/json")
+
+    def body_of(request: Request, status: int, problem: errors.Problem) -> bytes:
+        return errors.body_at(request.scope["path"], status, problem, request_id(request))
 
     async def on_reject(request: Request, error: Exception) -> Response:
         assert isinstance(error, Reject)
@@ -102,7 +117,7 @@ def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
         gateway.recorder.refusals.add(Kind.REFUSED, a=status, text=request_id(request).encode())
         # The message may quote the request; logs hold no user's text.
         RequestLogger(log, request_id(request)).info("refused: %d %s %s", status, problem.code, problem.param or "")
-        return refuse(status, problem, {})
+        return refuse(request, status, problem, {})
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -112,11 +127,12 @@ def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
         elif error.status_code == 405:
             message = f"{request.method} is not allowed at {request.url.path}"
         elif error.status_code == 413:
-            return TooLarge(errors.encode(errors.problem(413, message)))
-        return refuse(error.status_code, errors.problem(error.status_code, message), dict(error.headers or {}))
+            return TooLarge(body_of(request, 413, errors.problem(413, message)))
+        problem = errors.problem(error.status_code, message)
+        return refuse(request, error.status_code, problem, dict(error.headers or {}))
 
     async def on_fault(request: Request, error: Exception) -> Response:
-        return refuse(500, errors.problem(500, "internal error; the log of the server has more"), {})
+        return refuse(request, 500, errors.problem(500, "internal error; the log of the server has more"), {})
 
     app = Starlette(
         routes=[Route(each.path, _handler(gateway, each), methods=[each.method]) for each in endpoints],

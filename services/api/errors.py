@@ -1,6 +1,9 @@
-"""Refusals as HTTP: one status per reason, and OpenAI's error body for every answer that is not 2xx. Pure."""
+"""Refusals as HTTP: one status per reason, and OpenAI's error body for every answer that is not 2xx. Pure.
 
-from typing import Any
+Paths of Anthropic's API have Anthropic's.
+"""
+
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,6 +14,7 @@ STATUS = {
     RejectReason.TOO_LONG: 400,
     RejectReason.NOT_FOUND: 404,
     RejectReason.OVERLOADED: 429,
+    RejectReason.ABORTED: 499,
     RejectReason.DEADLINE: 504,
     RejectReason.UNAVAILABLE: 503,
     RejectReason.OUT_OF_MEMORY: 503,
@@ -21,6 +25,7 @@ CODES = {
     RejectReason.TOO_LONG: "context_length_exceeded",
     RejectReason.NOT_FOUND: "not_found",
     RejectReason.OVERLOADED: "overloaded",
+    RejectReason.ABORTED: "request_aborted",
     RejectReason.DEADLINE: "deadline_exceeded",
     RejectReason.UNAVAILABLE: "service_unavailable",
     RejectReason.OUT_OF_MEMORY: "out_of_memory",
@@ -51,6 +56,29 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: Problem
 
 
+class AnthropicProblem(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    error: AnthropicProblem
+    type: Literal["error"] = "error"
+    request_id: str | None = None
+
+
+ANTHROPIC = "/v1/messages"  # and what is below it
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
 def problem(status: int, message: str, param: str | None = None, code: str | None = None) -> Problem:
     """The error object of an HTTP status."""
     kind = TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
@@ -71,6 +99,25 @@ def reason_of(name: str) -> RejectReason:
 
 def encode(error: Problem) -> bytes:
     return msgspec.json.encode(ErrorBody(error))
+
+
+def of_anthropic(path: str) -> bool:
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+
+
+def anthropic_error(status: int, error: Problem, identity: str | None = None) -> AnthropicErrorBody:
+    """The error body of these paths: it has no place for the field's name but the message."""
+    kind = ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    unnamed = error.param is not None and error.param not in error.message
+    message = f"{error.param}: {error.message}" if unnamed else error.message
+    return AnthropicErrorBody(AnthropicProblem(kind, message), request_id=identity)
+
+
+def body_at(path: str, status: int, error: Problem, identity: str | None = None) -> bytes:
+    """The error body that clients of this path know."""
+    if of_anthropic(path):
+        return msgspec.json.encode(anthropic_error(status, error, identity))
+    return encode(error)
 
 
 def headers_of(status: int, retry_after_s: int) -> dict[str, str]:

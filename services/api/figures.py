@@ -1,49 +1,54 @@
 """Figures that the API counts itself: latencies, ends of requests, HTTP answers. Pure.
 
-Owned by the process; the hub and the HTTP edge add to it, `/metrics` reads it. A bucket count is an index into a list:
-a fifth of the cost of a client library's histogram, and it is paid for every token.
+Owned by the process; the hub and the HTTP edge add to it, heartbeats tell them (common/metrics.py has names and
+bounds). What belongs to a scheduler's work is counted by its instance, which metrics call the engine.
 """
 
-from bisect import bisect_left
 from collections import Counter
 
-TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)  # fmt: skip  # noqa: E501
-ITL_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)  # fmt: skip  # noqa: E501
-E2E_BOUNDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip  # noqa: E501
-TOKEN_BOUNDS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+from common.buckets import Buckets
+from common.metrics import METRICS, series
+
+REASONS = ("stop", "length", "abort", "error")
 
 
-class Buckets:
-    """A histogram: `counts[i]` values in (bounds[i - 1], bounds[i]], the last beyond every bound."""
+def buckets(name: str) -> Buckets:
+    return Buckets(METRICS[name].bounds)
 
-    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+class Engine:
+    """What came of the work of one scheduler."""
 
-    def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
+    def __init__(self) -> None:
+        self.first_token = buckets("time_to_first_token_seconds")
+        self.inter_token = buckets("inter_token_latency_seconds")
+        self.per_token = buckets("request_time_per_output_token_seconds")
+        self.request = buckets("e2e_request_latency_seconds")
+        self.prompt_size = buckets("request_prompt_tokens")
+        self.output_size = buckets("request_generation_tokens")
+        self.longest_output = buckets("request_max_num_generation_tokens")
+        self.max_tokens = buckets("request_params_max_tokens")
+        self.choices = buckets("request_params_n")
+        self.finished: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound as text, values at most that), as Prometheus wants them."""
-        rows, running = [], 0
-        for bound, count in zip((*map(repr, self.bounds), "+Inf"), self.counts, strict=True):
-            running += count
-            rows.append((bound, float(running)))
-        return rows
+    def histograms(self) -> dict[str, Buckets]:
+        """By the names of common/metrics.py."""
+        return {
+            "time_to_first_token_seconds": self.first_token,
+            "inter_token_latency_seconds": self.inter_token,
+            "request_time_per_output_token_seconds": self.per_token,
+            "e2e_request_latency_seconds": self.request,
+            "request_prompt_tokens": self.prompt_size,
+            "request_generation_tokens": self.output_size,
+            "request_max_num_generation_tokens": self.longest_output,
+            "request_params_max_tokens": self.max_tokens,
+            "request_params_n": self.choices,
+        }
 
 
 class Figures:
     def __init__(self) -> None:
-        self.first_token = Buckets(TTFT_BOUNDS)
-        self.inter_token = Buckets(ITL_BOUNDS)
-        self.request = Buckets(E2E_BOUNDS)
-        self.prompt_size = Buckets(TOKEN_BOUNDS)
-        self.output_size = Buckets(TOKEN_BOUNDS)
-        self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
+        self.engines = {0: Engine()}
         self.requests = 0
         self.refused = 0
         self.prompt_tokens = 0
@@ -54,18 +59,55 @@ class Figures:
         self.pauses = 0
         self.edge = Answers()
 
+    def at(self, engine: int) -> Engine:
+        found = self.engines.get(engine)
+        if found is None:
+            found = self.engines[engine] = Engine()
+        return found
+
+    def counters(self) -> dict[str, float]:
+        """By the names of common/metrics.py."""
+        found: dict[str, float] = {
+            "requests": self.requests,
+            "refused": self.refused,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "unknown_results": self.unknown_results,
+            "slow_clients": self.slow_clients,
+            "slow_client_pauses": self.pauses,
+        }
+        for number, engine in self.engines.items():
+            found |= {series("finished", number, reason): count for reason, count in engine.finished.items()}
+        for (route, method, status), count in self.edge.http.items():
+            found[series("http_requests", method, status, route)] = count
+        for (key, result), count in self.edge.keys.items():
+            found[series("api_key_requests", result, key)] = count
+        return found
+
+    def histograms(self) -> dict[str, bytes]:
+        """Likewise, packed."""
+        found = {
+            series(name, number): each.pack()
+            for number, engine in self.engines.items()
+            for name, each in engine.histograms().items()
+        }
+        for (method, route), seconds in self.edge.http_seconds.items():
+            found[series("http_request_duration_seconds", method, route)] = seconds.pack()
+        return found
+
 
 class Answers:
     """What the HTTP edge counts."""
 
     def __init__(self) -> None:
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
-        self.http_seconds: dict[str, Buckets] = {}
+        self.http_seconds: dict[tuple[str, str], Buckets] = {}  # by method and route
         self.keys: Counter[tuple[str, str]] = Counter()  # (name of the API key, "accepted" or "limited")
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
         """One HTTP answer, up to its last byte."""
         self.http[route, method, status] += 1
-        if route not in self.http_seconds:
-            self.http_seconds[route] = Buckets(E2E_BOUNDS)
-        self.http_seconds[route].add(seconds)
+        if (method, route) not in self.http_seconds:
+            self.http_seconds[method, route] = buckets("http_request_duration_seconds")
+        self.http_seconds[method, route].add(seconds)

@@ -16,6 +16,9 @@ from common.errors import Reject, RejectReason
 from common.lifecycle import Node, Process
 from common.membership import Change
 from common.protocol import (
+    AbortNamed,
+    Control,
+    Describe,
     Detokenize,
     Detokenized,
     ModelFacts,
@@ -34,6 +37,7 @@ from services.api.bodies import Bodies
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
 from services.api.routes import Routes
+from services.api.traces import Tracer
 
 log = logging.getLogger("api")
 KEEP_ALIVE_S = 15.0  # a stream that was silent for so long gets a comment
@@ -54,11 +58,14 @@ class Gateway:
         self.leaving = False  # told to stop: not ready, though it may still serve for a while
         self.draining = False  # takes no new work
         self.figures = Figures()
-        self.node: Node[ToApi] = Node(process, ToApi, self._receive, self._on_change, self._metrics)
+        self.node: Node[ToApi] = Node(
+            process, ToApi, self._receive, self._on_change, self._metrics, self.figures.histograms
+        )
         limit = self.config.api.max_open_requests
         routes = Routes(process.instance, process.incarnation)
         self.hub = Hub(routes, limit, self._send, self.figures, self.config.links.recover_s)
         self.recorder = process.recorder
+        self.tracer = Tracer(self.config.traces, process.spans) if process.spans else None
         self.bodies = Bodies(self.config.api.max_held_bytes)
         self.keeper = Keeper(self.config.api, process.incarnation)
         self._tokenizer_s = float("-inf")  # when a tokenizer was last ready
@@ -155,7 +162,7 @@ class Gateway:
                 count = sum(same.first == choice.first for same in request.choices)
                 self.recorder.requests.add(Kind.RECEIVED, choice.first, count, age_us, text=identity.encode())
 
-    async def ask(self, message: Tokenize | Detokenize) -> Tokenized | Detokenized:
+    async def ask(self, message: Tokenize | Detokenize | Describe) -> Tokenized | Detokenized:
         """One question to a tokenizer. Raises Reject."""
         answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
 
@@ -169,6 +176,30 @@ class Gateway:
 
         self.hub.call(message, self.tokenizers(), reply)
         return await answer
+
+    def abort(self, name: str, tenant: str) -> int:
+        """Ends the requests of this name, here and at all siblings. How many there were here."""
+        for peer in self.siblings():
+            self.node.send(peer.incarnation, AbortNamed(name, tenant))
+        count = self._abort(name, tenant)
+        self.hub.flush()
+        return count
+
+    def _abort(self, name: str, tenant: str) -> int:
+        found = [request for request in self.hub.requests() if request.called(name, tenant)]
+        for request in found:
+            self.hub.fail(request, Reject(RejectReason.ABORTED, "the request was aborted"))
+        return len(found)
+
+    def control(self, asked: Control) -> bool:
+        """Tells all schedulers. False if one could not be told."""
+        return asked == Control() or self.node.tell_all(asked)
+
+    def set_leaving(self, leaving: bool) -> None:
+        """Not ready any more though it serves on, or ready again."""
+        self.leaving = leaving
+        self.node.state = "draining" if leaving else "ready"
+        self.node.beat()
 
     def sweep(self, now_s: float) -> None:
         """Called every few seconds: the scheduler may be silent, too."""
@@ -194,7 +225,9 @@ class Gateway:
         now_s, hub = time.monotonic(), self.hub
         for sender, message in batch:
             member = self.node.view.members.get(sender)
-            if member is None or member.peer.service != "tokenizer":
+            if member is not None and member.peer.service == "api" and isinstance(message, AbortNamed):
+                self._abort(message.name, message.tenant)
+            elif member is None or member.peer.service != "tokenizer":
                 self.figures.unknown_results += 1
             elif isinstance(message, TextBatch):
                 hub.feed(message, now_s)
@@ -224,17 +257,8 @@ class Gateway:
         return self.node.send(receiver, message) if receiver else self.node.tell_all(message)
 
     def _metrics(self) -> dict[str, float]:
-        figures = self.figures
-        return {
-            "open_requests": len(self.hub.choices),
-            "requests": figures.requests,
-            "refused": figures.refused,
-            "recovered": self.hub.recovered,
-            "prompt_tokens": figures.prompt_tokens,
-            "cached_tokens": figures.cached_tokens,
-            "output_tokens": figures.output_tokens,
-            "unknown_results": figures.unknown_results,
-        }
+        own = {"open_requests": len(self.hub.choices), "recovered": self.hub.recovered}
+        return own | self.figures.counters()
 
     def _stage(self, service: str) -> str:
         """Start-up progress of a service, for people who wait."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -16,7 +17,7 @@ from services.api.gateway import Gateway
 from services.api.hub import Hub, Request
 from services.api.schema.generation import GenerationRequest, continuous_usage, wants_usage
 from services.api.server import Wire, wire_of
-from services.api.sse import Chunks, EventStream
+from services.api.sse import Chunks, EventStream, Stream
 from services.api.tenant import owned
 
 # identity, creation time, model, finished request -> reply body
@@ -50,6 +51,14 @@ class Collector:
         self._hub.cancel(self._request)
 
 
+class Begun(NamedTuple):
+    """A request on its way; whoever has it must read it, or the client's leaving is not noticed."""
+
+    request: Request
+    wire: Wire
+    alarm: asyncio.TimerHandle | None
+
+
 async def generate(
     gateway: Gateway,
     http: HttpRequest,
@@ -65,28 +74,53 @@ async def generate(
     `wanted`: of a chat. `echoes`: what stands before the text of each prompt's choices.
     """
     identity = f"{'chatcmpl' if wanted else 'cmpl'}-{asked.request_id or route.request_id(http)}"
-    limit = gateway.config.api.max_buffered_events if asked.stream else 0
-    left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
-    state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
-    submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
-    request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
-    request.wanted, request.echoes = wanted, echoes
-    gateway.record_received(route.request_id(http), request)
-    wire, created = wire_of(http.scope), int(time.time())
-    alarm = deadline.set_alarm(gateway.hub, request, left_s)
+    request, wire, alarm = begin(gateway, http, asked, submits, wanted, echoes)
+    created = int(time.time())
     if not asked.stream:
-        collector = Collector(request, gateway.hub, wire, alarm)
-        try:
-            await collector.done
-        finally:
-            collector.close()
-        raise_failure(request)
+        await collect(gateway, request, wire, alarm)
         return route.json(reply(identity, created, model, request))
     chunks = Chunks(
         "chat" if wanted else "completion", identity, created, model, wants_usage(asked), continuous_usage(asked)
     )
     slow_s = gateway.config.api.slow_client_s
-    stream = EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm, slow_s)
+    return await opened(EventStream(request, gateway.hub, chunks, wire, wants_usage(asked), alarm, slow_s), request)
+
+
+def begin(
+    gateway: Gateway,
+    http: HttpRequest,
+    asked: GenerationRequest,
+    submits: list[Submit],
+    wanted: Wanted | None = None,
+    echoes: Sequence[str] = (),
+) -> Begun:
+    """Opens the request. Raises Reject, with nothing left open."""
+    limit = gateway.config.api.max_buffered_events if asked.stream else 0
+    left_s = deadline.left_s(http, gateway.config.api, asked.deadline_ms)
+    state, shared = http.scope["state"], gateway.config.kv.share_prefix_across_tenants
+    submits = [owned(submit, state.get("owner"), asked.priority, shared) for submit in submits]
+    if begun := state.get("trace"):
+        begun.operation, begun.model = "chat" if wanted else "text_completion", gateway.facts().name
+        submits = [msgspec.structs.replace(submit, trace=begun.own.text) for submit in submits]
+    request = state["generation"] = gateway.open(submits, state["arrived_s"], limit)
+    form = asked.form()._replace(name=asked.request_id or route.request_id(http))
+    request.wanted, request.echoes, request.form = wanted, echoes, form
+    gateway.record_received(route.request_id(http), request)
+    return Begun(request, wire_of(http.scope), deadline.set_alarm(gateway.hub, request, left_s))
+
+
+async def collect(gateway: Gateway, request: Request, wire: Wire, alarm: asyncio.TimerHandle | None) -> None:
+    """Waits for the end of all choices. Raises Reject."""
+    collector = Collector(request, gateway.hub, wire, alarm)
+    try:
+        await collector.done
+    finally:
+        collector.close()
+    raise_failure(request)
+
+
+async def opened(stream: Stream, request: Request) -> Stream:
+    """The stream, once its request cannot be refused any more. Raises Reject."""
     try:
         await stream.opened
         raise_failure(request)  # nothing was sent: it gets its status

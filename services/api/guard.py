@@ -74,26 +74,39 @@ class Guard:
         if given:
             message, challenge = "the API key is not known", 'Bearer error="invalid_token"'
         else:
-            message, challenge = "an API key is needed: send the header Authorization: Bearer KEY", "Bearer"
+            message = "an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+            challenge = "Bearer"
         problem = errors.problem(401, message)
         RequestLogger(log, scope["state"]["request_id"]).info("refused: 401, %s", "wrong key" if given else "no key")
-        return Response(errors.encode(problem), 401, {"www-authenticate": challenge}, "application/json")
+        return _answer(scope, 401, problem, {"www-authenticate": challenge})
 
     def _forbidden(self, scope: Scope, name: str) -> Response:
         problem = errors.problem(403, "this API key may not use administrative routes", code="permission_denied")
         RequestLogger(log, scope["state"]["request_id"]).info("refused: 403, key %s is no administrator's", name)
-        return Response(errors.encode(problem), 403, media_type="application/json")
+        return _answer(scope, 403, problem, {})
 
     def _limited(self, scope: Scope, name: str, excess: Excess) -> Response:
         problem = errors.problem(429, excess.message, code=LIMITED)
         RequestLogger(log, scope["state"]["request_id"]).info("refused: 429, limits of key %s", name)
         wait_s = math.ceil(excess.wait_s) or self._retry_after_s
-        return Response(errors.encode(problem), 429, {"retry-after": str(wait_s)}, "application/json")
+        return _answer(scope, 429, problem, {"retry-after": str(wait_s)})
+
+
+def _answer(scope: Scope, status: int, problem: errors.Problem, headers: dict[str, str]) -> Response:
+    body = errors.body_at(scope["path"], status, problem, scope["state"]["request_id"])
+    return Response(body, status, headers, "application/json")
 
 
 def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key of the one Authorization header; empty if there is none, several, or one of another scheme."""
-    values = [value for name, value in headers if name == b"authorization"]
+    """The key of the one Authorization header, or else of the one x-api-key, which Anthropic's clients send; empty
+    if there is none, several, or one of another scheme."""
+    found: dict[bytes, list[bytes]] = {b"authorization": [], b"x-api-key": []}
+    for name, value in headers:
+        if name in found:
+            found[name].append(value)
+    values, plain = found.values()
+    if not values and len(plain) == 1:
+        return plain[0].strip()
     if len(values) != 1:
         return b""
     scheme, _, secret = values[0].strip().partition(b" ")

@@ -15,6 +15,7 @@ from common.columns import unpack_i32, unpack_u64
 from common.errors import Reject, RejectReason
 from common.protocol import (
     Abort,
+    Describe,
     Detokenize,
     Detokenized,
     FinishReason,
@@ -83,7 +84,7 @@ class Hub:
         self.figures.requests += 1
         return request
 
-    def call(self, message: Tokenize | Detokenize, tokenizers: list[Peer], reply: Reply) -> None:
+    def call(self, message: Tokenize | Detokenize | Describe, tokenizers: list[Peer], reply: Reply) -> None:
         """One question to a tokenizer (`call_id` is filled in here); `reply` is called once. Raises Reject."""
         if len(self.calls) >= self._max_open:
             raise Reject(RejectReason.OVERLOADED, f"{self._max_open} calls are open already, try again later")
@@ -111,12 +112,13 @@ class Hub:
 
     def feed(self, batch: TextBatch, now_s: float) -> None:
         """New text. Consumers hear of it at the next `flush`, so that several batches cost them one write."""
-        take_extras(self.choices, batch)
+        self.figures.unknown_results += take_extras(self.choices, batch)
         rows = len(batch.texts)
         if (len(batch.seq_ids), len(batch.first_index), len(batch.counts)) != (8 * rows, 4 * rows, 4 * rows):
             self.figures.unknown_results += 1
             return
-        choices, inter_token = self.choices, self.figures.inter_token
+        choices, engine = self.choices, 0
+        inter_token = self.figures.at(engine).inter_token
         since_s, alike = now_s, 0  # rows of one token after one that came then: mostly the whole batch, so one sum
         columns = unpack_u64(batch.seq_ids), unpack_i32(batch.first_index), unpack_i32(batch.counts)
         for seq_id, first, count, text in zip(*(each.tolist() for each in columns), batch.texts, strict=True):
@@ -129,6 +131,10 @@ class Hub:
                 self._out_of_order(choice, first, count)
                 continue
             choice.received = received + count
+            if choice.engine != engine:
+                inter_token.add(now_s - since_s, alike)
+                engine, alike = choice.engine, 0
+                inter_token = self.figures.at(engine).inter_token
             if count == 1 and received:
                 if choice.last_s != since_s:
                     inter_token.add(now_s - since_s, alike)
@@ -252,13 +258,8 @@ class Hub:
         if choice is None:
             self.figures.unknown_results += 1
             return
-        request, figures = choice.request, self.figures
-        if choice.origin == choice.first:
-            figures.prompt_tokens += finished.prompt_tokens
-            figures.cached_tokens += finished.cached_tokens
-            figures.prompt_size.add(finished.prompt_tokens)
-        figures.output_size.add(finished.output_tokens)
-        figures.request.add(now_s - request.opened_s)
+        request = choice.request
+        choice.measure(self.figures, finished, now_s)
         self._close(choice, finished)
         if finished.reason in (FinishReason.ERROR, FinishReason.ABORT):
             message = finished.message or "the request was aborted by the server"
@@ -285,7 +286,7 @@ class Hub:
         del self.choices[choice.seq_id]
         self.routes.release(choice.tokenizer)
         self.figures.output_tokens += choice.received
-        self.figures.finished[WORDS[finished.reason]] += 1
+        self.figures.at(choice.engine).finished[WORDS[finished.reason]] += 1
 
     def _answer(self, call_id: int, reply: Tokenized | Detokenized | Reject) -> None:
         tokenizer, callback = self.calls.pop(call_id)

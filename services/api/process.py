@@ -87,9 +87,7 @@ async def run(
 
 async def linger(gateway: Gateway) -> None:
     """No longer ready, but serving, for `api.drain_lag_s`."""
-    gateway.leaving = True
-    gateway.node.state = "draining"
-    gateway.node.beat()
+    gateway.set_leaving(True)
     if lag_s := gateway.config.api.drain_lag_s:
         log.info("not ready any more; serving on for %g s", lag_s)
         await asyncio.sleep(lag_s)

@@ -7,10 +7,12 @@ import msgspec
 
 from common.dialects.events import Event
 from common.errors import Reject
+from common.membership import MOST_SCHEDULERS
 from common.protocol import FinishReason, Peer, Submit, TextBatch, TextFinished, TextFormat
 from common.recorder import Kind, Record, unrecorded
 from services.api.answer import Answer, Wanted
 from services.api.figures import Figures
+from services.api.logprobs import Form, Reported
 
 WORDS = {
     FinishReason.EOS: "stop",
@@ -30,15 +32,33 @@ class Consumer(Protocol):
     def keep_alive(self) -> None: ...
 
 
-class Choice:
+class Course:
+    """Who computes a choice, and when its rows came."""
+
+    __slots__ = ("begun_s", "engine", "last_s")
+
+    def __init__(self) -> None:
+        self.begun_s = self.last_s = 0.0  # times of its first and newest row
+        self.engine = 0  # instance of the scheduler that has it
+
+    def starts(self, now_s: float) -> None:
+        self.begun_s = now_s
+
+    def leaves(self) -> None:
+        """Its next tokenizer tells if another scheduler than the first one has it."""
+        self.engine = 0
+
+
+class Choice(Course):
     """One sequence of a request. `parts` is the text that its consumer has not taken yet, one entry per row."""
 
     __slots__ = (
-        *("accepted", "answer", "finished", "first", "index", "last_s", "lost_s", "origin", "parts", "received"),
+        *("accepted", "answer", "finished", "first", "index", "lost_s", "origin", "parts", "received"),
         *("request", "seq_id", "submit", "taken_chars", "tokenizer"),
     )
 
     def __init__(self, request: "Request", seq_id: int, first: int, tokenizer: int, submit: Submit) -> None:
+        super().__init__()
         self.request, self.seq_id, self.tokenizer = request, seq_id, tokenizer
         self.submit = submit  # its prompt's
         self.origin = seq_id  # stays when the choice moves to another tokenizer
@@ -49,8 +69,9 @@ class Choice:
         self.taken_chars = 0  # of their text, by the consumer
         self.lost_s = 0.0  # since when it waits for a tokenizer
         self.parts: list[str] = []
+        if submit.sampling.report.asks:
+            request.reports[self.index] = Reported(submit.sampling.report)
         self.answer: Answer | None = None  # what there is besides text, once the tokenizer has told of any
-        self.last_s = 0.0  # time of the newest row
         self.finished: TextFinished | None = None
 
     @property
@@ -62,10 +83,11 @@ class Choice:
         """All that another tokenizer needs to go on with this choice alone."""
         sampling = self.submit.sampling
         seed = (sampling.seed + self.origin - self.first) % 2**64
+        report = self.reported.left() if self.reported is not None else sampling.report
         return msgspec.structs.replace(
             self.submit,
             seq_id=seq_id,
-            sampling=msgspec.structs.replace(sampling, seed=seed),
+            sampling=msgspec.structs.replace(sampling, seed=seed, report=report),
             n=1,
             origin=self.origin,
             delivered_tokens=self.received,
@@ -74,8 +96,26 @@ class Choice:
 
     def begin(self, figures: Figures, now_s: float) -> None:
         """Its first token has come."""
-        figures.first_token.add(now_s - self.request.opened_s)
+        self.starts(now_s)
+        figures.at(self.engine).first_token.add(now_s - self.request.opened_s)
         self.request.record(Kind.FIRST_TEXT, self.seq_id)
+
+    def measure(self, figures: Figures, finished: TextFinished, now_s: float) -> None:
+        """What its end tells that came from its scheduler."""
+        sampling, request, engine = self.submit.sampling, self.request, figures.at(self.engine)
+        if self.origin == self.first:
+            figures.prompt_tokens += finished.prompt_tokens
+            figures.cached_tokens += finished.cached_tokens
+            engine.prompt_size.add(finished.prompt_tokens)
+            engine.choices.add(self.submit.n)
+            if sampling.max_tokens:
+                engine.max_tokens.add(sampling.max_tokens)
+        engine.output_size.add(finished.output_tokens)
+        engine.request.add(now_s - request.opened_s)
+        if self.received > 1:
+            engine.per_token.add((self.last_s - self.begun_s) / (self.received - 1))
+        if request.open == 1:
+            engine.longest_output.add(max(each.received for each in request.choices))
 
     def wait(self, lost_s: float) -> None:
         """For a tokenizer."""
@@ -84,6 +124,7 @@ class Choice:
 
     def move(self, seq_id: int, tokenizer: int) -> None:
         self.seq_id, self.tokenizer = seq_id, tokenizer
+        self.leaves()
         self.request.record(Kind.MOVED, seq_id, self.origin)
 
     def end(self, finished: TextFinished) -> None:
@@ -100,6 +141,11 @@ class Choice:
     def echo(self) -> str:
         """What its client gets before the text."""
         return self.request.echoes[self.index // self.submit.n] if self.request.echoes else ""
+
+    @property
+    def reported(self) -> Reported | None:
+        """Its log-probabilities, if it wants any."""
+        return self.request.reports.get(self.index)
 
     @property
     def reads(self) -> bool:
@@ -132,7 +178,7 @@ class Request:
 
     __slots__ = (
         *("changed", "choices", "consumer", "failure", "heard_s", "limit", "open", "opened_s", "paused", "record"),
-        *("echoes", "updated", "wanted"),
+        *("echoes", "form", "reports", "updated", "wanted"),
     )
 
     def __init__(self, opened_s: float, limit: int) -> None:
@@ -148,6 +194,14 @@ class Request:
         self.consumer: Consumer | None = None
         self.wanted: Wanted | None = None  # of a chat
         self.echoes: Sequence[str] = ()  # by prompt
+        self.form = Form()
+        self.reports: dict[int, Reported] = {}  # by choice
+
+    def called(self, name: str, tenant: str) -> bool:
+        """Whether it is this tenant's request of that name, which may have a prefix of ours."""
+        own = self.form.name
+        names = own, f"chatcmpl-{own}", f"cmpl-{own}"
+        return name in names and self.choices[0].submit.tenant == tenant
 
     @property
     def accepted(self) -> bool:
@@ -155,8 +209,12 @@ class Request:
         return all(c.accepted or c.received or c.finished for c in self.choices if c.origin == c.first)
 
 
-def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
-    """What a batch has besides text: how answers are written, which comes before their text, and token ids."""
+def take_extras(choices: dict[int, Choice], batch: TextBatch) -> int:
+    """What a batch has besides text: how answers are written, which comes before their text, ids, log-probabilities,
+    and who computes. Returns how much of it is nonsense."""
+    for seq_id, engine in batch.engines.items():
+        if (choice := choices.get(seq_id)) is not None and 0 <= engine < MOST_SCHEDULERS:
+            choice.engine = engine
     for told in batch.formats:
         if (choice := choices.get(told.seq_id)) is not None:
             together = [same for same in choice.request.choices if same.first == choice.first and not same.moved]
@@ -165,3 +223,11 @@ def take_extras(choices: dict[int, Choice], batch: TextBatch) -> None:
     for seq_id, (first, tokens) in batch.ids.items():
         if (choice := choices.get(seq_id)) is not None and choice.answer is not None and not len(tokens) % 4:
             choice.answer.add_ids(first, tokens)
+    wrong = 0
+    for seq_id, logprobs in batch.logprobs.items():
+        if (choice := choices.get(seq_id)) is not None:
+            wrong += choice.reported is None or not choice.reported.add(logprobs)
+    for seq_id, logprobs in batch.prompt_logprobs.items():
+        if (choice := choices.get(seq_id)) is not None:
+            wrong += choice.reported is None or not choice.reported.add_prompt(logprobs)
+    return wrong

@@ -31,7 +31,7 @@ class Endpoint(NamedTuple):
     handle: Callable[[Gateway, Request], Awaitable[ASGIApp]]
     summary: str
     body: Body[Any] | None = None
-    reply: type[msgspec.Struct] | None = None
+    reply: Any = None  # a struct, or a list of them
     public: bool = False  # answers without an API key
     admin: bool = False  # not at the main address unless told; where keys are used, for some of them
     media_type: str = "application/json"  # of a good answer

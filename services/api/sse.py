@@ -6,6 +6,7 @@ taken; the hub bounds what may wait. A client that takes nothing for `slow_s` wh
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -18,10 +19,12 @@ from common.protocol import FinishReason
 from services.api import errors, slow
 from services.api.answer import Answer
 from services.api.hub import Choice, Hub, Request
+from services.api.schema.logprobs import columns_of, content_of
 from services.api.schema.replies import Usage, delta_of, stop_reason, usage_of, usage_so_far
 from services.api.server import Wire
 
 DONE = b"data: [DONE]\n\n"
+NO_LOGPROBS = b'"logprobs":null'
 NO_USAGE = b',"usage":null}\n\n'
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = [
@@ -50,6 +53,12 @@ class Chunks:
         self._body = (b'"delta":{"content":', b"}") if chat else (b'"text":', b"")
         self._empty = b'"delta":{}' if chat else b'"text":""'
         self._chat = chat
+
+    def reported(self, choice: Choice, chunk: bytes) -> bytes:
+        """A chunk, or its end, with the log-probabilities of the tokens since the last one; no text can look so."""
+        if choice.reported is None or (told := content_of(choice) if self._chat else columns_of(choice)) is None:
+            return chunk
+        return chunk.replace(NO_LOGPROBS, b'"logprobs":' + encode(told), 1)
 
     def text(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the JSON text of a choice."""
@@ -99,29 +108,45 @@ class Chunks:
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage))
 
 
-class EventStream:
-    """The response of a streaming request; an ASGI application once `opened` is done."""
+def only_prompt(choice: Choice) -> bool:
+    """Whether its end is all that comes of it, and the prompt's token ids have to be told with that."""
+    options = choice.submit.options
+    return options.token_ids and options.silent and choice.finished is not None
+
+
+class Stream(ABC):
+    """The response of a streaming request; an ASGI application once `opened` is done. What it says its class knows."""
+
+    keep_alive_event = KEEP_ALIVE
 
     def __init__(
         self,
         request: Request,
         hub: Hub,
-        chunks: Chunks,
         wire: Wire,
-        include_usage: bool,
         alarm: asyncio.TimerHandle | None = None,
         slow_s: float = 30.0,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = loop.create_future()  # there is text, and no refusal can come any more
         self._ended: asyncio.Future[None] = loop.create_future()
-        self._request, self._hub, self._chunks, self._wire = request, hub, chunks, wire
-        self._include_usage, self._alarm = include_usage, alarm
+        self._request, self._hub, self._wire, self._alarm = request, hub, wire, alarm
         self._patience = slow.Patience(slow_s, self._lose_patience)
-        self._frames = [chunks.text(choice.index) for choice in request.choices]
-        self._started = self._failed = self._gone = False
+        self._started = self._gone = False
         request.consumer = self
         wire.watch(self.lost)
+
+    @abstractmethod
+    def _opening(self) -> bytes:
+        """What comes before all text."""
+
+    @abstractmethod
+    def _drain(self) -> bytes:
+        """Events for all text and ends since the last call."""
+
+    @abstractmethod
+    async def _last(self) -> bytes:
+        """What comes after them."""
 
     def update(self) -> None:
         """Writes everything new, unless the response has not begun or the client's socket is full."""
@@ -173,15 +198,12 @@ class EventStream:
                 self.opened.set_result(None)
         elif self._started and self._wire.writable:
             slow.go_on(self._request, self._hub.send)
-            self._wire.write_chunk(KEEP_ALIVE)
+            self._wire.write_chunk(self.keep_alive_event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
-            if self._chunks.continuous:
-                opening = self._chunks.with_usage(opening, self._request)
-            await send({"type": "http.response.body", "body": opening + self._drain(), "more_body": True})
+            await send({"type": "http.response.body", "body": self._opening() + self._drain(), "more_body": True})
             self._started = True
             self._wire.on_writable = self.update
             self.update()
@@ -201,11 +223,7 @@ class EventStream:
 
     async def _finish(self, send: Send) -> None:
         """The last bytes. A client that was cut for not reading gets a few seconds to take them."""
-        last = self._drain()
-        if self._request.failure is None:
-            if self._include_usage:
-                last += self._chunks.usage(usage_of(self._request))
-            last += DONE
+        last = self._drain() + await self._last()
         message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
         try:
             async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._patience.wait_s):
@@ -213,24 +231,57 @@ class EventStream:
         except TimeoutError:
             self._wire.abort()
 
+
+class EventStream(Stream):
+    """A stream of chunks."""
+
+    def __init__(
+        self,
+        request: Request,
+        hub: Hub,
+        chunks: Chunks,
+        wire: Wire,
+        include_usage: bool,
+        alarm: asyncio.TimerHandle | None = None,
+        slow_s: float = 30.0,
+    ) -> None:
+        self._chunks, self._include_usage, self._failed = chunks, include_usage, False
+        self._frames = [chunks.text(choice.index) for choice in request.choices]
+        super().__init__(request, hub, wire, alarm, slow_s)
+
+    def _opening(self) -> bytes:
+        opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
+        return self._chunks.with_usage(opening, self._request) if self._chunks.continuous else opening
+
+    async def _last(self) -> bytes:
+        if self._request.failure is not None:
+            return b""
+        return (self._chunks.usage(usage_of(self._request)) if self._include_usage else b"") + DONE
+
     def _drain(self) -> bytes:
-        """Events for all text and ends since the last call."""
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:
             answer = choice.answer
-            if answer is not None and len(answer.ids) > answer.ids_taken:
+            if answer is not None and (len(answer.ids) > answer.ids_taken or only_prompt(choice)):
                 pieces.append(self._chunks.ids(choice.index, answer))
             if choice.reads:
-                pieces += self._chunks.events(choice.index, choice.read())
+                if events := self._chunks.events(choice.index, choice.read()):
+                    pieces += (self._chunks.reported(choice, events[0]), *events[1:])
             elif choice.parts:
                 before, after = self._frames[choice.index]
-                pieces += (before, encode(choice.take()), after)
+                pieces += (before, encode(choice.take()), self._chunks.reported(choice, after))
             if choice.finished is not None:
-                pieces.append(self._end(choice))
+                pieces += self._left(choice), self._end(choice)
         updated.clear()
         body = b"".join(pieces)
         return self._chunks.with_usage(body, self._request) if self._chunks.continuous else body
+
+    def _left(self, choice: Choice) -> bytes:
+        """Log-probabilities that have no text to come with."""
+        before, after = self._frames[choice.index]
+        told = self._chunks.reported(choice, after)
+        return before + b'""' + told if told is not after else b""
 
     def _end(self, choice: Choice) -> bytes:
         """One error event at most: the first says it all."""

@@ -3,7 +3,10 @@
 import numpy as np
 
 from common.errors import Reject, RejectReason
+from common.logprobs import Report, record_bytes
+from common.metrics import series
 from common.protocol import Admit, Sampling
+from common.trace_context import span_id_of
 from services.scheduler import policy
 from services.scheduler.blocks import TOKEN_BYTES, chain_root
 from services.scheduler.policy import I32_MAX, length_limit
@@ -21,6 +24,7 @@ RANGES = (
     ("top_k", -1, I32_MAX),
     ("min_tokens", 0, I32_MAX),
 )
+MOST_TOP = 1024  # log-probabilities of a token
 MOST_BIAS = 1e6
 ROUTE = 0xFF << 48 | 0xFFFFFFFF  # the bits of an id that a takeover may change: tokenizer and counter
 
@@ -45,6 +49,7 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
         limit = length_limit(num_prompt, admit.sampling.max_tokens, state.worker.longest)
     # What comes with output or from another tokenizer was accepted before.
     if not (admit.again or admit.output or admit.origin >= 0) and (lack := lack_of_room(state, admit.n, num_prompt)):
+        state.counters[series("queue_full", _lacking(state, admit.n))] += 1
         raise Reject(RejectReason.OVERLOADED, lack)
     request = Request(admit.tokens, num_prompt, chain_root(admit.cache_salt, state.hash_seed))
     ageing_s = state.limits.priority_ageing_s
@@ -60,6 +65,10 @@ def sequences_of(state: State, admit: Admit) -> list[Sequence]:
             load=1 if choice else num_prompt,  # the others will share the first one's prompt
             origin=admit.seq_id + choice if admit.origin < 0 else admit.origin,
             journal=state.past.journal,
+            admitted_s=state.now_s,
+            trace=admit.trace,
+            span_id=span_id_of(admit.trace, admit.seq_id + choice, state.hash_seed) if admit.trace else "",
+            records=bytearray(admit.logprobs),
         )
         sequence.note(state.now_s, f"admitted with {sequence.known} tokens as choice {choice} of {admit.n}")
         request.choices.append(sequence)
@@ -80,12 +89,18 @@ def lack_of_room(state: State, n: int, num_prompt: int) -> str:
     return ""
 
 
+def _lacking(state: State, n: int) -> str:
+    """What `lack_of_room` has found, in the words of vLLM's metrics."""
+    return "max_num_queued_reqs" if len(state.waiting) + n > state.limits.max_waiting else "max_num_queued_tokens"
+
+
 def _sampling_of(sampling: Sampling, choice: int) -> Sampling:
     """Choice i draws with seed + i, so that choices differ and can be repeated one by one."""
     if choice == 0:
         return sampling
     values = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
     values["seed"] = (sampling.seed + choice) % 2**64
+    values["report"] = Report(sampling.report.top)  # all choices have one prompt: the first one tells of it
     return Sampling(**values)
 
 
@@ -106,6 +121,11 @@ def _validate(admit: Admit) -> None:
     for column in (admit.tokens, admit.output):
         if len(column) % TOKEN_BYTES:
             raise Reject(RejectReason.INVALID, f"{len(column)} bytes are no column of tokens", "prompt")
+    report = admit.sampling.report
+    if not (-1 <= report.top <= MOST_TOP and -1 <= report.prompt <= MOST_TOP):
+        raise Reject(RejectReason.INVALID, f"{report} is not between -1 and {MOST_TOP}", "logprobs")
+    if len(admit.logprobs) != record_bytes(report.top) * (len(admit.output) // TOKEN_BYTES):
+        raise Reject(RejectReason.INVALID, f"{len(admit.logprobs)} bytes are no records of the output", "logprobs")
 
 
 def _validate_sampling(sampling: Sampling) -> None:

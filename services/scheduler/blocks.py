@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from xxhash import xxh3_128_digest
 
 TOKEN_BYTES = 4
+DIGEST_BYTES = 16
 
 
 class NoSpace(Exception):
@@ -20,8 +21,12 @@ class NoSpace(Exception):
 
 
 def chain_root(cache_salt: str, hash_seed: int) -> bytes:
-    """Digest that a chain starts from. Requests with different salts never share blocks."""
-    return xxh3_128_digest(cache_salt.encode(errors="surrogatepass"), hash_seed)
+    """What a chain starts from. Requests with different salts never share blocks.
+
+    It is longer than a digest, so that a block's key tells whether it is the first one.
+    """
+    digest: bytes = xxh3_128_digest(cache_salt.encode(errors="surrogatepass"), hash_seed)
+    return digest + b"^"
 
 
 class BlockPool:

@@ -7,6 +7,7 @@ so its tokens are in order only if all groups' effects are in one list.
 from collections import Counter
 
 from services.scheduler.events import Effect
+from services.scheduler.kv_events import KvLog
 from services.scheduler.outbox import Outbox
 from services.scheduler.past import Past
 
@@ -17,6 +18,7 @@ class Book:
         self.outbox = Outbox()
         self.counters: Counter[str] = Counter()
         self.effects: list[Effect] = []
+        self.kv_log: KvLog | None = None  # if somebody wants to hear of the prefix caches
 
     def drain(self) -> list[Effect]:
         """All effects since the call before, but for plans."""

@@ -121,8 +121,11 @@ def _check_tables(worker: Worker, row: Row, reserved: int, scheduled: int) -> No
         tokens = reserved if group.kind == "full" else scheduled
         more = table.end - -(-tokens // block_tokens)
         assert 0 <= more <= surplus, f"blocks up to {table.end} for {tokens} tokens\n{story}"
-        needed = first_block(group, scheduled, block_tokens)
+        least = min(scheduled, row.sequence.known - 1) if row.sequence.stage is Stage.DRAFTING else scheduled
+        needed = first_block(group, least, block_tokens)
         assert table.first <= needed, f"blocks before {table.first} are gone, {needed} is needed\n{story}"
         if group.kind == "window":
             most = window_blocks(group.window, worker.kv.chunk, block_tokens)
-            assert len(table.blocks) <= most, f"{len(table.blocks)} blocks of a window, not {most}\n{story}"
+            assert len(table.blocks) <= most + 2 * surplus, (
+                f"{len(table.blocks)} blocks of a window, not {most}\n{story}"
+            )

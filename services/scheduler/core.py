@@ -34,6 +34,7 @@ from services.scheduler.events import (
     Drain,
     Effect,
     Event,
+    Flush,
     SendPlan,
     SendRefused,
     SendTokens,
@@ -55,6 +56,9 @@ COUNTERS = (
     "refused",
     "prompt_tokens",
     "cached_tokens",
+    "computed_tokens",
+    "queue_full|max_num_queued_reqs",
+    "queue_full|max_num_queued_tokens",
     "output_tokens",
     "preemptions",
     "pauses",
@@ -99,6 +103,7 @@ class SchedulerCore:
             TokenizerLost: self._on_tokenizer_lost,
             ApiLost: self._on_api_lost,
             Drain: self._on_drain,
+            Flush: lambda _: self._state.forget_prefixes(),
             Tick: self._on_tick,
         }
 

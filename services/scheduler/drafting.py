@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from common.columns import pack_i32, pack_u64
 from common.protocol import FinishReason, Sampling, StepResult, tokenizer_of
-from services.scheduler.blocks import BlockPool
+from services.scheduler.kv_groups import KvGroups
 from services.scheduler.request import Row, Stage
 from services.scheduler.rows import U32
 from services.scheduler.state import Fault, Flight, State, Worker
 
 MakeRoom = Callable[[Row], bool]
+Planned = list[tuple[Row, int]]  # rows, and how many tokens of each
 
 
 def must_wait(state: State, worker: Worker) -> bool:
@@ -49,13 +50,14 @@ def must_wait(state: State, worker: Worker) -> bool:
 
 def may_draft(sampling: Sampling, num_output: int) -> bool:
     """Whether logits of a later token do not depend on the drafts before it, nor on how many of them hold."""
-    penalized = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-    return not penalized and sampling.grammar is None and num_output >= sampling.min_tokens
+    looks_back = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
+    looks_back = looks_back or any(len(word) > 1 for word in sampling.words.banned)
+    return not looks_back and sampling.grammar is None and num_output >= sampling.min_tokens
 
 
-def has_block(row: Row, position: int, pool: BlockPool) -> bool:
-    """Whether it has one for that position, from drafts that did not hold."""
-    return position < len(row.blocks) * pool.block_tokens
+def has_block(row: Row, position: int, block_tokens: int) -> bool:
+    """Whether it has one for that position in each table of pages, which grow together."""
+    return position < row.tables[0].end * block_tokens
 
 
 def plan_rows(
@@ -66,43 +68,63 @@ def plan_rows(
 
     Returns the plan's columns `grown_slots` and `grown_blocks`, and whether blocks were short.
     """
-    rows = [row for _, row in sorted(worker.drafts.rows.items())]
+    rows, kv = [row for _, row in sorted(worker.drafts.rows.items())], worker.kv
     most = min(worker.drafts.tokens, state.limits.step_tokens // max(len(rows), 1) - 1) if alone else 0
-    wanted = [(row, _count(row, most)) for row in rows if row.scheduled < row.sequence.limit - 1]
-    pool = worker.kv.pools[0]
-    needed = sum(_missing(row, count, pool) for row, count in wanted)
-    short = not pool.can_allocate(needed)
+    every = kv.every if state.prefix_cache else 0
+    wanted = [(row, count) for row in rows if (count := _count(row, most, every))]
+    if not kv.plain:
+        for row, _ in wanted:
+            kv.slide(row, row.sequence.known - 1)  # where it stands if no draft in flight holds
+    lacking = [row for row, count in wanted for _ in range(_missing(row, count, kv.block_tokens))]
+    short = not kv.can_grow(len(lacking))
     if short:
-        # No drafts then, and the most urgent first.
-        grown = []
-        for row, _ in sorted(wanted, key=lambda each: state.rank(each[0])):
-            if row.alive and not has_block(row, row.scheduled, pool) and make_room(row):
-                grown.append(row)
-        wanted = [(row, 1) for row, _ in wanted if row.alive]
-        columns = [(row.slot, row.blocks[-1]) for row in grown if row.alive]
+        wanted, grown = _grow_for_one(state, kv, wanted, make_room)
+        columns = [(row.slot, row.blocks[-1]) for row in grown]
     else:
-        columns = []
-        for row, count in wanted:
-            if missing := _missing(row, count, pool):
-                blocks = pool.allocate(missing)
-                row.blocks += blocks
-                columns += [(row.slot, block) for block in blocks]
+        blocks = kv.grow(lacking) if lacking else []
+        columns = [(row.slot, block) for row, block in zip(lacking, blocks, strict=True)]
     for row, count in wanted:
+        if every:
+            kv.save(row, row.scheduled)
         row.scheduled += count
     flight.drafted = wanted
     flight.num_stepped, flight.num_tokens = len(wanted), sum(count for _, count in wanted)
     return pack_i32(slot for slot, _ in columns), pack_i32(block for _, block in columns), short
 
 
-def _count(row: Row, most: int) -> int:
+def _grow_for_one(state: State, kv: KvGroups, wanted: Planned, make_room: MakeRoom) -> tuple[Planned, list[Row]]:
+    """Where blocks are short: no drafts, and the most urgent first. Returns what is planned, and the rows that grew."""
+    grown = []
+    for row, _ in sorted(wanted, key=lambda each: state.rank(each[0])):
+        if not row.alive or has_block(row, row.scheduled, kv.block_tokens):
+            continue
+        # Results will tell which of its window's blocks it may give back: nobody need yield to it before.
+        waits = kv.has_windows and row.scheduled > row.sequence.known - 1 and not kv.can_grow(1)
+        if not waits and make_room(row):
+            grown.append(row)
+    planned = [(row, 1) for row, _ in wanted if row.alive and has_block(row, row.scheduled, kv.block_tokens)]
+    return planned, [row for row in grown if row.alive]
+
+
+def _count(row: Row, most: int, every: int) -> int:
+    """Tokens of the row in the next plan; 0: it waits for its results. `every`: tokens between checkpoints, 0: none."""
     sequence = row.sequence
-    if not may_draft(sequence.sampling, sequence.num_output):
-        return 1
-    return 1 + min(most, sequence.limit - 2 - row.scheduled)
+    left = sequence.limit - 1 - row.scheduled
+    if left <= 0:
+        return 0
+    drafts = min(most, left - 1) if may_draft(sequence.sampling, sequence.num_output) else 0
+    if every:
+        # A state holds what comes before a step's drafts, so the last token before a checkpoint comes without any.
+        before = every - 1 - row.scheduled % every
+        if not before:
+            return int(row.scheduled == sequence.known - 1)
+        drafts = min(drafts, before - 1)
+    return 1 + drafts
 
 
-def _missing(row: Row, count: int, pool: BlockPool) -> int:
-    return max(-(-(row.scheduled + count) // pool.block_tokens) - len(row.blocks), 0)
+def _missing(row: Row, count: int, block_tokens: int) -> int:
+    """Blocks of each of its tables of pages."""
+    return max(-(-(row.scheduled + count) // block_tokens) - row.tables[0].end, 0)
 
 
 def columns(flight: Flight) -> tuple[bytes, bytes, bytes, bytes]:

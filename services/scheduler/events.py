@@ -67,6 +67,10 @@ class Drain(msgspec.Struct, frozen=True, gc=False):
     """Refuse new requests and finish the open ones."""
 
 
+class Flush(msgspec.Struct, frozen=True, gc=False):
+    """Nobody shall find a prefix of before; who has one keeps it."""
+
+
 class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time has passed and nothing else happened."""
 
@@ -113,8 +117,21 @@ class GroupRefused(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-Event = Admit | Stop | Abort | Pause | StepResult | WorkerReady | WorkerLost | TokenizerLost | ApiLost | Drain | Tick
+Event = (
+    Admit
+    | Stop
+    | Abort
+    | Pause
+    | StepResult
+    | WorkerReady
+    | WorkerLost
+    | TokenizerLost
+    | ApiLost
+    | Drain
+    | Flush
+    | Tick
+)
 FleetEvent = (
-    Admit | Stop | Abort | Pause | GroupReady | GroupResult | GroupLost | TokenizerLost | ApiLost | Drain | Tick
+    Admit | Stop | Abort | Pause | GroupReady | GroupResult | GroupLost | TokenizerLost | ApiLost | Drain | Flush | Tick
 )
 Effect = SendPlan | SendTokens | SendRefused | WorkerFault | GroupJoined | GroupRefused

@@ -23,6 +23,7 @@ from services.scheduler.events import (
     Drain,
     Effect,
     FleetEvent,
+    Flush,
     GroupJoined,
     GroupLost,
     GroupReady,
@@ -34,6 +35,7 @@ from services.scheduler.events import (
     WorkerFault,
     WorkerLost,
 )
+from services.scheduler.kv_events import KvLog
 from services.scheduler.request import Journal
 
 
@@ -52,8 +54,9 @@ class Fleet:
     """
 
     def __init__(self, limits: Scheduler, kv: Kv, seed: int = 0, recover_s: float = 30.0) -> None:
-        self._book = Book()
-        self._new_core = partial(SchedulerCore, limits, kv, seed, recover_s, self._book)
+        self.book = Book()
+        self.book.kv_log = KvLog() if kv.events_endpoint else None
+        self._new_core = partial(SchedulerCore, limits, kv, seed, recover_s, self.book)
         self._seed, self._recover_s, self._max_waiting = seed, recover_s, limits.max_waiting
         self._groups: dict[int, SchedulerCore] = {}
         self._lobby = self._new_core()  # its sequences wait; used while there are no groups
@@ -74,6 +77,7 @@ class Fleet:
             TokenizerLost: self._on_peer_lost,
             ApiLost: self._on_peer_lost,
             Drain: self._on_drain,
+            Flush: self._on_drain,
             Tick: self._on_tick,
         }
 
@@ -87,11 +91,11 @@ class Fleet:
         for group, core in self._groups.items():
             if core.changed:
                 plans += [SendPlan(plan, group) for plan in core.plans()]
-        return plans + self._book.drain()
+        return plans + self.book.drain()
 
     def tell(self, journal: Journal) -> None:
         """Each event of a sequence's story also goes there, from now on."""
-        self._book.past.journal = journal
+        self.book.past.journal = journal
 
     @property
     def model(self) -> ModelFacts | None:
@@ -113,7 +117,7 @@ class Fleet:
 
     def metrics(self) -> dict[str, float]:
         """Figures of all groups together, by the names of common/metrics.py."""
-        return {name: float(self._book.counters[name]) for name in (*COUNTERS, "moved")} | {
+        return {name: float(self.book.counters[name]) for name in (*COUNTERS, "moved")} | {
             "open_requests": float(sum(len(core.state.sequences) for core in self._cores())),
             "steps": float(self.load().steps),
         }
@@ -149,7 +153,7 @@ class Fleet:
 
     def _home(self, seq_id: int) -> SchedulerCore | None:
         """Where a sequence lives that is, or was once, known by this id."""
-        name = self._book.past.name(seq_id)
+        name = self.book.past.name(seq_id)
         return next((core for core in self._cores() if name in core.state.sequences), None)
 
     # Requests
@@ -165,7 +169,7 @@ class Fleet:
     def _on_admit(self, admit: Admit) -> None:
         if self._early is not None and not admit.attach:  # nothing runs yet that somebody could go on with
             if refusal := self._early.add(admit):
-                self._book.effects.append(refusal)
+                self.book.effects.append(refusal)
             return
         if len(self._groups) <= 1:
             self._admit(next(self._cores()), admit)
@@ -207,7 +211,7 @@ class Fleet:
     def _on_result(self, event: GroupResult) -> None:
         core = self._groups.get(event.group)
         if core is None:
-            self._book.counters["unknown_results"] += 1
+            self.book.counters["unknown_results"] += 1
             return
         core.apply(event.result, self._now_s)
         if not core.state.ready:
@@ -218,7 +222,7 @@ class Fleet:
         if group in self._groups:
             return  # a repeat
         if reason := self._objection(ready):
-            self._book.effects.append(GroupRefused(group, reason))
+            self.book.effects.append(GroupRefused(group, reason))
             return
         core = self._new_core() if self._groups else self._lobby
         core.state.draining = self._draining
@@ -229,7 +233,7 @@ class Fleet:
         if core is self._lobby:
             self._lobby = self._new_core()
         self._groups[group] = core
-        self._book.effects.append(GroupJoined(group, ready.model))
+        self.book.effects.append(GroupJoined(group, ready.model))
         early, self._early = self._early, None
         for waiting in early.events if early else ():
             self._handlers[type(waiting)](waiting)
@@ -267,7 +271,7 @@ class Fleet:
         moves.empty(core, list(self._groups.values()), self._now_s)
 
     def _tag_faults(self, group: int) -> None:
-        effects = self._book.effects
+        effects = self.book.effects
         for idx, effect in enumerate(effects):
             if isinstance(effect, WorkerFault) and effect.group < 0:
                 effects[idx] = WorkerFault(effect.reason, group)
@@ -280,8 +284,8 @@ class Fleet:
         for core in self._cores():
             core.apply(event, self._now_s)
 
-    def _on_drain(self, event: Drain) -> None:
-        self._draining = True
+    def _on_drain(self, event: Drain | Flush) -> None:
+        self._draining |= isinstance(event, Drain)
         for core in self._cores():
             core.apply(event, self._now_s)
 

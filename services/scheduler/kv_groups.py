@@ -6,6 +6,7 @@ index keeps. With one full group, the common case, `tables[0].blocks` is all the
 ends where its row's tokens do; what rows get is told in the plan that is being made.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from common.kv_needs import first_block, window_blocks
@@ -13,22 +14,24 @@ from common.protocol import KvGroup, ModelFacts
 from services.scheduler import policy
 from services.scheduler.blocks import BlockPool
 from services.scheduler.changes import Changes, Columns
+from services.scheduler.kv_events import KvLog, pools_of
 from services.scheduler.prefixes import Hit, Prefixes
 from services.scheduler.request import Row, Table
 
 
 class KvGroups:
-    def __init__(self, facts: ModelFacts, hash_seed: int, chunk: int, plans: int = 1) -> None:
-        """`chunk`: the most tokens of a row in a step; `plans`: in flight at once."""
+    def __init__(self, facts: ModelFacts, hash_seed: int, chunk: int, plans: int = 1, log: KvLog | None = None) -> None:
+        """`chunk`: the most tokens of a row in a step; `plans`: in flight at once; `log`: hears what can be found."""
         self.groups = facts.groups or (KvGroup("full"),)
         self.block_tokens = facts.block_tokens
         blocks = (facts.num_blocks, *facts.pools)
-        self.pools = [BlockPool(number, facts.block_tokens, hash_seed) for number in blocks]
+        self.pools = pools_of(blocks, facts, hash_seed, log)
         self.plain = [group.kind for group in self.groups] == ["full"]
         numbered = list(enumerate(self.groups))
         self._windows = [idx for idx, group in numbered if group.kind == "window"]
         self._states = [idx for idx, group in numbered if group.kind == "state"]
-        self.checkpoints = bool(self._states)
+        self.has_windows = bool(self._windows)
+        self.every = math.gcd(*(self.groups[idx].every for idx in self._states))  # tokens between checkpoints, 0: none
         self._paged = [idx for idx, group in numbered if group.kind != "state"]
         self.prefixes = Prefixes(self.groups, self.pools)
         self._per_pool = [sum(self.groups[idx].pool == pool for idx in self._paged) for pool in range(len(blocks))]

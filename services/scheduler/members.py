@@ -9,7 +9,8 @@ from collections import deque
 
 import msgspec
 
-from common.protocol import Heartbeat, Hello, Load, Member, Members, ModelFacts, Peer, Progress, ServiceName, State
+from common.ledger import Ledger, join, retire
+from common.protocol import Heartbeat, Hello, Load, Member, Members, ModelFacts, Peer, ServiceName, State
 from common.pulse import Rhythm
 
 KEEP_DEPARTED = 256
@@ -29,6 +30,7 @@ class Registry:
         self._departed: deque[int] = deque(maxlen=KEEP_DEPARTED)
         self._judged: dict[int, State] = {}  # workers
         self._figures: dict[int, dict[str, float]] = {}  # of workers, by the scheduler
+        self.ledger: Ledger = {}  # what those have counted that have departed
         self.rhythm = Rhythm(beat_gap_s)  # asked before `silent`, with every beat
 
     @property
@@ -60,6 +62,7 @@ class Registry:
         if sender != peer.incarnation or sender in self._departed or not self.allowed(peer.endpoint):
             return None, None
         self._heard_s[sender] = now_s
+        join(self.ledger, hello.ledger)
         if sender in self._members or peer.service == "scheduler" or not 0 <= peer.instance < 256:
             return None, None
         replaced = self.find(peer.service, peer.instance)
@@ -77,7 +80,7 @@ class Registry:
         state = beat.state
         if member.peer.service == "worker" and state == "ready":
             state = self._judged.get(sender, "starting")
-        self._members[sender] = Member(member.peer, state, beat.progress, beat.stage, beat.counters)
+        self._members[sender] = Member(member.peer, state, beat.progress, beat.stage, beat.counters, beat.histograms)
         return state != member.state
 
     def judge(self, worker: int, state: State) -> bool:
@@ -94,11 +97,11 @@ class Registry:
         if worker in self._members:
             self._figures[worker] = figures
 
-    def update_own(self, state: State, progress: int, stage: Progress | None, counters: dict[str, float]) -> None:
-        own = self._members[self._own]
-        self._members[self._own] = msgspec.structs.replace(
-            own, state=state, progress=progress, stage=stage, counters=counters
-        )
+    def update_own(
+        self, state: State, progress: int, counters: dict[str, float], histograms: dict[str, bytes] | None = None
+    ) -> None:
+        peer = self._members[self._own].peer
+        self._members[self._own] = Member(peer, state, progress, None, counters, histograms or {})
 
     def remove(self, incarnation: int) -> Peer | None:
         """The peer departs, for whatever reason. None if it is no member."""
@@ -107,6 +110,7 @@ class Registry:
         member = self._members.pop(incarnation, None)
         if member is None:
             return None
+        retire(self.ledger, member)
         self._heard_s.pop(incarnation, None)
         self._judged.pop(incarnation, None)
         self._figures.pop(incarnation, None)
@@ -136,5 +140,12 @@ class Registry:
         figures = self._figures.get(incarnation)
         return msgspec.structs.replace(member, counters=member.counters | figures) if figures else member
 
-    def message(self, load: Load, model: ModelFacts | None) -> Members:
-        return Members(self.members(), list(self._departed), load, model)
+    def message(self, load: Load, model: ModelFacts | None, schedulers: int = 0) -> Members:
+        """To API processes, which serve everybody's figures."""
+        return Members(self.members(), list(self._departed), load, model, schedulers, self.ledger)
+
+
+def without_figures(message: Members) -> Members:
+    """To all others."""
+    members = [Member(each.peer, each.state, each.progress, each.stage) for each in message.members]
+    return msgspec.structs.replace(message, members=members, ledger={})

@@ -5,6 +5,7 @@ Invariant: the tokens of a takeover and those that follow it have no gap, also w
 """
 
 from common.columns import pack_i32, pack_u64
+from common.logprobs import TokenLogprobs
 from common.protocol import Admit, FinishReason, TokenBatch, tokenizer_of
 from services.scheduler.admission import of_one_api
 from services.scheduler.blocks import TOKEN_BYTES
@@ -48,10 +49,15 @@ def take_over(state: State, admit: Admit) -> TokenBatch | None:
     if sequence is not None:
         state.rename(sequence, admit.seq_id)
         output, finished = bytes(sequence.tokens[len(sequence.request.prompt) :]), []
+        records, prompt_records = bytes(sequence.records), bytes(sequence.prompt_records)
     else:
         ended = state.past.rename(admit.origin, admit.seq_id)
         if ended is None:
             return None
         output, finished = ended.output, [ended.finished]
+        records, prompt_records = ended.records, ended.prompt_records
     count = len(output) // TOKEN_BYTES
-    return TokenBatch(pack_u64((admit.seq_id,)) * count, pack_i32(range(count)), output, finished)
+    batch = TokenBatch(pack_u64((admit.seq_id,)) * count, pack_i32(range(count)), output, finished)
+    if records or prompt_records:
+        batch.logprobs[admit.seq_id] = TokenLogprobs(0, records, 1, prompt_records)
+    return batch

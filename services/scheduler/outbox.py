@@ -6,6 +6,7 @@ Owned by the core's state; drained by the core after each step result and at the
 import msgspec
 
 from common.columns import pack_i32, pack_u64
+from common.logprobs import TokenLogprobs
 from common.protocol import Finished, TokenBatch, tokenizer_of
 from services.scheduler.events import SendTokens
 
@@ -14,7 +15,7 @@ class Outbox:
     """Rows in the order they were added, so a sequence's tokens stay in order."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, TokenBatch] = {}  # by tokenizer; their lists of ends are still growing
+        self._batches: dict[int, TokenBatch] = {}  # by tokenizer; their ends and log-probabilities are still growing
         self._accepted: dict[int, list[int]] = {}  # by tokenizer: first ids, for its next batch
 
     def add_rows(self, tokenizer: int, seq_ids: bytes, first_index: bytes, tokens: bytes) -> None:
@@ -24,18 +25,22 @@ class Outbox:
             self._batches[tokenizer] = TokenBatch(seq_ids, first_index, tokens, [])
         else:
             self._batches[tokenizer] = TokenBatch(
-                batch.seq_ids + seq_ids, batch.first_index + first_index, batch.tokens + tokens, batch.finished
+                batch.seq_ids + seq_ids,
+                batch.first_index + first_index,
+                batch.tokens + tokens,
+                batch.finished,
+                logprobs=batch.logprobs,
             )
 
     def add_row(self, seq_id: int, index: int, token: int) -> None:
         self.add_rows(tokenizer_of(seq_id), pack_u64((seq_id,)), pack_i32((index,)), pack_i32((token,)))
 
+    def add_logprobs(self, seq_id: int, logprobs: TokenLogprobs) -> None:
+        """Of one step, which also has the sequence's tokens; or of its prompt."""
+        self._batch(tokenizer_of(seq_id)).logprobs[seq_id] = logprobs
+
     def finish(self, finished: Finished) -> None:
-        tokenizer = tokenizer_of(finished.seq_id)
-        batch = self._batches.get(tokenizer)
-        if batch is None:
-            batch = self._batches[tokenizer] = TokenBatch(b"", b"", b"", [])
-        batch.finished.append(finished)
+        self._batch(tokenizer_of(finished.seq_id)).finished.append(finished)
 
     def accept(self, seq_id: int) -> None:
         """A request is in the queue. That alone is no reason for a batch."""
@@ -44,7 +49,10 @@ class Outbox:
     def tell_accepted(self) -> None:
         """Now it is: no batch may come for long."""
         for tokenizer in self._accepted:
-            self._batches.setdefault(tokenizer, TokenBatch(b"", b"", b"", []))
+            self._batch(tokenizer)
+
+    def _batch(self, tokenizer: int) -> TokenBatch:
+        return self._batches.setdefault(tokenizer, TokenBatch(b"", b"", b"", []))
 
     def drain(self) -> list[SendTokens]:
         if not self._batches:

@@ -11,6 +11,7 @@ import msgspec
 
 from common.protocol import Finished, FinishReason
 from services.scheduler.blocks import TOKEN_BYTES
+from services.scheduler.figures import Figures
 from services.scheduler.request import Journal, Sequence, silent
 
 SEQUENCES_KEPT = 4096
@@ -22,6 +23,20 @@ class Ended(NamedTuple):
     output: bytes  # _i32
     finished: Finished
     log: deque[tuple[float, str]]
+    records: bytes = b""  # log-probabilities of the output
+    prompt_records: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.output) + len(self.records) + len(self.prompt_records)
+
+
+class Traced(NamedTuple):
+    """A sequence of a request that is recorded, when it ended."""
+
+    sequence: Sequence
+    finished: Finished
+    ended_s: float
 
 
 class Past:
@@ -30,6 +45,8 @@ class Past:
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._num_bytes = 0
         self.journal: Journal = silent  # hears of all sequences' stories
+        self.figures = Figures()
+        self.traced: list[Traced] = []  # since the shell looked
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._ended
@@ -58,11 +75,13 @@ class Past:
 
     def add(self, sequence: Sequence, finished: Finished) -> None:
         """What nobody waits for any more keeps only its story."""
-        output = b""
+        ended = Ended(sequence.origin, b"", finished, sequence.log)
         if finished.reason is not FinishReason.ABORT:
             output = bytes(sequence.tokens[len(sequence.request.prompt) :])
-        self._ended[sequence.seq_id] = Ended(sequence.origin, output, finished, sequence.log)
-        self._num_bytes += len(output)
+            records, prompt_records = bytes(sequence.records), bytes(sequence.prompt_records)
+            ended = ended._replace(output=output, records=records, prompt_records=prompt_records)
+        self._ended[sequence.seq_id] = ended
+        self._num_bytes += ended.num_bytes
         while len(self._ended) > SEQUENCES_KEPT or self._num_bytes > TOKENS_KEPT * TOKEN_BYTES:
             self.forget(next(iter(self._ended)))
 
@@ -71,6 +90,6 @@ class Past:
         ended = self._ended.pop(seq_id, None)
         if ended is None:
             return
-        self._num_bytes -= len(ended.output)
+        self._num_bytes -= ended.num_bytes
         if self.names.get(ended.origin) == seq_id:
             del self.names[ended.origin]

@@ -11,7 +11,8 @@ from functools import partial
 
 from common.columns import pack_i32
 from common.protocol import RowStart, RowTable, StepPlan
-from services.scheduler import drafting, policy
+from common.trace_context import within
+from services.scheduler import drafting, policy, reports
 from services.scheduler.request import Row, Sequence, Stage
 from services.scheduler.state import Flight, State, Worker
 
@@ -61,6 +62,7 @@ def make_plan(state: State) -> StepPlan | None:
     elif not flight.num_stepped:
         return None
     state.step = flight.step
+    state.past.figures.step_tokens.add(flight.num_tokens)
     state.in_flight.append(flight)
     return _pack(worker, flight, growth, fill)
 
@@ -118,8 +120,6 @@ def _step_rows(state: State, worker: Worker, flight: Flight) -> Growth:
         alone = not state.filling and not (state.waiting and worker.slots.free)
         return drafting.plan_rows(state, worker, flight, alone, partial(_make_room, state, worker))
     entering = rows.entering_block()
-    if worker.drafts.tokens:
-        entering = [row for row in entering if not drafting.has_block(row, rows.scheduled(row), worker.kv.pools[0])]
     growth = _grow(state, worker, entering) if entering else NO_GROWTH
     roster = rows.roster()
     if roster.size:
@@ -138,17 +138,21 @@ def _grow(state: State, worker: Worker, entering: list[Row]) -> Growth:
     if not plain:
         for row in entering:
             kv.slide(row, row.position_base + position)
-    short = not (worker.pool.can_allocate(len(entering)) if plain else kv.can_grow(len(entering)))
+    lacking = entering
+    if worker.drafts.tokens:  # some have blocks for drafts that did not hold
+        at = {row: row.position_base + position for row in entering}
+        lacking = [row for row in entering if not drafting.has_block(row, at[row], kv.block_tokens)]
+    short = not (worker.pool.can_allocate(len(lacking)) if plain else kv.can_grow(len(lacking)))
     if short:
-        entering.sort(key=state.rank)
-        entering = [row for row in entering if row.alive and _make_room(state, worker, row)]
-        blocks = [row.blocks[-1] for row in entering]
+        lacking = [row for row in sorted(lacking, key=state.rank) if row.alive and _make_room(state, worker, row)]
+        blocks = [row.blocks[-1] for row in lacking]
     else:
-        blocks = kv.grow(entering)
-    if kv.checkpoints and state.prefix_cache:
+        blocks = kv.grow(lacking) if lacking else []
+    if kv.every and state.prefix_cache:
         for row in entering:
-            kv.save(row, row.position_base + position)
-    return pack_i32([row.slot for row in entering]), pack_i32(blocks), short
+            if row.alive:
+                kv.save(row, row.position_base + position)
+    return pack_i32([row.slot for row in lacking]), pack_i32(blocks), short
 
 
 def _make_room(state: State, worker: Worker, row: Row) -> bool:
@@ -271,6 +275,8 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         return None
     # At least the last token is computed, since its logits are needed.
     reusable = (known - 1) // kv.block_tokens
+    if reports.unscored(sequence):  # nor what tells how probable its prompt is
+        reusable, donor = min(reusable, reports.scored(sequence) // kv.block_tokens), None
     hit = kv.prefixes.of_donor(donor, reusable, known - 1) if donor is not None else None
     if hit is None:
         hit = (
@@ -288,6 +294,7 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         found = computed if hit.donor is None else hit.donor.sequence.cached_tokens
         sequence.cached_tokens = min(found, sequence.request.num_prompt)
         state.counters["cached_tokens"] += sequence.cached_tokens
+        state.counters["computed_tokens"] += sequence.request.num_prompt - sequence.cached_tokens
     if hit.donor is not None:
         computed = known - 1
         sequence.chain = hit.donor.sequence.chain[:reusable]
@@ -306,6 +313,7 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
             blocks=pack_i32(tables[0].blocks),
             sampling=sequence.sampling,
             first=tables[0].first,
+            trace=sequence.trace and within(sequence.trace, sequence.span_id),
             tables=tuple(RowTable(table.first, pack_i32(table.blocks)) for table in tables[1:]),
         )
     )

@@ -130,8 +130,6 @@ def _absurd_groups(model: ModelFacts) -> str:
         return f"{len(pools)} pools, of which its groups use others"
     if model.groups and (model.groups[0].kind == "state" or model.groups[0].pool):
         return "its first group has no pages in the first pool"
-    if model.drafts and any(group.kind != "full" for group in model.groups):
-        return "drafts, and groups that do not keep everything"
     for group in model.groups:
         if group.kind == "window" and not 1 <= group.window <= MOST["max_model_len"]:
             return f"a window of {group.window} tokens"

@@ -13,11 +13,13 @@ import msgspec
 
 from common import config as configuration
 from common.lifecycle import Process, scheduler_endpoint
+from common.log import follow
 from common.membership import MOST_SCHEDULERS
 from common.metrics import checked
 from common.protocol import (
     Abort,
     Admit,
+    Control,
     Goodbye,
     Heartbeat,
     Hello,
@@ -40,10 +42,13 @@ from common.protocol import (
 from common.pulse import Pulses
 from common.recorder import Kind
 from common.transport import AsyncInbox, Push
+from services.scheduler import process_traces
+from services.scheduler.blocks import chain_root
 from services.scheduler.events import (
     ApiLost,
     Effect,
     FleetEvent,
+    Flush,
     GroupJoined,
     GroupLost,
     GroupReady,
@@ -58,7 +63,8 @@ from services.scheduler.events import (
 )
 from services.scheduler.fleet import Fleet
 from services.scheduler.journal import Journal
-from services.scheduler.members import Registry
+from services.scheduler.members import Registry, without_figures
+from services.scheduler.process_kv_events import Publisher
 
 log = logging.getLogger("scheduler")
 DRAIN_LOOK_S = 0.1
@@ -85,6 +91,11 @@ class SchedulerProcess:
         self._tokenizers: dict[int, Push] = {}  # by instance
         self._changed = False  # members changed since the last broadcast
         self._schedulers = process.config.services.scheduler.replicas  # that there should be
+        self._asked = Control()  # by administrators so far
+        self.publisher: Publisher | None = None  # of KV events
+        if kv_log := fleet.book.kv_log:
+            plain_root = chain_root("", process.incarnation)
+            self.publisher = Publisher(process.config.kv, process.instance, kv_log, plain_root)
 
     def receive(self, batch: list[tuple[int, ToScheduler]]) -> None:
         """All frames of one wake-up, in order."""
@@ -105,6 +116,17 @@ class SchedulerProcess:
         self._handle(events)
         if self._changed:
             self._broadcast()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whoever watches from outside, after everything else."""
+        if self.publisher:
+            self.publisher.publish()
+        past = self.fleet.book.past
+        if past.traced:
+            traced, past.traced = past.traced, []
+            if self.process.spans:
+                process_traces.tell(self.process.spans, traced)
 
     def _control(self, sender: int, message: ToScheduler) -> list[FleetEvent]:
         now_s = self._now_s()
@@ -122,12 +144,22 @@ class SchedulerProcess:
             case Schedulers(count) if 1 <= count <= MOST_SCHEDULERS:
                 self._changed |= count != self._schedulers
                 self._schedulers = count
+            case Control() if self.registry.service_of(sender) == "api":
+                return self._on_control(message)
             case StatusQuery(reply_to):
                 status = Status(self.registry.members(), self.fleet.load(), self.fleet.model, self._schedulers)
                 self._reply(reply_to, status)
             case StoryQuery(reply_to, seq_id):
                 self._reply(reply_to, Story(self.fleet.story(seq_id)))
         return []
+
+    def _on_control(self, asked: Control) -> list[FleetEvent]:
+        """What is asked for stays so until it is asked for anew, also for who joins later."""
+        profile = self._asked.profile if asked.profile is None else asked.profile
+        self._asked = Control(False, asked.log_level or self._asked.log_level, profile)
+        follow(asked.log_level)
+        self._changed = True
+        return [Flush()] if asked.flush else []
 
     def _on_hello(self, sender: int, hello: Hello, now_s: float) -> list[FleetEvent]:
         joined, replaced = self.registry.hello(sender, hello, now_s)
@@ -150,7 +182,7 @@ class SchedulerProcess:
         self.inbox.departed = self.registry.departed
         if link := self._links.pop(peer.incarnation, None):
             # It may still run: it then reads that it is given up, and ends.
-            link.send(self._members())
+            link.send(without_figures(self._members()))
             link.close(linger_ms=FAREWELL_MS)
         if peer.service == "api":
             return [ApiLost(peer.instance)]
@@ -204,12 +236,13 @@ class SchedulerProcess:
     def _broadcast(self) -> None:
         self._changed = False
         message = self._members()
-        for link in self._links.values():
-            link.send(message)
+        lean = without_figures(message)
+        for incarnation, link in self._links.items():
+            link.send(message if self.registry.service_of(incarnation) == "api" else lean)
 
     def _members(self) -> Members:
-        message = self.registry.message(self.fleet.load(), self.fleet.model)
-        return msgspec.structs.replace(message, schedulers=self._schedulers)
+        message = self.registry.message(self.fleet.load(), self.fleet.model, self._schedulers)
+        return msgspec.structs.replace(message, log_level=self._asked.log_level, profile=bool(self._asked.profile))
 
     def beat(self) -> None:
         """Every heartbeat interval: silent members leave, everybody hears the members, the fleet sees the time.
@@ -223,6 +256,7 @@ class SchedulerProcess:
                 self.registry.remove(peer.incarnation)
                 events += self._on_left(peer, "went silent")
             self._handle(events)
+            self._tell()
         for group, load in self.fleet.loads().items():
             self.registry.tell_figures(group, group_figures(load))
         load = self.fleet.load()
@@ -230,7 +264,7 @@ class SchedulerProcess:
         state: State = "draining" if leaves else "ready"
         self.process.record_beat(state)
         values = checked(self.fleet.metrics() | self.process.usage() | self.pulses.figures(now_s))
-        self.registry.update_own(state, load.steps, None, values)
+        self.registry.update_own(state, load.steps, values, self.fleet.book.past.figures.packed())
         self._broadcast()
 
     @property
@@ -274,3 +308,5 @@ async def serve(process: Process) -> None:
         scheduler.beat()
         await asyncio.sleep(min(DRAIN_LOOK_S, config.links.heartbeat_s))
     scheduler.inbox.close()
+    if scheduler.publisher:
+        scheduler.publisher.close()

@@ -113,8 +113,16 @@ class Sequence:
     worker_deaths: int = 0
     origin: int = -1  # its first id: others follow when tokenizers die
     orphaned_s: float = inf  # since when no tokenizer has it
+    admitted_s: float = 0.0
+    started_s: float = inf  # first planned; a preemption does not change it
+    first_s: float = inf  # first output token received
+    preemptions: int = 0
+    trace: str = ""  # of whom it is done for; empty: it is not recorded
+    span_id: str = ""  # its own, within that
     log: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=STORY_LINES))
     journal: Journal = silent
+    records: bytearray = field(default_factory=bytearray)  # of its output tokens, if it wants any (reports.py)
+    prompt_records: bytearray = field(default_factory=bytearray)
 
     @property
     def known(self) -> int:

@@ -4,13 +4,14 @@ Called by the core with the oldest plan in flight. Results of rows that have gon
 """
 
 from collections.abc import Iterable
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import RejectReason
 from common.protocol import FinishReason, RowFault, StepResult
-from services.scheduler import drafting
+from services.scheduler import drafting, reports
 from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
 from services.scheduler.state import Fault, Flight, State, Worker
@@ -43,6 +44,7 @@ def apply_result(state: State, result: StepResult) -> None:
     failed = _failed_places(flight, result.failed)
     if not all(0 <= fault.place < num_stepped + len(flight.filled) for fault in result.faults):
         raise Fault(f"step {flight.step} names faulty rows that its plan does not have")
+    told = reports.read(worker, flight, result, drafted, () if failed is None else set(failed.tolist()))
     elapsed_s = _land(state, worker)
     if worker.drafts.tokens and not flight.filled:
         worker.drafts.switch.note(bool(flight.drafted), flight.num_stepped, elapsed_s, num_tokens)
@@ -50,6 +52,7 @@ def apply_result(state: State, result: StepResult) -> None:
         _fail_rows(state, worker, flight, failed)
     if result.faults:
         _end_faulty(state, worker, flight, result.faults)
+    reports.apply(state, told)
     state.counters["output_tokens"] += len(tokens)
     if flight.roster is not None:
         stepped = tokens[:num_stepped] if flight.samplers else tokens
@@ -142,6 +145,8 @@ def _apply_first(state: State, worker: Worker, row: Row, token: int) -> None:
     sequence = row.sequence
     index = sequence.num_output
     sequence.tokens += token.to_bytes(4, "little")
+    if sequence.first_s == inf:
+        sequence.first_s = state.now_s
     state.outbox.add_row(sequence.seq_id, index, token)
     reason = worker.stops.reason(sequence.sampling, token, index)
     if reason is not None:

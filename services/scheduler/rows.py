@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from common.protocol import tokenizer_of
 from services.scheduler.request import NEVER, Row
 
 I32 = NDArray[np.int32]
@@ -36,10 +35,12 @@ class Roster(msgspec.Struct, frozen=True):
     counts_column: bytes
     samples_column: bytes
     seq_ids_column: bytes
+    tops: tuple[tuple[int, int], ...] = ()  # places of rows that want log-probabilities, and how many best ones
 
 
-def _routes(tokenizers: NDArray[np.uint8]) -> tuple[NDArray[np.uint8] | None, int]:
-    """A roster's `tokenizers` and `tokenizer`."""
+def _routes(seq_ids: NDArray[np.uint64]) -> tuple[NDArray[np.uint8] | None, int]:
+    """A roster's `tokenizers` and `tokenizer`, as `tokenizer_of` tells each."""
+    tokenizers = (seq_ids >> np.uint64(48)).astype(np.uint8)
     kinds = tokenizers.tobytes()
     if not kinds:
         return None, 0
@@ -53,7 +54,7 @@ def readdressed(roster: Roster, row: Row) -> Roster:
         return roster
     seq_ids = roster.seq_ids.copy()
     seq_ids[places] = row.sequence.seq_id
-    tokenizers, tokenizer = _routes((seq_ids >> np.uint64(48)).astype(np.uint8))
+    tokenizers, tokenizer = _routes(seq_ids)
     return msgspec.structs.replace(
         roster, seq_ids=seq_ids, tokenizers=tokenizers, tokenizer=tokenizer, seq_ids_column=seq_ids.tobytes()
     )
@@ -96,7 +97,7 @@ class RowTable:
         self._position_base = np.zeros(max_rows, np.int64)
         self._index_base = np.zeros(max_rows, np.int64)
         self._seq_ids = np.zeros(max_rows, np.uint64)
-        self._tokenizers = np.zeros(max_rows, np.uint8)
+        self._tops = np.full(max_rows, -1, np.int64)
         self._history = History(max_rows, block_tokens + plans_in_flight + 1)
         self._phases: list[dict[int, Row]] = [{} for _ in range(block_tokens)]
         self._ends: dict[int, list[Row]] = {}
@@ -116,13 +117,12 @@ class RowTable:
         row.epoch = self._opened
         self.by_slot[slot] = row
         self._epochs[slot] = row.epoch
+        self._tops[slot] = row.sequence.sampling.report.top
         self.readdress(row)
 
     def readdress(self, row: Row) -> None:
         """The row's sequence has got its seq_id."""
-        seq_id = row.sequence.seq_id
-        self._seq_ids[row.slot] = seq_id
-        self._tokenizers[row.slot] = tokenizer_of(seq_id)
+        self._seq_ids[row.slot] = row.sequence.seq_id
         if self._stepping[row.slot]:
             self._roster = None
 
@@ -175,8 +175,9 @@ class RowTable:
     def _build_roster(self) -> Roster:
         slots = np.flatnonzero(self._stepping)
         size, tick = len(slots), self.tick
-        tokenizers, tokenizer = _routes(self._tokenizers[slots])
-        seq_ids = self._seq_ids[slots]
+        seq_ids, tops = self._seq_ids[slots], self._tops[slots]
+        tokenizers, tokenizer = _routes(seq_ids)
+        reporting = np.flatnonzero(tops >= 0)
         return Roster(
             size=size,
             slots=slots,
@@ -192,6 +193,7 @@ class RowTable:
             counts_column=b"\x01\x00\x00\x00" * size,
             samples_column=b"\x01" * size,
             seq_ids_column=seq_ids.tobytes(),
+            tops=tuple(zip(reporting.tolist(), tops[reporting].tolist(), strict=True)),
         )
 
     def entering_block(self) -> list[Row]:

@@ -5,7 +5,7 @@ recomputed in checks.py. A sequence is in exactly one place: the waiting queue, 
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from services.scheduler.draft_rows import DraftRows
 from services.scheduler.ends import StopTokens
 from services.scheduler.kv_groups import KvGroups
 from services.scheduler.pace import Pace
+from services.scheduler.past import Traced
 from services.scheduler.policy import Key, Rank, length_limit, rows_allowed
 from services.scheduler.request import NEVER, Row, Sequence, Stage, Table
 from services.scheduler.rows import Roster, RowTable, readdressed
@@ -91,10 +92,13 @@ class State:
         self.filling: list[Row] = []  # by key
         self.sequences: dict[int, Sequence] = {}  # all that are not finished
         self.in_flight: deque[Flight] = deque()
-        book = book or Book()
-        self.past = book.past
-        self.outbox = book.outbox
-        self.counters = book.counters
+        self.book = book or Book()
+        self.past = self.book.past
+        self.outbox = self.book.outbox
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.book.counters
 
     def tick(self) -> int:
         """Decode plans made for the present worker."""
@@ -119,6 +123,8 @@ class State:
         worker = self.worker
         assert worker is not None
         sequence.move(Stage.FILLING, self.now_s, why)
+        if sequence.started_s == inf:
+            sequence.started_s = self.now_s
         published = computed // worker.pool.block_tokens
         row = Row(sequence, worker.slots.take(), tables[0].blocks, computed, published, tables=tables)
         sequence.row = row
@@ -167,6 +173,7 @@ class State:
 
     def preempt(self, row: Row, why: str) -> None:
         """Back to the queue; all tokens are kept, all KV is given up (what is published may be found again)."""
+        row.sequence.preemptions += 1
         self._evict(row, why)
         self.counters["preemptions"] += 1
 
@@ -221,10 +228,13 @@ class State:
             self.worker.stops.remove(sequence.sampling)
         del self.sequences[sequence.seq_id]
         self.waiting.tenants.close(sequence.tenant)
+        self.past.figures.ended(sequence, self.now_s)
         sequence.request.choices.remove(sequence)
         cached_tokens = max(sequence.cached_tokens, 0)
         finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code)
         self.past.add(sequence, finished)
+        if sequence.trace:
+            self.past.traced.append(Traced(sequence, finished, self.now_s))
         self.outbox.finish(finished)
 
     def rename(self, sequence: Sequence, seq_id: int) -> None:
@@ -246,7 +256,8 @@ class State:
     def attach(self, ready: WorkerReady) -> None:
         """A worker that holds no rows. Sequences that it cannot serve, old or never checked, are ended."""
         facts, limits = ready.model, self.limits
-        kv = KvGroups(facts, self.hash_seed, limits.chunk_tokens or limits.step_tokens, limits.plans_in_flight)
+        chunk, plans = limits.chunk_tokens or limits.step_tokens, limits.plans_in_flight
+        kv = KvGroups(facts, self.hash_seed, chunk, plans, self.book.kv_log)
         longest = longest_of(facts)
         max_rows = rows_allowed(limits.max_rows, limits.step_tokens, ready.max_rows)
         self.worker = Worker(
@@ -274,6 +285,11 @@ class State:
                 self.finish(sequence, FinishReason.ERROR, message=message)
             elif sequence.known >= sequence.limit:
                 self.finish(sequence, FinishReason.LENGTH)
+
+    def forget_prefixes(self) -> None:
+        """Nobody finds any; rows keep what they have."""
+        if self.worker is not None:
+            self.worker.kv.forget()
 
     def detach(self, reason: str, died: bool = True) -> None:
         """The worker has gone: no KV is left, plans in flight have no results. Rows wait for the next worker.

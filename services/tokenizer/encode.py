@@ -5,24 +5,38 @@ interpreter lock back while it encodes a batch (not for a single text), so the e
 """
 
 from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 from tokenizers import Encoding
 
+from common.answer_grammar import Thinking, answer_grammar
 from common.columns import unpack_i32
+from common.constraints import ToolUse
+from common.dialects.forms import Tool
 from common.errors import Reject, RejectReason
-from common.protocol import PromptKind, Sampling, Submit, Tokenize
+from common.protocol import Grammar, PromptKind, Sampling, Submit, Tokenize
 from common.text_format import ANSWER, GOES_ON
 from services.tokenizer.checker import Checker
+from services.tokenizer.formats import asked_of, thinking_after
+from services.tokenizer.infill import filled_in
 from services.tokenizer.source import Loaded
 
+MUCH = 1 << 17  # characters of a grammar, some tenths of a second: arguments that need not match are then any object
+ANY_OBJECT = {"type": "object"}
 END_MARK = "\U0010fffd\U0010fffc"  # private characters: no template knows them
 
 
 class Encoded(NamedTuple):
     tokens: "array[int]"  # int32
     strings: list[str]
+
+
+class Prompt(NamedTuple):
+    tokens: "array[int]"  # int32
+    grammar: Grammar | None = None  # that the whole output must match
+    banned: tuple[tuple[int, ...], ...] = ()  # as in Words
 
 
 class Encoder:
@@ -32,12 +46,12 @@ class Encoder:
         self._vocabulary = loaded.vocabulary
         self._template = loaded.template
         self._no_template = loaded.no_template
+        self._about = loaded.about
+        self._dialects = loaded.dialects
         self._max_template_chars = max_template_chars
 
-    def prompt(self, submit: Submit, vocab_size: int) -> "array[int]":
-        """The ids of a request's prompt, at least one; what its output must match is checked first. Raises Reject."""
-        if submit.sampling.grammar is not None and self._checker is not None:
-            self._checker.check(submit.sampling.grammar)
+    def prompt(self, submit: Submit, vocab_size: int) -> Prompt:
+        """What a request says, made ready and checked; at least one token. Raises Reject."""
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
@@ -50,10 +64,55 @@ class Encoder:
             tokens = array("i", self._encode(submit.text, True, "prompt").ids)
         if not tokens:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
-        return tokens
+        if submit.options.suffix:
+            tokens = self._filled_in(submit)
+        return Prompt(tokens, self._grammar(submit, tokens), tuple(dict.fromkeys(self._banned(submit))))
 
-    def tokenize(self, call: Tokenize) -> Encoded:
-        """Ids and token strings for /tokenize. Raises Reject."""
+    def _filled_in(self, submit: Submit) -> "array[int]":
+        whole, plain = (self._encode(submit.text, special, "prompt").ids for special in (True, False))
+        begins = len(whole) - len(plain)
+        lead = whole[:begins] if begins > 0 and whole[begins:] == plain else []
+        suffix = self._encode(submit.options.suffix, False, "suffix").ids
+        return array("i", filled_in(plain, suffix, lead, self._tokenizer.token_to_id))
+
+    def _banned(self, submit: Submit) -> Iterator[tuple[int, ...]]:
+        """A bad word at the beginning of a text and behind other words, where it may be another token."""
+        for word in submit.options.bad_words:
+            for text in (word, f" {word.lstrip()}"):
+                if ids := self._encode(text, False, "bad_words").ids:
+                    yield tuple(ids)
+
+    def _grammar(self, submit: Submit, tokens: "array[int]") -> Grammar | None:
+        """What the whole output must match. Raises Reject."""
+        asked, use = submit.sampling.grammar, submit.options.calls
+        if asked is None and use is None:
+            return None
+        dialects = asked_of(self._dialects, submit.parts)
+        if use is not None and dialects.tools is None:
+            return asked  # the request will be refused (Formats.told)
+        thinking = thinking_after(tokens, dialects.reasoning, self._vocabulary)
+        if thinking is Thinking.MAY and submit.options.prompt_end == GOES_ON:
+            thinking = Thinking.NO
+        tools = tools_of(submit, use)
+        try:
+            grammar = answer_grammar(asked, use, tools, dialects, thinking)
+            if tools and grammar is not None and len(grammar.text) > MUCH:
+                tools = [tool if tool.strict else tool._replace(schema=ANY_OBJECT) for tool in tools]
+                grammar = answer_grammar(asked, use, tools, dialects, thinking)
+        except (ValueError, RecursionError) as error:
+            raise Reject(RejectReason.INVALID, f"tools: {error}", "tools") from error
+        if grammar is not None and submit.sampling.words.allowed:
+            text = "allowed_token_ids excludes calls that a grammar enforces"
+            raise Reject(RejectReason.INVALID, text, "allowed_token_ids")
+        if grammar is not None and self._checker is not None:
+            self._checker.check(grammar)
+        return grammar
+
+    def tokenize(self, call: Tokenize, max_model_len: int = 0) -> Encoded:
+        """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
+        if call.submit is not None:
+            prompt = self.prompt(call.submit, self._vocabulary.size)
+            return Encoded(shortened(prompt.tokens, call.submit, max_model_len), [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
@@ -66,6 +125,10 @@ class Encoder:
     def detokenize(self, tokens: bytes) -> str:
         """The text for /detokenize. Raises Reject for ids outside the vocabulary."""
         return self._vocabulary.decode(_token_ids(tokens, self._vocabulary.size, "tokens"))
+
+    def describe(self) -> str:
+        """For /tokenizer_info: JSON."""
+        return msgspec.json.encode(dict(self._about)).decode()
 
     def _render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool) -> str:
         if self._template is None:
@@ -80,6 +143,18 @@ class Encoder:
             raise Reject(RejectReason.INVALID, message, param) from error
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding
+
+
+def tools_of(submit: Submit, use: ToolUse | None) -> list[Tool]:
+    """Those that may be called, as the template got them."""
+    if use is None:
+        return []
+    functions = [each["function"] for each in msgspec.json.decode(submit.template_kwargs)["tools"]]
+    return [
+        Tool(function["name"], function.get("parameters") or {}, function["name"] in use.strict)
+        for function in functions
+        if function["name"] in use.names
+    ]
 
 
 def marked(messages: bytes) -> bytes:
@@ -118,18 +193,20 @@ def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) 
 
     Raises Reject (TOO_LONG) that names the prompt's field if the prompt alone is too long, else max_tokens.
     """
+    # Clients know this error by its text: LiteLLM by the first sentence, LangChain by the code in brackets.
     limit = f"This model's maximum context length is {max_model_len} tokens."
     shorter = f"Please reduce the length of the {param}"
     if not sampling.max_tokens:
         if prompt_tokens >= max_model_len:
-            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens. {shorter}."
+            text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens."
+            text += f" {shorter} (context_length_exceeded)."
             raise Reject(RejectReason.TOO_LONG, text, param)
         return max_model_len - prompt_tokens
     total = prompt_tokens + sampling.max_tokens
     if total > max_model_len:
         text = (
             f"{limit} However, you requested {total} tokens ({prompt_tokens} in the {param}, "
-            f"{sampling.max_tokens} for the completion). {shorter} or completion."
+            f"{sampling.max_tokens} for the completion). {shorter} or completion (context_length_exceeded)."
         )
         raise Reject(RejectReason.TOO_LONG, text, param if prompt_tokens >= max_model_len else "max_tokens")
     return sampling.max_tokens

@@ -7,6 +7,8 @@ from array import array
 from bisect import bisect_left
 from itertools import accumulate
 
+from common.answer_grammar import Thinking
+from common.dialects.dialect import ReasoningDialect
 from common.dialects.registry import Dialects, Reader
 from common.errors import Reject, RejectReason
 from common.protocol import Submit, TextFormat
@@ -16,6 +18,22 @@ from common.vocabulary import Vocabulary
 TAIL, HEAD = 16, 8  # tokens at the prompt's end and the output's beginning that show whether there is reasoning
 
 
+def asked_of(dialects: Dialects, parts: int) -> Dialects:
+    """Those that a request's answers are read by; `parts`: of its Submit."""
+    tools, reasoning = dialects
+    return Dialects(tools if parts & TOOLS else None, reasoning if parts & REASONING else None)
+
+
+def thinking_after(prompt: "array[int]", reasoning: ReasoningDialect | None, vocabulary: Vocabulary) -> Thinking:
+    """Whether the answer to this prompt begins with reasoning."""
+    if reasoning is None or not reasoning.begin:
+        return Thinking.NO
+    tail = vocabulary.decode(prompt[-TAIL:]).rstrip()
+    if tail.endswith(reasoning.begin):
+        return Thinking.BEGUN
+    return Thinking.NO if tail.endswith(reasoning.end) else Thinking.MAY
+
+
 class Formats:
     def __init__(self, dialects: Dialects, vocabulary: Vocabulary) -> None:
         self._tools, self._reasoning = dialects
@@ -23,7 +41,7 @@ class Formats:
         self._views = [vocabulary.showing(self._asked(parts).markers) for parts in range(4)]
 
     def _asked(self, parts: int) -> Dialects:
-        return Dialects(self._tools if parts & TOOLS else None, self._reasoning if parts & REASONING else None)
+        return asked_of(Dialects(self._tools, self._reasoning), parts)
 
     def words(self, submit: Submit) -> Vocabulary:
         """The tables for an answer: without the markers that the API needs, it could not tell its parts apart."""
@@ -41,12 +59,11 @@ class Formats:
         options = submit.options  # nearly always none
         if tools is None and reasoning is None and not options.tell_prompt and not options.token_ids:
             return None
-        begin = reasoning.begin if reasoning else ""
         return TextFormat(
             submit.seq_id,
             tools.name if tools else "",
             reasoning.name if reasoning else "",
-            bool(begin) and self.vocabulary.decode(prompt[-TAIL:]).rstrip().endswith(begin),
+            thinking_after(prompt, reasoning, self.vocabulary) is Thinking.BEGUN,
             len(prompt),
             prompt.tobytes() if options.token_ids else b"",
         )

@@ -79,6 +79,8 @@ class Lanes:
 
     def place(self, sequence: Sequence, lane: Lane) -> None:
         """The scheduler has been told of it."""
+        if lane.instance != (sequence.lane.instance if sequence.lane else 0):
+            sequence.box.engines[sequence.seq_id] = lane.instance
         sequence.lane = lane
         lane.sequences[sequence.seq_id] = sequence
 

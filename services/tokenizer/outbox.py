@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from common.logprobs import TextLogprobs
 from common.protocol import TextBatch, TextFinished, TextFormat
 
 
@@ -17,9 +18,8 @@ class Outbox:
     """Rows, terminals and replies for one API process. Columns of a row are appended together."""
 
     __slots__ = (
-        *("accepted", "counts", "finished", "first_index", "formats", "ids", "incarnation", "made_s", "replies"),
-        "seq_ids",
-        *("texts", "turn"),
+        *("accepted", "counts", "engines", "finished", "first_index", "formats", "ids", "incarnation", "logprobs"),
+        *("made_s", "prompt_logprobs", "replies", "seq_ids", "texts", "turn"),
     )
 
     def __init__(self, incarnation: int, made_s: float) -> None:
@@ -34,6 +34,9 @@ class Outbox:
         self.accepted = array("Q")
         self.formats: list[TextFormat] = []
         self.ids: dict[int, tuple[int, bytes]] = {}
+        self.engines: dict[int, int] = {}
+        self.logprobs: dict[int, TextLogprobs] = {}
+        self.prompt_logprobs: dict[int, TextLogprobs] = {}
         self.replies: deque[msgspec.Struct] = deque()
 
     def flush(self, send: Callable[[int, msgspec.Struct], bool]) -> bool:
@@ -42,15 +45,28 @@ class Outbox:
             if not send(self.incarnation, self.replies[0]):
                 return False
             self.replies.popleft()
-        if not (self.texts or self.finished or self.accepted or self.formats):
+        if not (self.texts or self.finished or self.accepted or self.formats or self.prompt_logprobs):
             return True
-        columns = self.seq_ids.tobytes(), self.first_index.tobytes(), self.counts.tobytes()
-        batch = TextBatch(*columns, self.texts, self.finished, self.accepted.tobytes(), self.formats, self.ids)
+        batch = TextBatch(
+            self.seq_ids.tobytes(),
+            self.first_index.tobytes(),
+            self.counts.tobytes(),
+            self.texts,
+            self.finished,
+            self.accepted.tobytes(),
+            self.formats,
+            self.ids,
+            self.engines,
+            self.logprobs,
+            self.prompt_logprobs,
+        )
         if not send(self.incarnation, batch):
             return False
         self.turn += 1
         self.seq_ids, self.first_index, self.counts = array("Q"), array("i"), array("i")
         self.texts, self.finished, self.accepted, self.formats, self.ids = [], [], array("Q"), [], {}
+        self.engines = {}
+        self.logprobs, self.prompt_logprobs = {}, {}
         return True
 
 

@@ -20,6 +20,7 @@ from common.lifecycle import Node, Process
 from common.membership import Change
 from common.protocol import (
     Abort,
+    Describe,
     Detokenize,
     Detokenized,
     ModelFacts,
@@ -32,8 +33,10 @@ from common.protocol import (
     ToTokenizer,
 )
 from common.recorder import Kind
+from common.trace_context import read
+from common.tracing import Span, Spans, Value, new_span_id
 from services.tokenizer.checker import Checker
-from services.tokenizer.encode import Encoder
+from services.tokenizer.encode import Encoder, Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.jobs import Jobs
 from services.tokenizer.lanes import Lanes
@@ -44,6 +47,7 @@ from services.tokenizer.source import Loaded, load
 from services.tokenizer.streams import BoxKey, Streams, box_key
 
 log = logging.getLogger("tokenizer")
+Call = Tokenize | Detokenize | Describe
 RETRY_S = 0.02
 LOADING = Reject(RejectReason.UNAVAILABLE, "the model is still being loaded; try again in a moment")
 
@@ -53,7 +57,7 @@ class TokenizerProcess:
         self.node: Node[ToTokenizer] = Node(process, ToTokenizer, self._receive, self._on_change, self._metrics)
         self.streams = Streams(Lanes(self.node.tell, self._takers, self._speakers))
         self._config = process.config
-        self._recorder = process.recorder
+        self._recorder, self._spans = process.recorder, process.spans
         self._jobs = Jobs(self._config.tokenizer.threads, self.node.pulses, self._after_job)
         self._renderers: list[Renderer] = []
         self._checker = Checker(self._config.tokenizer.max_grammar_s)
@@ -103,7 +107,7 @@ class TokenizerProcess:
     def _receive(self, batch: list[tuple[int, ToTokenizer]]) -> None:
         streams = self.streams
         requests: list[Request] = []
-        calls: list[tuple[Outbox, Tokenize | Detokenize]] = []
+        calls: list[tuple[Outbox, Call]] = []
         self.node.progress += len(batch)
         for sender, message in batch:
             if isinstance(message, TokenBatch):
@@ -119,7 +123,7 @@ class TokenizerProcess:
             elif isinstance(message, Refused):
                 if (scheduler := self.node.view.instance_of(sender)) is not None:
                     streams.refused(message, scheduler)
-            elif isinstance(message, (Tokenize, Detokenize)) and (box := self._box(sender, message.call_id)):
+            elif isinstance(message, Call) and (box := self._box(sender, message.call_id)):
                 calls.append((box, message))
         for request in requests:
             if request.live:
@@ -174,30 +178,47 @@ class TokenizerProcess:
         submit = request.submit
         work = partial(self._encoder.prompt, submit, self._model.vocab_size)
         size = len(submit.text) + len(submit.messages) + len(submit.tokens) + len(submit.template_kwargs)
-        lane = self._jobs.lane_for(size, submit.kind, submit.sampling.grammar is not None)
-        if not self._jobs.start(submit.seq_id, lane, work, partial(self._encoded, request)):
+        is_bound = submit.sampling.grammar is not None or submit.options.calls is not None
+        lane = self._jobs.lane_for(size, submit.kind, is_bound)
+        done = partial(self._encoded, request, self._loop.time())
+        if not self._jobs.start(submit.seq_id, lane, work, done):
             self.streams.counts.unknown_results += 1
 
-    def _encoded(self, request: Request, job: "Future[Any]") -> None:
+    def _encoded(self, request: Request, began_s: float, job: "Future[Any]") -> None:
+        if request.submit.trace and self._spans:
+            self._tell(self._spans, request.submit, began_s, job)
         if not request.live:
             return
         try:
             assert self._model is not None, "it is never forgotten"
-            tokens = result_of(job)
-            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(tokens), request.submit.n)
-            self.streams.admit(request, tokens, self._model)
+            prompt: Prompt = result_of(job)
+            self._recorder.requests.add(Kind.ENCODED, request.submit.seq_id, len(prompt.tokens), request.submit.n)
+            self.streams.admit(request, prompt, self._model)
         except Reject as reject:
             self._refuse(request, reject)
 
-    def _call(self, box: Outbox, call: Tokenize | Detokenize) -> None:
+    def _tell(self, spans: Spans, submit: Submit, began_s: float, job: "Future[Any]") -> None:
+        """The part of a trace that is spent on a prompt, in its pool and waiting for it."""
+        trace, error = read(submit.trace), job.exception()
+        if trace is not None:
+            found: dict[str, Value] = {"gen_ai.request.id": f"{submit.seq_id:#018x}"}
+            if error is None:
+                found["gen_ai.usage.prompt_tokens"] = len(job.result().tokens)
+            refused = error.reason if isinstance(error, Reject) else "internal" if error else ""
+            end_s = self._loop.time()
+            spans.tell(Span("tokenize", trace, new_span_id(), began_s, end_s, found, "internal", refused))
+
+    def _call(self, box: Outbox, call: Call) -> None:
         if self._encoder is None:
             box.replies.append(Refused(call.call_id, LOADING.reason, LOADING.message))
             return
-        work = partial(_answer, self._encoder, call)
-        if isinstance(call, Detokenize):
-            lane = self._jobs.lane_for(len(call.tokens), PromptKind.TOKENS)
+        work = partial(_answer, self._encoder, call, self._model.max_model_len if self._model else 0)
+        if isinstance(call, Detokenize | Describe):
+            size = len(call.tokens) if isinstance(call, Detokenize) else 0
+            lane = self._jobs.lane_for(size, PromptKind.TOKENS)
         else:
-            lane = self._jobs.lane_for(len(call.text) + len(call.messages), call.kind)
+            asked = call.submit or call
+            lane = self._jobs.lane_for(len(asked.text) + len(asked.messages), asked.kind)
         if not self._jobs.start(call.call_id, lane, work, partial(self._answered, box, call.call_id)):
             self.streams.counts.unknown_results += 1  # a repeat
 
@@ -233,7 +254,8 @@ class TokenizerProcess:
                 self.streams.drop(BoxKey(peer.instance, peer.incarnation & 0xFFFF))
         oldest_s = self._loop.time() - self._config.links.dead_after_s
         for key, box in list(self.streams.boxes.items()):
-            if box.incarnation not in view.members and box.made_s < oldest_s:
+            member = view.members.get(box.incarnation)
+            if (member is None or member.peer.service != "api") and box.made_s < oldest_s:
                 self.streams.drop(key)
         self._follow(change)
         self._flush()
@@ -284,10 +306,12 @@ def result_of(job: "Future[Any]") -> Any:
     raise Reject(RejectReason.INTERNAL, "the tokenizer failed on this text; its log has more")
 
 
-def _answer(encoder: Encoder, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
+def _answer(encoder: Encoder, call: Call, max_model_len: int) -> Tokenized | Detokenized:
     if isinstance(call, Detokenize):
         return Detokenized(call.call_id, encoder.detokenize(call.tokens))
-    encoded = encoder.tokenize(call)
+    if isinstance(call, Describe):
+        return Detokenized(call.call_id, encoder.describe())
+    encoded = encoder.tokenize(call, max_model_len)
     return Tokenized(call.call_id, encoded.tokens.tobytes(), encoded.strings)
 
 

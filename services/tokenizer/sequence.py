@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from common.logprobs import Report
 from common.protocol import Admit, Finished, FinishReason, Sampling, Submit, TextFinished, TextFormat
 from common.vocabulary import Vocabulary
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
+from services.tokenizer.reports import Reported
 from services.tokenizer.stop import StopMatcher
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Sequence:
 
     __slots__ = (
         *("box", "detokenizer", "ending", "fast", "lane", "matcher", "output", "request", "row", "seq_id"),
-        *("skip_chars", "skip_tokens", "starved", "turn"),
+        *("reported", "skip_chars", "skip_tokens", "starved", "turn"),
     )
 
     def __init__(self, seq_id: int, request: Request, vocabulary: Vocabulary) -> None:
@@ -57,6 +59,8 @@ class Sequence:
         self.turn = self.row = -1  # where its row is in the box, if the box is still at this turn
         self.ending: list[int] | None = None  # tokens that came together with its terminal
         self.matcher: StopMatcher | None = None
+        wanted = request.submit.sampling.report
+        self.reported = Reported(_of_choice(wanted, self), vocabulary) if wanted.asks else None
         self.skip_tokens, self.skip_chars = request.submit.delivered_tokens, request.submit.delivered_chars
         self.start(vocabulary, False)
 
@@ -64,14 +68,29 @@ class Sequence:
         submit = self.request.submit
         self.detokenizer = Detokenizer(vocabulary, submit.skip_special_tokens, at_start)
         self.fast = vocabulary.no_texts if self.skip_tokens else self.detokenizer.table()
-        if submit.options.token_ids:
-            self.fast = vocabulary.no_texts  # every row is seen here
+        if self.watched:
+            self.fast = vocabulary.no_texts
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
 
+    @property
+    def watched(self) -> bool:
+        """Whether each of its rows is seen here, since more than text goes with it, or none does."""
+        options = self.request.submit.options
+        return options.token_ids or options.silent or self.reported is not None
+
+    def feed(self, token: int, shown: bool = True) -> str:
+        """The text that its next token completes; not `shown`: it has none."""
+        text = self.detokenizer.feed(token) if shown else ""
+        if self.reported is not None:
+            self.reported.place(token, text)
+        return text
+
     def add_row(self, index: int, count: int, text: str) -> None:
         """Text of output tokens index .. index + count - 1, into this sequence's row of the batch being filled."""
+        if self.request.submit.options.silent:
+            return
         if self.skip_tokens:
             index, count, text = self._undelivered(index, count, text)
             if not count and not text:
@@ -80,6 +99,8 @@ class Sequence:
         if self.request.submit.options.token_ids and count:
             begin = box.ids.get(self.seq_id, (index,))[0]
             box.ids[self.seq_id] = begin, self.output[begin : index + count].tobytes()
+        if self.reported is not None and count:
+            self._report(index, count)
         if self.turn == box.turn:
             box.texts[self.row] += text
             box.counts[self.row] += count
@@ -90,6 +111,12 @@ class Sequence:
         box.counts.append(count)
         box.texts.append(text)
 
+    def _report(self, index: int, count: int) -> None:
+        assert self.reported is not None
+        begin = self.box.logprobs[self.seq_id].first if self.seq_id in self.box.logprobs else index
+        if (told := self.reported.output(begin, index + count - begin)) is not None:
+            self.box.logprobs[self.seq_id] = told
+
     def _undelivered(self, index: int, count: int, text: str) -> tuple[int, int, str]:
         """What of a row the API does not have yet."""
         end, begin = index + count, max(index, self.skip_tokens)
@@ -98,6 +125,12 @@ class Sequence:
         if end >= self.skip_tokens and not self.skip_chars:
             self.skip_tokens = 0
         return begin, max(end - begin, 0), text[skipped:]
+
+
+def _of_choice(wanted: Report, sequence: Sequence) -> Report:
+    """The first choice of a request tells of its prompt, for all."""
+    first = sequence.seq_id == sequence.request.submit.seq_id
+    return wanted if first else msgspec.structs.replace(wanted, prompt=-1)
 
 
 def first_admission(submit: Submit, prompt: bytes, sampling: Sampling) -> Admit:
@@ -111,6 +144,7 @@ def first_admission(submit: Submit, prompt: bytes, sampling: Sampling) -> Admit:
         submit.cache_salt,
         tenant=submit.tenant,
         weight=submit.weight,
+        trace=submit.trace,
     )
 
 
@@ -120,10 +154,13 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
     submit = request.submit
     request.readmitted |= again
     seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
+    sampling, reported = msgspec.structs.replace(request.sampling, seed=seed), sequence.reported
+    if reported is not None:
+        sampling = msgspec.structs.replace(sampling, report=reported.left(len(request.tokens)))
     return Admit(
         sequence.seq_id,
         request.tokens.tobytes(),
-        msgspec.structs.replace(request.sampling, seed=seed),
+        sampling,
         priority=submit.priority,
         cache_salt=submit.cache_salt,
         output=sequence.output.tobytes(),
@@ -131,6 +168,8 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
         again=again,
         tenant=submit.tenant,
         weight=submit.weight,
+        trace=submit.trace,
+        logprobs=b"" if reported is None else reported.of_output(len(sequence.output)),
     )
 
 
@@ -138,11 +177,12 @@ def terminal(
     sequence: Sequence, reason: FinishReason, output_tokens: int, stop_string: str, finished: Finished, reasoning: int
 ) -> TextFinished:
     """What the API is told of its end; `output_tokens` -1: all that have come."""
+    count = len(sequence.output) if output_tokens < 0 else output_tokens
     return TextFinished(
         sequence.seq_id,
         reason,
         len(sequence.request.tokens),
-        len(sequence.output) if output_tokens < 0 else output_tokens,
+        0 if sequence.request.submit.options.silent else count,
         finished.cached_tokens,
         finished.stop_token,
         stop_string,

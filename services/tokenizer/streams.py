@@ -5,7 +5,6 @@ The only owner of sequences and outboxes; called by process.py. Invariants: ever
 unknown from then on, so late tokens of it are dropped. `take` is the hot path: one row of it costs about a microsecond.
 """
 
-from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,10 +24,11 @@ from common.protocol import (
     TokenBatch,
 )
 from common.vocabulary import Vocabulary
-from services.tokenizer.encode import fit, param_of, shortened
+from services.tokenizer.encode import Prompt, fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
 from services.tokenizer.outbox import Outbox
+from services.tokenizer.reports import check_report, take_reports
 from services.tokenizer.sequence import Request, Sequence, first_admission, terminal
 
 ID_RANGE = 1 << 64
@@ -69,6 +69,13 @@ def unpacked(batch: TokenBatch) -> tuple[list[int], list[int], list[int]] | None
     return (seq_ids, first_index, tokens) if len(seq_ids) == len(first_index) == len(tokens) else None
 
 
+def strange(seq_ids: list[int], tokens: list[int], size: int) -> list[tuple[int, int]]:
+    """Rows with tokens that do not exist, and which."""
+    if not tokens or 0 <= min(tokens) <= max(tokens) < size:
+        return []
+    return [(seq_id, token) for seq_id, token in zip(seq_ids, tokens, strict=True) if not 0 <= token < size]
+
+
 def _is_late(message: Refused, sequence: Sequence) -> bool:
     """Whether it is of the first admission: what was accepted before is not refused for want of room."""
     return message.reason == RejectReason.OVERLOADED and sequence.request.readmitted
@@ -98,12 +105,14 @@ class Streams:
         self.open_requests += 1
         return request
 
-    def admit(self, request: Request, tokens: "array[int]", model: ModelFacts) -> None:
+    def admit(self, request: Request, prompt: Prompt, model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
-        tokens = shortened(tokens, submit, model.max_model_len)
+        tokens = shortened(prompt.tokens, submit, model.max_model_len)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
-        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens)
+        words = msgspec.structs.replace(submit.sampling.words, banned=prompt.banned)
+        sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=prompt.grammar, words=words)
+        check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
         admit = first_admission(submit, tokens.tobytes(), sampling)
         moved = submit.origin >= 0  # it was accepted before
@@ -174,7 +183,11 @@ class Streams:
         find = lane.sequences.get
         if self.lanes.asking:
             self.lanes.found({*columns[0], *(finished.seq_id for finished in batch.finished)}, lane)
-        self._check_tokens(columns[0], columns[2], lane)
+        for seq_id, token in strange(columns[0], columns[2], self.vocabulary.size):
+            if seq_id in lane.sequences:
+                self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
+        for lost in take_reports(batch.logprobs, lane.sequences) if batch.logprobs else ():
+            self._lost(lost, "log-probabilities were lost between services")
         for finished in batch.finished:
             if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -220,23 +233,18 @@ class Streams:
         if seq_id in self._sequences and not lane.barred(seq_id):
             lane.moved.append(seq_id)
 
-    def _check_tokens(self, seq_ids: list[int], tokens: list[int], lane: Lane) -> None:
-        """Ends the sequences that were given a token which does not exist."""
-        size = self.vocabulary.size
-        if tokens and not 0 <= min(tokens) <= max(tokens) < size:
-            for seq_id, token in zip(seq_ids, tokens, strict=True):
-                if not 0 <= token < size and seq_id in lane.sequences:
-                    self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
-
     def _take_slowly(self, sequence: Sequence, index: int, token: int) -> None:
         """A token that does not stand for itself: part of a character, a stop string, or at the end."""
+        if sequence.reported is not None and sequence.reported.lacks(index + 1):
+            self._lost(sequence, f"the log-probabilities of output token {index} were lost")
+            return
         if sequence.ending is not None:
             sequence.ending.append(token)
             return
-        text = sequence.detokenizer.feed(token)
+        text = sequence.feed(token)
         if sequence.matcher is None:
             sequence.add_row(index, 1, text)
-            if not sequence.skip_tokens and not sequence.request.submit.options.token_ids:
+            if not (sequence.skip_tokens or sequence.watched):
                 sequence.fast = sequence.detokenizer.table()
         elif self._matched(sequence, index, 1, text):
             self.lanes.put(sequence, Stop(sequence.seq_id))
@@ -269,7 +277,7 @@ class Streams:
         index = len(sequence.output) - len(tokens)
         for token in tokens:
             last = index == len(sequence.output) - 1
-            text = "" if last and token == hidden else sequence.detokenizer.feed(token)
+            text = sequence.feed(token, not (last and token == hidden))
             if self._matched(sequence, index, 1, text, finished):
                 return
             index += 1

@@ -64,6 +64,7 @@ def shapes_of(config: Config, spec: DecoderSpec) -> dict[str, int]:
         "delta_key_dim": delta.key_dim if delta else 0,
         "delta_value_dim": delta.value_dim if delta else 0,
         "delta_taps": delta.taps if delta else 0,
+        "delta_drafts": delta.drafts if delta else 0,
         "expert_groups": moe.grouped.num_groups if moe and moe.grouped else 0,
         "top_groups": moe.grouped.top_groups if moe and moe.grouped else 0,
         "softmax_groups": int(moe.grouped.softmax) if moe and moe.grouped else 0,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,19 @@ from services.worker.drafts import Drafts
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
+from services.worker.models.caches import LayerCache, PagedKv
+from services.worker.models.spec import DecoderSpec
 from services.worker.proposers import model_drafts, mtp_drafts, ngram_drafts
+
+
+def caches_of(spec: DecoderSpec) -> list[LayerCache]:
+    return [spec.cache_of(layer) for layer in range(spec.num_layers)]
+
+
+def has_full_pages(spec: DecoderSpec) -> bool:
+    return any(isinstance(kept, PagedKv) and not kept.window for kept in caches_of(spec))
 
 
 class Site(NamedTuple):
@@ -64,6 +76,14 @@ def choose_drafting(
     return _by_model(config, target, shape, load(config.model)) if config.method == "draft" else None
 
 
+def with_drafts(spec: DecoderSpec, config: Speculative) -> DecoderSpec:
+    """The model as it is served with these drafts: its head for them is one layer more, and what states lack of them
+    lies beside the states. Raises ValueError."""
+    if config.method == "mtp":
+        spec = with_mtp(spec)
+    return replace(spec, delta=replace(spec.delta, drafts=config.drafts)) if spec.delta is not None else spec
+
+
 def _by_model(config: Speculative, target: Decoder, shape: memory.Shape, smaller: Smaller) -> Drafting:
     model, bindings, kv_dtype = smaller
     spec, size = model.spec, target.spec.vocab_size
@@ -73,6 +93,17 @@ def _by_model(config: Speculative, target: Decoder, shape: memory.Shape, smaller
         raise ConfigError(
             f"speculative.model was made for at most {spec.max_position} tokens, the model runs {shape.max_len}: "
             f"lower model.max_len"
+        )
+    if not has_full_pages(target.spec):
+        raise ConfigError(
+            "every layer of the model has a window, whose pages are given back; a draft model needs pages that stay: "
+            "use speculative.method ngram"
+        )
+    pages = {replace(kept, window=0) if isinstance(kept, PagedKv) else kept for kept in caches_of(spec)}
+    if len(pages) > 1 or not all(isinstance(kept, PagedKv) and kept.value_dim in (0, kept.key_dim) for kept in pages):
+        raise ConfigError(
+            "speculative.model has layers that keep a state, or keys and values of unlike sizes, which a draft model "
+            "may not: choose one whose layers are alike"
         )
     rope = RopeTable(spec.ropes, shape.max_len, model.final_norm.weight)
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from services.worker.graphs import StepInputs
+from services.worker.graphs import GraphKey, Sequel, StepColumns, StepInputs, StepOutputs
+from services.worker.groups import GroupStep
 from services.worker.kernels.ops.accept_drafts import Drawn, accept_drafts
 from services.worker.kernels.ops.locate_rows import locate_rows
-from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.kv_cache import KvCache
 from services.worker.state import Ints, Rows, Step
@@ -68,7 +68,7 @@ class Seen(NamedTuple):
 
     drawn: Drawn
     ring: Tensor  # int32 [1]
-    begins: Tensor  # int64 [4, B], rows that sample: first entry (of S), its token (of T), slot, tokens its blocks hold
+    begins: Tensor  # int64 [3, B], rows that sample: token of their first entry (of T), slot, tokens its blocks hold
     computed: "Computed | None" = None  # for who reads it
 
 
@@ -77,8 +77,7 @@ class Computed(NamedTuple):
 
     places: Tensor  # int64 [T], flat in Rows.tokens
     positions: Tensor  # int64 [T]
-    kv_slots: Tensor  # int64 [T]
-    attention: AttentionRows
+    groups: tuple[GroupStep, ...]
     hidden: Tensor  # [T, N], the residual stream behind the layers
 
 
@@ -86,7 +85,7 @@ def begins(slots: Ints, offsets: npt.NDArray[np.int32], tokens: Ints, rows: Rows
     """Seen.begins. By entry (of S): slot, offset, and place among the step's tokens."""
     first = np.flatnonzero(offsets == 0)
     slots = slots[first]
-    return np.stack((first, tokens[first], slots, rows.num_blocks[slots] * rows.block_tokens))
+    return np.stack((tokens[first], slots, rows.num_blocks[slots] * rows.block_tokens))
 
 
 class Proposer(Protocol):
@@ -98,26 +97,66 @@ class Proposer(Protocol):
 class Drafts:
     """The ops around a step. `propose`: after steps that may be followed by one with drafts.
 
-    `reads`: the proposer wants `Seen.computed`; `caches`: its own, of the same blocks as the model's.
+    `reads`: the proposer wants `Seen.computed`; `caches`: its own, of the same blocks as the model's; `most_chunk`: it
+    may be captured behind steps with at most so many tokens of chunks.
     """
 
     def __init__(
-        self, bindings: Bindings, propose: Proposer, reads: bool = False, caches: Sequence[KvCache] = ()
+        self,
+        bindings: Bindings,
+        propose: Proposer,
+        reads: bool = False,
+        caches: Sequence[KvCache] = (),
+        most_chunk: int = 1 << 30,
     ) -> None:
-        self.propose, self.reads, self.caches = propose, reads, tuple(caches)
+        self.propose, self.reads, self.caches, self.most_chunk = propose, reads, tuple(caches), most_chunk
         self._accept, self._locate = bindings(accept_drafts), bindings(locate_rows)
 
     def keep(self, rows: Rows, seen: Seen, lines: Tensor) -> None:
         """What holds goes into the rows; `lines`: of the results."""
         assert rows.drafts is not None
-        self._accept(rows.tokens, rows.drafts.lengths, lines, seen.drawn, seen.ring)
+        self._accept(rows.tokens, rows.drafts.lengths, rows.drafts.held, lines, seen.drawn, seen.ring)
+
+    def seen(self, rows: Rows, key: GraphKey, given: StepInputs, made: StepOutputs, num_rows: int) -> Seen:
+        """Of a captured step, of which `num_rows` rows sample."""
+        computed = None
+        if self.reads:
+            places, positions, kv_slots = given.tokens[:3].unbind(0)
+            first = GroupStep(kv_slots, given.attention_rows(rows, key))
+            computed = Computed(places, positions, (first, *given.beside(rows, first.rows)), made.hidden)
+        drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
+        return Seen(drawn, given.ring, given.begins[:, :num_rows], computed)
+
+    def sequel(self, rows: Rows, lines: Tensor, key: GraphKey) -> Sequel | None:
+        """What follows a captured step, to be captured, too; None: it does not go without the host."""
+
+        def run(key: GraphKey, given: StepInputs, made: StepOutputs) -> None:
+            seen = self.seen(rows, key, given, made, proposed(rows, key))
+            self.keep(rows, seen, lines)
+            self.propose(rows, seen)
+
+        return run if key.chunk <= self.most_chunk else None
 
     def locate(self, rows: Rows, given: StepInputs, num_decode: int) -> None:
         """Before a step: its rows that decode, which come first, move to where they stand."""
         assert rows.drafts is not None and rows.resident is not None
         slots, offsets = given.slots[:num_decode], given.offsets[:num_decode]
         columns = given.tokens, given.draw, given.context_lens
-        self._locate(rows.drafts.lengths, rows.resident, slots, offsets, *columns, rows.block_tokens)
+        tables = [rows.resident, *(more.resident for more in rows.beside if more.resident is not None)]
+        for line, table in enumerate(tables, 2):
+            self._locate(rows.drafts.lengths, table, slots, offsets, *columns, rows.block_tokens, line)
+
+
+def proposed(rows: Rows, key: GraphKey) -> int:
+    """Rows for which a captured proposer has places: without chunks most have drafts, and so several entries each."""
+    assert rows.drafts is not None
+    return key.rows if key.chunk else min(-(-2 * key.decode // (1 + rows.drafts.most)), key.decode)
+
+
+def write_begins(first: Ints, rows: Rows, columns: StepColumns) -> None:
+    """first: `begins` of the step's rows. Places that these leave free are the padding row's, which has no blocks."""
+    columns.begins[:] = np.array([[0], [rows.padding_row], [0]])
+    columns.begins[:, : first.shape[1]] = first
 
 
 def follows_drafts(step: Step) -> bool:

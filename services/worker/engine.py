@@ -1,9 +1,11 @@
 """What the worker process needs from an engine. Two exist: the model engine (torch) and the null engine (no torch)."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from common.config import Config
+from common.logprobs import StepLogprobs
 from common.protocol import ModelFacts, Progress, RowFault, StepPlan, StepResult
 
 
@@ -20,6 +22,10 @@ class Pending(Protocol):
 
     def counts(self) -> tuple[bytes, bytes]:
         """StepResult's `counts` and `drafted`; waits for the device."""
+        ...
+
+    def logprobs(self) -> StepLogprobs | None:
+        """StepResult's; waits for the device."""
         ...
 
     def settle(self) -> None:
@@ -41,7 +47,8 @@ def result_of(step: int, pending: Pending, device_us: int = 0) -> StepResult:
     """Waits for the device."""
     tokens = pending.tokens()
     counts, drafted = pending.counts()
-    return StepResult(step, tokens, device_us, "", pending.failed, counts, drafted, list(pending.faults))
+    told = counts, drafted, list(pending.faults), pending.logprobs()
+    return StepResult(step, tokens, device_us, "", pending.failed, *told)
 
 
 class Engine(Protocol):
@@ -54,6 +61,10 @@ class Engine(Protocol):
 
     def figures(self) -> dict[str, float]:
         """By the names of common/metrics.py; called by another thread at any time."""
+        ...
+
+    def profile(self, folder: Path | None) -> None:
+        """Its steps shall be recorded into a file in `folder`, or (None) not. Called again and again."""
         ...
 
     def reset(self) -> None:

@@ -23,7 +23,7 @@ from common.errors import ConfigError
 from common.grammar import NOTHING, fault_of, make_matcher
 from common.model_source import resolve
 from common.protocol import Grammar, RowStart, StepPlan
-from common.tokenizer_files import open_tokenizer
+from common.tokenizer_files import dialects_of, open_tokenizer
 from common.vocabulary import build
 from services.worker.state import Ints, Step
 
@@ -46,12 +46,15 @@ class Words(TokenizerWrapper):
         """Raises ConfigError if the model has none, or no end. May take seconds."""
         if not eos_ids:
             raise ConfigError("the model has no end-of-sequence token")
-        tokenizer = open_tokenizer(resolve(model.source), model.trust_remote_code).tokenizer
-        vocabulary = build(tokenizer)
+        files = resolve(model.source)
+        opened = open_tokenizer(files, model.trust_remote_code)
+        tokenizer, vocabulary = opened.tokenizer, build(opened.tokenizer)
         vocabulary.widen(vocab_size)
+        # Markers of calls and reasoning are part of what a grammar may ask for, whatever tokens they are.
+        special = vocabulary.showing(dialects_of(files, model, opened).markers).special
         self.eos_token_id = eos_ids[0]
         self.tokens = vocabulary.pieces[:vocab_size]
-        self.special_token_ids = sorted({token for token in (*vocabulary.special, *eos_ids) if token < vocab_size})
+        self.special_token_ids = sorted({token for token in (*special, *eos_ids) if token < vocab_size})
         self._encode = tokenizer.encode
 
     def __call__(self, text: str) -> list[int]:

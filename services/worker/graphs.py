@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.worker.groups import GroupStep
+from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.staging import Array, aligned, offsets, view
 from services.worker.state import Rows, Step
@@ -123,6 +124,7 @@ class StepColumns(NamedTuple):
     ring: Array  # int32 [1], line of the results
     states: Array  # int64 [groups of states, R]: live blocks
     offsets: Array  # int32 [R], as drafts.Entries has them; only with drafts
+    begins: Array  # int64 [3, R], as drafts.Seen has them; only with drafts
 
     @classmethod
     def blank(cls, key: GraphKey, tables: Tables = ONE_TABLE) -> "StepColumns":
@@ -138,6 +140,7 @@ class StepColumns(NamedTuple):
             np.zeros(1, np.int32),
             np.zeros((tables.states, key.rows), np.int64),
             np.zeros(key.rows, np.int32),
+            np.zeros((3, key.rows), np.int64),
         )
 
 
@@ -154,6 +157,7 @@ class StepInputs(NamedTuple):
     ring: Tensor
     states: Tensor
     offsets: Tensor
+    begins: Tensor
 
     @classmethod
     def at(cls, place: Tensor, key: GraphKey, tables: Tables = ONE_TABLE) -> "StepInputs":
@@ -171,7 +175,13 @@ class StepInputs(NamedTuple):
             max_context=min(rows.max_len, USUAL_CONTEXT) if key.chunk and not key.long else rows.max_len,
             num_decode=key.decode,
             table_rows=self.slots,
+            drafts=self.draft_entries(rows),
         )
+
+    def draft_entries(self, rows: Rows) -> DraftEntries | None:
+        if rows.drafts is None or not rows.has_states:
+            return None
+        return DraftEntries(self.offsets, self.slots, rows.drafts.held)
 
     def beside(self, rows: Rows, first: AttentionRows) -> tuple[GroupStep, ...]:
         """Of the groups behind the first one, whose rows are `first`."""
@@ -194,6 +204,7 @@ class StepOutputs(NamedTuple):
 
 
 Forward = Callable[[GraphKey, StepInputs], StepOutputs]  # runs the whole step
+Sequel = Callable[[GraphKey, StepInputs, StepOutputs], None]  # what may follow it, as a graph of its own
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -212,6 +223,7 @@ class Captured(NamedTuple):
     place: Tensor  # uint8, the inputs
     inputs: StepInputs  # views of it
     outputs: StepOutputs  # aliases
+    sequel: torch.cuda.CUDAGraph | None = None
 
 
 class Graphs:
@@ -228,9 +240,13 @@ class Graphs:
         self.keys: tuple[GraphKey, ...] = ()
 
     def capture(
-        self, columns: Callable[[GraphKey], StepColumns], forward: Forward, report: Callable[[int, int], None]
+        self,
+        columns: Callable[[GraphKey], StepColumns],
+        forward: Forward,
+        report: Callable[[int, int], None],
+        sequel: Callable[[GraphKey], Sequel | None] = lambda key: None,
     ) -> None:
-        """Captures `forward` for every layout, the largest first, so that the others fit into its memory.
+        """Captures `forward` and its `sequel` for every layout, the largest first, so that others fit into its memory.
 
         `columns` gives inputs that harm nothing. Each step runs once before, which compiles its kernels.
         """
@@ -239,24 +255,32 @@ class Graphs:
         try:
             for done, key in enumerate(sorted(self._wanted, key=lambda key: (key.rows, key.tokens), reverse=True)):
                 report(done, len(self._wanted))
-                self._captured[key] = self._capture(key, columns(key), forward)
+                self._captured[key] = self._capture(key, columns(key), forward, sequel(key))
         finally:
             gc.enable()
         self.keys = tuple(self._wanted)
 
-    def _capture(self, key: GraphKey, columns: StepColumns, forward: Forward) -> Captured:
+    def _capture(self, key: GraphKey, columns: StepColumns, forward: Forward, sequel: Sequel | None) -> Captured:
         inputs = StepInputs.at(self._place, key, self._tables)
         for target, column in zip(inputs, columns, strict=True):
             target.copy_(torch.from_numpy(column))
-        forward(key, inputs)
+        outputs = forward(key, inputs)
+        if sequel is not None:
+            sequel(key, inputs, outputs)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, following = torch.cuda.CUDAGraph(), None
         # torch.cuda.graph() would collect garbage and give all memory back before each: a tenth of a second
         with torch.cuda.stream(self._stream):
             graph.capture_begin(self._pool)
             outputs = forward(key, inputs)
             graph.capture_end()
-        return Captured(graph, self._place[: offsets(columns)[1]], inputs, StepOutputs(*map(alias, outputs)))
+            if sequel is not None:  # while the outputs are held, so that it takes no memory of theirs
+                following = torch.cuda.CUDAGraph()
+                following.capture_begin(self._pool)
+                sequel(key, inputs, outputs)
+                following.capture_end()
+        size = offsets(columns)[1]
+        return Captured(graph, self._place[:size], inputs, StepOutputs(*map(alias, outputs)), following)
 
     def replay(self, key: GraphKey, staged: Tensor) -> tuple[StepInputs, StepOutputs]:
         """staged: uint8, the inputs in their layout on the device. What it returns is valid until the next replay."""
@@ -264,3 +288,10 @@ class Graphs:
         captured.place.copy_(staged, non_blocking=True)
         captured.graph.replay()
         return captured.inputs, captured.outputs
+
+    def follow(self, key: GraphKey) -> bool:
+        """Behind the newest replay, which was of this layout: its sequel. False: there is none."""
+        sequel = self._captured[key].sequel
+        if sequel is not None:
+            sequel.replay()
+        return sequel is not None

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
+from common.logprobs import StepLogprobs
 from common.protocol import RowFault
 from services.worker.grammars import Bits, Bound, Grammars
 from services.worker.state import Ints, Rows, Step
@@ -37,6 +38,8 @@ class Tokens(Protocol):
 
     def counts(self) -> tuple[bytes, bytes]: ...
 
+    def logprobs(self) -> StepLogprobs | None: ...
+
 
 Drawn = tuple[Tokens, list[RowFault]]
 
@@ -52,6 +55,7 @@ class HeldTokens:
         self._drawn: Tokens | None = None
         self._known: bytes | None = None
         self._counts = b"", b""
+        self._logprobs: StepLogprobs | None = None
 
     def settle(self) -> None:
         """Starts the drawing; waits for the step before, not for this one."""
@@ -68,6 +72,7 @@ class HeldTokens:
             self.settle()
             assert self._drawn is not None
             self._known, self._counts = self._drawn.tokens(), self._drawn.counts()
+            self._logprobs = self._drawn.logprobs()
             sampled, counts = self.held.sampled, np.frombuffer(self._counts[0], np.uint8)
             if len(counts):
                 sampled = (np.cumsum(counts, dtype=np.int64) - counts)[sampled]  # these rows have no drafts
@@ -78,6 +83,11 @@ class HeldTokens:
         """As StepTokens; waits for the device."""
         self.tokens()
         return self._counts
+
+    def logprobs(self) -> StepLogprobs | None:
+        """As StepTokens; waits for the device."""
+        self.tokens()
+        return self._logprobs
 
 
 class HeldSteps:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from services.worker.graphs import Choice, StepColumns
 from services.worker.groups import GroupStep
+from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
 from services.worker.state import BlockTables, Ints, Rows, Step
 
 Put = Callable[[npt.NDArray[np.generic]], Tensor]
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,31 @@ class Penalties:
 
 
 @dataclass(frozen=True)
+class Only:
+    """Rows (of S) of which only some tokens may come."""
+
+    rows: Tensor  # int64
+    index: Tensor  # int64, row * V + token
+
+
+@dataclass(frozen=True)
+class Banned:
+    """Tokens that may not come where the row's last ones are those before them in a banned word. W words, L tokens."""
+
+    tokens: Tensor  # Rows.tokens
+    index: Tensor  # int64 [W], row (of S) * V + token
+    places: Tensor  # int64 [W, L], of the row's last tokens, flat in Rows.tokens
+    before: Tensor  # int32 [W, L], what they must be; -1: anything
+
+
+@dataclass(frozen=True)
 class LogitEdits:
-    """Values to add to single logits: logit_bias, and -inf for ends before min_tokens."""
+    """Values to add to single logits: logit_bias, and -inf for ends before min_tokens; and what may come at all."""
 
     index: Tensor  # int64, row (of S) * V + token
     values: Tensor  # float32
+    only: Only | None = None
+    banned: Banned | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +101,8 @@ class ForwardBatch:
     beside: tuple[GroupStep, ...] = ()  # of the groups behind the first one
 
 
-def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
-    """The batch of a step that `Rows.apply` has checked; at least one row."""
+def build(step: Step, rows: Rows, put: Put, offsets: npt.NDArray[np.int32] | None = None) -> ForwardBatch:
+    """The batch of a step that `Rows.apply` has checked; at least one row. `offsets`: of entries (drafts.Entries)."""
     slots, counts = step.slots, step.counts
     context = step.positions + counts
     max_query = int(counts.max())
@@ -99,6 +121,9 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
     else:
         tables, table_rows = rows.resident, put(slots.astype(np.int32))
     longer = np.flatnonzero(counts > 1)
+    drafts = None
+    if offsets is not None and rows.drafts is not None and rows.has_states:
+        drafts = DraftEntries(put(offsets), put(slots.astype(np.int32)), rows.drafts.held)
     first = AttentionRows(
         query_starts=put(np.concatenate(([0], ends)).astype(np.int32)),
         context_lens=put(context.astype(np.int32)),
@@ -109,6 +134,7 @@ def build(step: Step, rows: Rows, put: Put) -> ForwardBatch:
         num_decode=int(longer[0]) if len(longer) else len(slots),
         table_rows=table_rows,
         chunk_load=ChunkLoad.of(counts, context),
+        drafts=drafts,
     )
     return ForwardBatch(
         token_places=put(token_slots * row_len + positions),
@@ -259,7 +285,9 @@ def _penalties(columns: npt.NDArray[np.void], slots: Ints, put: Put) -> Penaltie
 
 
 def _edits(slots: Ints, output_index: Ints, rows: Rows, put: Put) -> LogitEdits | None:
-    index, values = [], []
+    index, values = [NONE], [np.zeros(0, np.float32)]
+    narrow: list[int] = []
+    allowed, banned = [NONE], list[tuple[int, int, tuple[int, ...]]]()
     for j, slot in enumerate(slots.tolist()):
         edits = rows.edits.get(slot)
         if edits is None:
@@ -269,7 +297,25 @@ def _edits(slots: Ints, output_index: Ints, rows: Rows, put: Put) -> LogitEdits 
         if output_index[j] < rows.sampling["min_tokens"][slot]:
             index.append(edits.end_ids + j * rows.vocab_size)
             values.append(np.full(len(edits.end_ids), -np.inf, np.float32))
-    flat = np.concatenate(index) if index else np.zeros(0, np.int64)
-    if not len(flat):
+        if len(edits.allowed):
+            narrow.append(j)
+            allowed.append(edits.allowed + j * rows.vocab_size)
+        end = slot * rows.tokens.shape[1] + int(rows.num_prompt[slot]) + int(output_index[j])
+        banned += [(j, end, word) for word in edits.banned if len(word) <= output_index[j] + 1]
+    flat = np.concatenate(index)
+    if not (len(flat) or narrow or banned):
         return None
-    return LogitEdits(put(flat), put(np.concatenate(values)))
+    only = Only(put(np.array(narrow, np.int64)), put(np.concatenate(allowed))) if narrow else None
+    return LogitEdits(put(flat), put(np.concatenate(values)), only, _banned(banned, rows, put) if banned else None)
+
+
+def _banned(words: Sequence[tuple[int, int, tuple[int, ...]]], rows: Rows, put: Put) -> Banned:
+    """words: row, place behind the row's last token, tokens; only those that the output is long enough for."""
+    length = max(len(word) for _, _, word in words) - 1
+    before = np.full((len(words), length), -1, np.int32)
+    for line, (_, _, word) in enumerate(words):
+        before[line, length - len(word) + 1 :] = word[:-1]
+    ends = np.array([end for _, end, _ in words], np.int64)
+    places = np.maximum(ends[:, None] - length + np.arange(length), 0)
+    index = np.array([row * rows.vocab_size + word[-1] for row, _, word in words], np.int64)
+    return Banned(rows.tokens, put(index), put(places), put(before))

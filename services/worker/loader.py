@@ -185,6 +185,10 @@ def _mlp_shapes(spec: DecoderSpec, names: DecoderNames, layer: int) -> list[tupl
 def served_tensors(tensors: Mapping[str, StoredTensor], model: ModelDef, spec: DecoderSpec) -> dict[str, StoredTensor]:
     """The checkpoint's tensors under the names that the model declares: parts not served left out, stacks unstacked."""
     prefixes = {prefix.format(n=spec.num_layers): ours for prefix, ours in model.prefixes.items()}
+    if spec.with_mtp and (mtp := model.names.mtp) is not None:
+        prefixes = {prefix: ours and ours.format(i=spec.trunk_layers) for prefix, ours in mtp.stored.items()} | {
+            prefix: ours for prefix, ours in prefixes.items() if prefix not in mtp.stored
+        }
     served: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)

@@ -27,7 +27,7 @@ from services.worker import fallback, memory
 from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
-from services.worker.drafting import Smaller, choose_drafting
+from services.worker.drafting import Smaller, choose_drafting, with_drafts
 from services.worker.grammars import Grammars, open_words
 from services.worker.graphs import RING
 from services.worker.group import Group, Place
@@ -37,10 +37,10 @@ from services.worker.kernels.registry import BindError, Bindings, Facts
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import storage_dtype
 from services.worker.layers.kv_scales import KvScales
-from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import expected_shapes, load_parameters
 from services.worker.models import spec as models
+from services.worker.profile import Profile
 from services.worker.quant.coding import Coding, read_coding
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
@@ -150,8 +150,7 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        if config.speculative.method == "mtp":
-            whole = with_mtp(whole)
+        whole = with_drafts(whole, config.speculative)
         coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
         if model is fallback.MODEL and coding != Coding():
             raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
@@ -208,6 +207,8 @@ def load_smaller(config: Config, device: torch.device, stages: Stages, level: in
 class ModelEngine:
     """With a `place` one rank of a group, whose ranks run the same plans at the same time."""
 
+    _profile = Profile(None)  # none yet
+
     def __init__(
         self, config: Config, report: Callable[[Progress], None], instance: int = 0, place: Place | None = None
     ) -> None:
@@ -248,11 +249,6 @@ class ModelEngine:
             given = rope, shape, ends, device, loaded.kv_dtype, group
             more = config.kv.checkpoint_tokens, loaded.kv_scales, drafting, grammars
             parts = Parts(model, loaded.bindings, *given, *more)
-            if drafting is not None and not parts.layout.is_plain:
-                raise ConfigError(
-                    f"speculative.method is {config.speculative.method}, but layers of this model keep a window or a "
-                    f"state, which cannot go back where drafts do not hold: leave it empty"
-                )
             self._runner, pools = start(parts, config, level, stages)
             stages("vocabulary")
             grammars.ready()
@@ -281,6 +277,7 @@ class ModelEngine:
 
     def execute(self, plan: StepPlan) -> Outcome:
         """Starts the plan's step, in pieces if the device has too little memory for the whole."""
+        self._profile.step()
         step = self._runner.apply(plan)
         for pool, source, target in copies_of(plan):
             self._copy(pool, source, target)
@@ -308,6 +305,11 @@ class ModelEngine:
 
     def figures(self) -> dict[str, float]:
         return self._figures()
+
+    def profile(self, folder: Path | None) -> None:
+        if folder != self._profile.folder:
+            self._profile.end()
+            self._profile = Profile(folder)
 
     def reset(self) -> None:
         self._runner.reset()

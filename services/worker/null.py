@@ -7,6 +7,7 @@ With drafts (any speculative.method) some hold and some do not, which depends on
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from common.config import Config
 from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
+from common.logprobs import Report, StepLogprobs
 from common.model_source import ModelFiles, resolve
 from common.protocol import ModelFacts, Progress, RowFault, RowStart, StepPlan
 
@@ -30,8 +32,8 @@ class Done:
     failed = b""
     faults: Sequence[RowFault] = ()
 
-    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes]) -> None:
-        self._tokens, self._counts = tokens, counts
+    def __init__(self, tokens: bytes, counts: tuple[bytes, bytes], logprobs: StepLogprobs | None = None) -> None:
+        self._tokens, self._counts, self._logprobs = tokens, counts, logprobs
 
     def settle(self) -> None: ...
 
@@ -43,6 +45,9 @@ class Done:
 
     def counts(self) -> tuple[bytes, bytes]:
         return self._counts
+
+    def logprobs(self) -> StepLogprobs | None:
+        return self._logprobs
 
 
 class NullEngine:
@@ -64,13 +69,19 @@ class NullEngine:
         self._step_s = config.worker.step_us / 1e6
         self._salt = np.zeros(self.max_rows, np.int32)
         self._known = np.zeros(self.max_rows, np.int32)  # tokens of each row that has sampled
+        self._reports: dict[int, Report] = {}  # by slot
+        self._prompts: dict[int, Ints] = {}  # of those
         self._echo = config.worker.null_echo
         self._scripts: dict[int, tuple[int, list[int]]] = {}  # by slot: length of the prompt, tokens of the answer
+
+    def profile(self, folder: Path | None) -> None:
+        """There is no device whose work could be recorded."""
 
     def execute(self, plan: StepPlan) -> Done:
         end_s = time.perf_counter() + self._step_s
         for row in plan.added:
             self._salt[row.slot] = row.seq_id % TOKEN_RANGE
+            self._start_report(row)
             if self._echo >= 0:
                 self._scripts[row.slot] = row.num_prompt, script(row, self._echo)
         slots, planned = np.frombuffer(plan.slots, np.int32), np.frombuffer(plan.counts, np.int32)
@@ -86,13 +97,36 @@ class NullEngine:
         tokens = (self._salt[rows] + places * 31) % TOKEN_RANGE + FIRST_TOKEN
         if self._echo >= 0:
             self._recite(rows, places, tokens)
+        logprobs = self._logprobs(plan, rows, tokens) if self._reports else None
         counts = b"", b""
         if first:
             planned[first:] = 1
             counts = given.astype(np.uint8).tobytes(), (planned - 1).astype(np.uint8).tobytes()
         if self._step_s:
             time.sleep(max(0.0, end_s - time.perf_counter()))
-        return Done(tokens.astype(np.int32).tobytes(), counts)
+        return Done(tokens.astype(np.int32).tobytes(), counts, logprobs)
+
+    def _start_report(self, row: RowStart) -> None:
+        self._reports.pop(row.slot, None)
+        if row.sampling.report.asks:
+            self._reports[row.slot] = row.sampling.report
+            self._prompts[row.slot] = np.frombuffer(row.tokens, np.int32)[: row.num_prompt]
+
+    def _logprobs(self, plan: StepPlan, slots: Ints, tokens: Ints) -> StepLogprobs:
+        """`slots`: of each token."""
+        drawn = [
+            record(token, self._reports[slot].top)
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)
+            if slot in self._reports
+        ]
+        prompts: dict[int, tuple[int, bytes]] = {}
+        columns = (np.frombuffer(column, np.int32).tolist() for column in (plan.slots, plan.positions, plan.counts))
+        for place, (slot, position, count) in enumerate(zip(*columns, strict=True)):
+            report = self._reports.get(slot, Report())
+            targets = self._prompts[slot][position + 1 : position + count + 1].tolist() if report.prompt >= 0 else ()
+            if targets and place >= plan.drafting:
+                prompts[place] = position + 1, b"".join(record(token, report.prompt) for token in targets)
+        return StepLogprobs(b"".join(drawn), prompts)
 
     def _recite(self, rows: Ints, places: Ints, tokens: Ints) -> None:
         """Token by token of a step: what the scripts say in place of `tokens`."""
@@ -107,6 +141,15 @@ class NullEngine:
         self._salt[:] = 0
 
     def close(self) -> None: ...
+
+
+def record(token: int, top: int) -> bytes:
+    """Log-probabilities (common/logprobs.py) of a token that is the best one, before its successors."""
+    if top < 0:
+        return b""
+    ids = [token, *range(token, token + top)]
+    values = [-0.5, *(-0.5 - place for place in range(top))]
+    return np.array([1, *ids], np.int32).tobytes() + np.array(values, np.float32).tobytes()
 
 
 def script(row: RowStart, mark: int) -> list[int]:

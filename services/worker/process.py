@@ -16,6 +16,7 @@ from types import FrameType
 from common import config as configuration
 from common.config import Config
 from common.lifecycle import Process, scheduler_endpoint
+from common.log import follow
 from common.membership import Membership, by_scheduler
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, ToWorker, WorkerReady
 from common.recorder import Kind
@@ -25,9 +26,18 @@ from services.worker.engine import Engine, MakeEngine, Pending, result_of
 from services.worker.mailbox import Mailbox
 from services.worker.placement import take_seat
 from services.worker.ranks import lead
+from services.worker.traced import TracedRows
 
 log = logging.getLogger("worker")
 WAIT_S = 0.5  # how often the loop looks at the stop signal when nothing arrives
+
+
+class Spent:
+    """Steps begun, time in those that ended, and what the newest one of these took."""
+
+    def __init__(self) -> None:
+        self.steps = self.newest_us = 0
+        self.step_s = 0.0
 
 
 class WorkerProcess:
@@ -40,21 +50,20 @@ class WorkerProcess:
         self.to_scheduler = process.push(scheduler_endpoint(process.config, self.scheduler))
         self.mailbox = Mailbox(self.inbox)
         self.beacon = Beacon(process, self._place(), self.metrics, self.mailbox)
-        self.steps = 0
-        self.step_s = 0.0
+        self.spent = Spent()
+        self.traced = TracedRows(process.spans) if process.spans else None
         self._make_engine = make_engine
         self._announced = False  # whether the present scheduler has our WorkerReady
         self._in_flight: deque[tuple[int, float, Pending]] = deque()  # step, start time
         self._engine: Engine | None = None  # None while it starts
         self._stopping = False
-        self._newest_us = 0  # what the newest finished step took
 
     def _place(self) -> Place:
         hello = Hello(self.process.peer(self.inbox.endpoint), configuration.fingerprint(self.process.config))
         return Place(scheduler_endpoint(self.process.config, self.scheduler), hello)
 
     def metrics(self) -> dict[str, float]:
-        return {"steps": float(self.steps), "step_seconds": self.step_s} | (
+        return {"steps": float(self.spent.steps), "step_seconds": self.spent.step_s} | (
             self._engine.figures() if self._engine else {}
         )
 
@@ -81,6 +90,9 @@ class WorkerProcess:
         self.to_scheduler.send(Goodbye())
         self.to_scheduler.close(linger_ms=500)
         engine.close()
+        if self.process.spans and self.traced:
+            self.traced.reset()
+            self.process.spans.close()
         self.beacon.end()
         self.inbox.close()
 
@@ -102,6 +114,8 @@ class WorkerProcess:
         self.inbox.departed = self.view.departed
         self.process.record_beat(self.beacon.state)
         self.process.recorder.peers(change.joined, change.left)
+        follow(message.log_level)
+        engine.profile(self.process.config.run_dir / "profiles" if message.profile else None)
         if message.schedulers > 0 and (chosen := self.process.instance % message.schedulers) != self.scheduler:
             self._follow(engine, chosen)
             return
@@ -111,10 +125,9 @@ class WorkerProcess:
         member = self.view.members.get(own)
         self.beacon.joined = member is not None
         if change.new_scheduler:
-            self._in_flight.clear()
-            self.beacon.finished = self.beacon.received
-            engine.reset()
-            self._announced = False
+            self._forget(engine)
+        elif self.traced and not self._in_flight:
+            self.traced.rest()
         if member is not None and (not self._announced or member.state != "ready"):
             # Repeated until the scheduler plans for us: the link may still lead to a scheduler that has just died.
             self._announced = self.to_scheduler.send(WorkerReady(engine.facts, engine.max_rows))
@@ -133,25 +146,34 @@ class WorkerProcess:
         self.scheduler = scheduler
         self.to_scheduler = self.process.push(scheduler_endpoint(self.process.config, scheduler))
         self.beacon.place, self.beacon.joined = self._place(), False
+        self._forget(engine)
+
+    def _forget(self, engine: Engine) -> None:
+        """What another scheduler had it do."""
         self._in_flight.clear()
         self.beacon.finished = self.beacon.received
         engine.reset()
         self._announced = False
+        if self.traced:
+            self.traced.reset()
 
     def _execute(self, engine: Engine, plan: StepPlan) -> None:
         self._record(plan)
+        if self.traced:
+            self.traced.begin(plan, time.monotonic())
         start_s = time.perf_counter()
         self.beacon.received += 1
         pending = engine.execute(plan)
         self._in_flight.append((plan.step, start_s, pending))
-        self.steps += 1
+        self.spent.steps += 1
         self._flush(keep=1)
         pending.settle()
+        self._flush(keep=len(self._in_flight))  # on a CPU it is there now, and the next plan takes a step's time
 
     def _record(self, plan: StepPlan) -> None:
         """Before the step runs: it may be the last one."""
         recorder = self.process.recorder
-        recorder.steps.add(Kind.STEP, 0, plan.step, self._newest_us, len(plan.slots) // 4)
+        recorder.steps.add(Kind.STEP, 0, plan.step, self.spent.newest_us, len(plan.slots) // 4)
         for row in plan.added:
             recorder.requests.add(Kind.ROW, row.seq_id, plan.step, row.computed, row.slot)
 
@@ -161,11 +183,13 @@ class WorkerProcess:
             step, start_s, pending = self._in_flight.popleft()
             pending.tokens()
             elapsed_s = time.perf_counter() - start_s
-            self.step_s += elapsed_s
+            self.spent.step_s += elapsed_s
             self.beacon.finished += 1
             self.beacon.progress += 1
-            self._newest_us = int(elapsed_s * 1e6)
-            self.to_scheduler.send(result_of(step, pending, self._newest_us))
+            self.spent.newest_us = int(elapsed_s * 1e6)
+            self.to_scheduler.send(result_of(step, pending, self.spent.newest_us))
+            if self.traced:
+                self.traced.end(time.monotonic())
 
     def _report(self, stage: Progress) -> None:
         """Start-up progress; also counts as progress, since kernel builds may take minutes."""

@@ -18,8 +18,9 @@ from services.worker.kernels.ops.propose_ngram import propose_ngram
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
+from services.worker.layers.latent_attention import most_captured
 from services.worker.layers.rope import RopeTable
-from services.worker.state import Rows
+from services.worker.state import BlockTables, Rows
 
 
 def ngram_drafts(bindings: Bindings, shortest: int, longest: int) -> Drafts:
@@ -41,13 +42,14 @@ class Ahead(NamedTuple):
     attention: AttentionRows
 
 
-def ahead(rows: Rows, slots: Tensor, room: Tensor, distance: int, last: int) -> Ahead:
-    """The place `distance` behind the newest token of rows `slots` (int64 [B]), whose blocks hold `room` tokens.
+def ahead(rows: Rows, group: BlockTables, begins: Tensor, distance: int, last: int) -> Ahead:
+    """The place `distance` behind the newest token of the rows of `begins` (Seen.begins), in a group with pages.
 
-    What is beyond goes to block `last`.
+    What is beyond a row's blocks goes to block `last`.
     """
     assert rows.drafts is not None
-    tables = torch.from_numpy(rows.tables) if rows.resident is None else rows.resident
+    slots, room = begins[1], begins[2]
+    tables = torch.from_numpy(group.tables) if group.resident is None else group.resident
     positions = (rows.drafts.lengths[slots] - 1 + distance).clamp(0, rows.max_len - 1)
     blocks = tables[slots, positions // rows.block_tokens].long()
     blocks = torch.where(positions < room, blocks, last)
@@ -68,7 +70,7 @@ def put(rows: Rows, slots: Tensor, place: int, tokens: Tensor) -> None:
     """tokens: int32 [B]; they become draft number `place` of these rows."""
     assert rows.drafts is not None
     rows.tokens[slots, rows.drafts.lengths[slots] + place] = tokens
-    rows.drafts.drafted[slots] = place + 1
+    rows.drafts.drafted.index_fill_(0, slots, place + 1)
 
 
 def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTable) -> Drafts:
@@ -78,37 +80,38 @@ def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeT
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
         step = seen.computed
-        model(seen.drawn.ids, rope.at(step.positions), step.kv_slots, step.attention, cache, seen.begins[1])
-        slots, room = seen.begins[2], seen.begins[3]
+        model(seen.drawn.ids, rope.at(step.positions), *step.groups[0], cache, seen.begins[0])
+        slots = seen.begins[1]
         for place in range(rows.drafts.most if len(slots) else 0):
-            at = ahead(rows, slots, room, place, last)
+            at = ahead(rows, rows.first, seen.begins, place, last)
             ids = rows.tokens[slots, rows.drafts.lengths[slots] - 1 + place]
             x = model(ids, rope.at(at.positions), at.kv_slots, at.attention, cache, None)
             put(rows, slots, place, likeliest(model.logits(x)))
 
-    return Drafts(bindings, propose, reads=True, caches=(cache,))
+    most_chunk = most_captured(model.spec.latent) if model.compiles else -1
+    return Drafts(bindings, propose, reads=True, caches=(cache,), most_chunk=most_chunk)
 
 
 def mtp_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTable) -> Drafts:
     """By the model's head, which sees each step's hidden states with the tokens after them, and then its own."""
-    head, layer = model.mtp, cache.layers[-1]
+    head, layer, number = model.mtp, cache.layers[-1], cache.groups[-1]
     assert head is not None
-    likeliest, last = bindings(argmax), cache.num_blocks - 1
+    likeliest = bindings(argmax)
 
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
-        step = seen.computed
+        step, group = seen.computed, rows.of_group(number)
+        last = cache.blocks_of(group.group.pool) - 1
         ids = rows.tokens.view(-1).index_select(0, step.places + 1)
         hidden = head.trunk(step.hidden)
-        hidden = head(ids, hidden, rope.at(step.positions), layer, step.kv_slots, step.attention)
-        entry, token, slots, room = seen.begins
+        hidden = head(ids, hidden, rope.at(step.positions), layer, *step.groups[number])
+        token, slots, _ = seen.begins
         if not len(slots):
             return
-        kept = rows.drafts.lengths[slots] - 1 - seen.drawn.context_lens[entry]
-        hidden = hidden.index_select(0, token + kept)
+        hidden = hidden.index_select(0, token + rows.drafts.held[slots])
         put(rows, slots, 0, likeliest(head.logits(hidden)))
         for place in range(1, rows.drafts.most):
-            at = ahead(rows, slots, room, place - 1, last)
+            at = ahead(rows, group, seen.begins, place - 1, last)
             ids = rows.tokens[slots, rows.drafts.lengths[slots] - 1 + place]
             hidden = head(ids, hidden, rope.at(at.positions), layer, at.kv_slots, at.attention)
             put(rows, slots, place, likeliest(head.logits(hidden)))

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 import msgspec
 
@@ -137,6 +138,10 @@ class LeadingEngine:
     def execute(self, plan: StepPlan) -> Pending:
         self._ranks.tell(plan)
         return self._own.execute(plan)
+
+    def profile(self, folder: Path | None) -> None:
+        """Of this rank: the others do the same."""
+        self._own.profile(folder)
 
     def reset(self) -> None:
         self._ranks.tell(Reset())

@@ -15,11 +15,23 @@ import torch
 from msgspec.structs import astuple
 from torch import Tensor
 
+from common.logprobs import StepLogprobs
 from common.protocol import RowFault, StepPlan
 from services.worker import graphs, inputs
-from services.worker.drafts import Computed, Drafts, Entries, Seen, begins, follows_drafts, located, spread
+from services.worker.drafts import (
+    Computed,
+    Drafts,
+    Entries,
+    Seen,
+    begins,
+    follows_drafts,
+    located,
+    proposed,
+    spread,
+    write_begins,
+)
 from services.worker.grammars import Bits, Grammars
-from services.worker.graphs import RING, Choice, GraphKey, Graphs, StepColumns, StepInputs, StepOutputs, Tables
+from services.worker.graphs import RING, Choice, GraphKey, Graphs, Sequel, StepColumns, StepInputs, StepOutputs, Tables
 from services.worker.groups import GroupStep
 from services.worker.held import Held, HeldSteps, HeldTokens
 from services.worker.kernels.ops.accept_drafts import Drawn
@@ -30,6 +42,7 @@ from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
+from services.worker.reports import Reporter, StepReports, scores_prompts
 from services.worker.sampler import Sampler
 from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
@@ -52,9 +65,11 @@ class StepTokens:
         places: npt.NDArray[np.int64],
         event: torch.cuda.Event | None,
         sizes: npt.NDArray[np.int64] | None = None,
+        reports: StepReports | None = None,
     ) -> None:
         """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
         self._line, self._places, self._event, self._sizes = line, places, event, sizes
+        self._reports = reports
 
     def settle(self) -> None:
         """There is nothing that waited for the step before."""
@@ -77,34 +92,44 @@ class StepTokens:
         kept = np.add.reduceat(self._kept(), starts, dtype=np.int64)
         return kept.astype(np.uint8).tobytes(), (self._sizes - 1).astype(np.uint8).tobytes()
 
+    def logprobs(self) -> StepLogprobs | None:
+        """With `tokens`."""
+        if self._reports is None:
+            return None
+        return self._reports.read(None if self._sizes is None else self._kept())
+
     def _kept(self) -> npt.NDArray[np.bool_]:
         kept: npt.NDArray[np.bool_] = self._line[len(self._line) // 2 + self._places] != 0
         return kept
 
 
 class Results:
-    """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns."""
+    """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns.
 
-    def __init__(self, width: int, device: torch.device) -> None:
+    Beside them, where rows want them, log-probabilities.
+    """
+
+    def __init__(self, width: int, device: torch.device, reporter: Reporter) -> None:
         on_gpu = device.type != "cpu"
         self.lines = torch.zeros(RING, width, dtype=torch.int32, pin_memory=on_gpu)
-        self.turn = 0
+        self.turn, self.reporter = 0, reporter
         self._host = self.lines.numpy()
         self._stream = torch.cuda.current_stream(device) if on_gpu else None
         self._events = [torch.cuda.Event() for _ in range(RING)] if on_gpu else []  # type: ignore[no-untyped-call]
 
     def next_turn(self) -> int:
         self.turn = (self.turn + 1) % RING
+        self.reporter.start()
         return self.turn
 
     def taken(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | None = None) -> StepTokens:
         """This turn's tokens at `places`, when all that was launched so far is done."""
-        line = self._host[self.turn]
+        line, reports = self._host[self.turn], self.reporter.taken()
         if self._stream is None:
-            return StepTokens(line.copy(), places, None, sizes)
+            return StepTokens(line.copy(), places, None, sizes, reports)
         event = self._events[self.turn]
         event.record(self._stream)
-        return StepTokens(line, places, event, sizes)
+        return StepTokens(line, places, event, sizes, reports)
 
 
 def copies_of(plan: StepPlan) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -135,7 +160,7 @@ class Runner:
         width = max_rows + GraphKey(0, graphs.CHUNK_TOKENS[-1]).rows
         if rows.drafts is not None:
             width = 2 * (width + max_rows * rows.drafts.most)
-        self._results = Results(width, device)
+        self._results = Results(width, device, Reporter(bindings))
         self._graphs: Graphs | None = None
         self._capturing = bindings.capturing
         # the block of each group that padding writes: the last one
@@ -163,8 +188,9 @@ class Runner:
         return self.run(step)
 
     def copy_blocks(self, source: Sequence[int], target: Sequence[int], pool: int = 0) -> None:
-        """In the model's cache, and in that of a model which proposes drafts."""
-        for cache in (self.cache, *(self._drafts.caches if self._drafts is not None else ())):
+        """In the model's cache, and in that of a model that proposes drafts: its blocks are those of the first pool."""
+        others = self._drafts.caches if self._drafts is not None and not pool else ()
+        for cache in (self.cache, *others):
             cache.copy_blocks(source, target, pool)
 
     @torch.inference_mode()
@@ -174,13 +200,14 @@ class Runner:
         turn = self._results.next_turn()
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
         bound = self.held.grammars.bound(entries.step)
-        choice = graphs.choose(entries.step, self._graphs.keys) if self._graphs is not None else None
+        keys = self._graphs.keys if self._graphs is not None and not scores_prompts(step, self.rows) else ()
+        choice = graphs.choose(entries.step, keys)
         if choice is not None:
             places, logits = self._replay(choice, entries, turn, bound)
         else:
             places, logits = np.arange(np.count_nonzero(entries.step.samples)), None
             if len(step.slots):
-                logits = self._run_eagerly(located(entries, self.rows), turn, bound)
+                logits = self._run_eagerly(located(entries, self.rows), turn, bound, step.drafting)
         self._staging.done()
         sizes = entries.sizes if step.drafting else None
         if logits is None:
@@ -198,19 +225,22 @@ class Runner:
         self._staging.send()
         drawn = self.sampler(held.logits, sampling, rows.penalties, mask)
         self._store(rows.tokens, self._results.lines, targets, drawn, ring, columns)
+        self._results.reporter.settled(drawn)
         self._staging.done()
         rows.count(held.slots, held.context)
         return self._results.taken(held.line, held.sizes)
 
-    def _run_eagerly(self, entries: Entries, turn: int, bound: Ints) -> Tensor | None:
-        """Returns the logits [B, V] of the entries `bound`; None if there are none."""
+    def _run_eagerly(self, entries: Entries, turn: int, bound: Ints, drafting: int) -> Tensor | None:
+        """Returns the logits [B, V] of the entries `bound`; None if there are none. drafting: the plan's."""
         rows, put, step = self.rows, self._staging.put, entries.step
-        batch = inputs.build(step, rows, put)
+        batch = inputs.build(step, rows, put, entries.offsets if self._drafts is not None else None)
         ring = put(np.array([turn], np.int32))
         slots = step.slots[step.samples]
         context = (step.positions + step.counts)[step.samples]
         sampling = inputs.sampling_batch(slots, context, rows, put) if len(slots) else None
         kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
+        wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
+        parts = self._results.reporter.parts(step, drafting, rows, put)
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -227,22 +257,28 @@ class Runner:
         )
         self._note_blocks(batch.token_places, batch.token_rows, batch.positions, batch.beside)
         reads = self._drafts is not None and self._drafts.reads
-        wanted = None if reads else batch.outputs
-        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, wanted, batch.beside)
+        every = reads or bool(parts)  # of the hidden states is wanted
+        only = None if every else batch.outputs
+        x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, only, batch.beside)
+        for part in parts:
+            self._results.reporter.prompt(part, x, self.model.logits, rows.tokens)
         if not len(slots) and not reads:
             return None
-        last = x.index_select(0, batch.outputs) if reads and batch.outputs is not None else x
         own, sampled = None, ids[:0]
         if len(slots):
-            logits = self.model.logits(last)
+            logits = self.model.logits(x.index_select(0, batch.outputs) if every and batch.outputs is not None else x)
             own = None if kept is None else logits.index_select(0, kept)  # a copy: the sampler writes
+            raw = wanted.own(logits) if wanted is not None else None
             sampled = self.sampler(logits, sampling, rows.penalties)
+            if wanted is not None and raw is not None:
+                self._results.reporter.drawn(wanted, raw, sampled, kept)
         if self._drafts is None:
             self._store(rows.tokens, self._results.lines, batch.sampled_places, sampled, ring, None)
             return own
         computed = None
         if reads:
-            computed = Computed(batch.token_places, batch.positions, batch.kv_slots, batch.rows, x)
+            groups = GroupStep(batch.kv_slots, batch.rows), *batch.beside
+            computed = Computed(batch.token_places, batch.positions, groups, x)
         drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
         self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
         return own
@@ -270,7 +306,8 @@ class Runner:
         if self._drafts is not None:
             columns.offsets[places] = entries.offsets
             tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
-            first = put(begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows))
+            first = begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows)
+            write_begins(first, rows, columns)
         special = step.samples & ~rows.is_plain[step.slots]
         special[bound] = False
         others = np.flatnonzero(special)
@@ -280,6 +317,7 @@ class Runner:
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
         kept = put(places[bound]) if len(bound) else None
+        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -289,16 +327,14 @@ class Runner:
             redrawn = self.sampler(made.logits.index_select(0, index), sampling, rows.penalties)
             if self._drafts is None:
                 self._store(rows.tokens, self._results.lines, targets, redrawn, ring, index)
-            else:
+            if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
+        if wanted is not None:
+            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
         if self._drafts is not None:
-            computed = None
-            if self._drafts.reads:
-                token_places, positions, kv_slots = given.tokens[:3].unbind(0)
-                attention = given.attention_rows(rows, key)
-                computed = Computed(token_places, positions, kv_slots, attention, made.hidden)
-            drawn = Drawn(given.slots, given.context_lens, given.offsets, made.ids, made.drawn)
-            self._keep(Seen(drawn, given.ring, first, computed), follows_drafts(step))
+            num_rows, propose = first.shape[1], follows_drafts(step)
+            if not (propose and num_rows <= proposed(rows, key) and self._graphs.follow(key)):
+                self._keep(self._drafts.seen(rows, key, given, made, num_rows), propose)
         return places[step.samples], None if kept is None else made.logits.index_select(0, kept)
 
     @property
@@ -314,7 +350,7 @@ class Runner:
                 self._gather(rows.tokens, more.resident, places, token_rows, positions, slots, rows.block_tokens)
 
     def _forward(self, key: GraphKey, given: StepInputs) -> StepOutputs:
-        """The whole step on the device, as it is captured; drafts are kept and proposed behind it."""
+        """The whole step on the device, as it is captured; drafts are kept and proposed behind it, in its sequel."""
         rows = self.rows
         if self._drafts is not None:
             self._drafts.locate(rows, given, key.decode)
@@ -345,6 +381,9 @@ class Runner:
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 
+        def sequel(key: GraphKey) -> Sequel | None:
+            return self._drafts.sequel(self.rows, self._results.lines, key) if self._drafts is not None else None
+
         with self._capturing():
-            captured.capture(padding, self._forward, report)
+            captured.capture(padding, self._forward, report, sequel)
         self._graphs = captured

@@ -4,9 +4,10 @@ A row's token depends on its own logits, seen tokens, parameters, seed and outpu
 through the same few calls, whatever each of them asks for.
 """
 
+import torch
 from torch import Tensor
 
-from services.worker.inputs import SamplingBatch
+from services.worker.inputs import LogitEdits, SamplingBatch
 from services.worker.kernels.ops.argmax import argmax
 from services.worker.kernels.ops.draw import draw
 from services.worker.kernels.ops.keep_floor import keep_floor
@@ -50,7 +51,7 @@ class Sampler:
                 rows.repetition,
             )
         if batch.edits is not None:
-            logits.view(-1).index_add_(0, batch.edits.index, batch.edits.values)
+            _edit(logits, batch.edits)
         if mask is not None:
             self._mask_logits(logits, mask)
         how = batch.draw
@@ -61,3 +62,18 @@ class Sampler:
         limits = how.limits
         floor = self._keep_floor(logits, how.temperature, limits.top_k, limits.top_p, limits.min_p, limits.max_k)
         return self._sample(logits, how.temperature, floor, how.seeds, how.positions)
+
+
+def _edit(logits: Tensor, edits: LogitEdits) -> None:
+    """logits: float32 [S, V], contiguous; changed in place."""
+    flat = logits.view(-1)
+    if edits.only is not None:
+        kept = flat.index_select(0, edits.only.index)
+        logits.index_fill_(0, edits.only.rows, -torch.inf)
+        flat.index_copy_(0, edits.only.index, kept)
+    flat.index_add_(0, edits.index, edits.values)
+    if edits.banned is not None:
+        banned = edits.banned
+        found = banned.tokens.view(-1)[banned.places] == banned.before
+        ends = (found | (banned.before < 0)).all(-1)
+        flat.index_add_(0, banned.index, torch.where(ends, -torch.inf, 0.0))

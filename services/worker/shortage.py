@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from common.columns import pack_i32
+from common.logprobs import StepLogprobs
 from common.protocol import RowFault
 from services.worker.state import Ints, Step
 
@@ -35,6 +36,8 @@ class Tokens(Protocol):
 
     def counts(self) -> tuple[bytes, bytes]: ...
 
+    def logprobs(self) -> StepLogprobs | None: ...
+
 
 class Outcome:
     """A step's tokens, in the plan's order; `failed`: _i32 places of rows that were given up."""
@@ -45,9 +48,10 @@ class Outcome:
         failed: bytes = b"",
         counts: tuple[bytes, bytes] = (b"", b""),
         faults: Sequence[RowFault] = (),
+        logprobs: StepLogprobs | None = None,
     ) -> None:
         self._pending = pending
-        self._counts = counts
+        self._counts, self._logprobs = counts, logprobs
         self.failed = failed
         self._faults = faults
 
@@ -70,6 +74,7 @@ class Outcome:
         if not isinstance(self._pending, bytes):
             tokens, self._counts = self._pending.tokens(), self._pending.counts()
             self._faults = self._pending.faults
+            self._logprobs = self._pending.logprobs()
             self._pending = tokens
         return self._pending
 
@@ -77,6 +82,11 @@ class Outcome:
         """Of a step with drafts, one byte per row: tokens, and drafts that were tried. Waits for the device."""
         self.tokens()
         return self._counts
+
+    def logprobs(self) -> StepLogprobs | None:
+        """Of the rows that want them and have not failed. Waits for the device."""
+        self.tokens()
+        return self._logprobs
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -125,6 +135,7 @@ class Retry:
         self._parts: list[bytes] = []
         self._counts: list[tuple[bytes, bytes]] = []
         self._faults: list[RowFault] = []
+        self._logprobs: StepLogprobs | None = None
         self._failed: set[int] = set()
 
     def __call__(self, step: Step) -> Outcome:
@@ -144,7 +155,8 @@ class Retry:
         counts, tried = (
             (b"".join(column) for column in zip(*self._counts, strict=True)) if step.drafting else (b"", b"")
         )
-        return Outcome(b"".join(self._parts), pack_i32(failed), (counts, tried), self._faults)
+        told = (counts, tried), self._faults, self._logprobs
+        return Outcome(b"".join(self._parts), pack_i32(failed), *told)
 
     def _divide(self, piece: Piece) -> None:
         """For a piece that has failed."""
@@ -174,6 +186,8 @@ class Retry:
         samples = int(piece.step.samples.sum())
         self._counts.append((counts or b"\x01" * samples, tried or bytes(samples)))
         self._faults += [RowFault(int(piece.places[fault.place]), fault.message) for fault in tokens.faults]
+        if (found := tokens.logprobs()) is not None:
+            self._logprobs = _joined(self._logprobs or StepLogprobs(), found, piece.places)
 
     def _drop(self, piece: Piece) -> None:
         self._count(piece.step)
@@ -191,3 +205,12 @@ def attempt(step: Step, run: Callable[[Step], Tokens]) -> Tokens | None:
         if not is_out_of_memory(error):
             raise
         return None
+
+
+def _joined(before: StepLogprobs, found: StepLogprobs, places: Ints) -> StepLogprobs:
+    """`found`: of the next piece, whose rows have these places in the plan."""
+    prompts = dict(before.prompts)
+    for row, (first, records) in found.prompts.items():
+        begin, known = prompts.get(place := int(places[row]), (first, b""))
+        prompts[place] = begin, known + records
+    return StepLogprobs(before.tokens + found.tokens, prompts)

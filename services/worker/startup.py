@@ -160,7 +160,7 @@ def measure(parts: Parts, sizes: warmup.Sizes, keys: Sequence[graphs.GraphKey], 
         # graphs share the tensors of the largest one
         held = meter.restart()
         run_all(probe, warmup.captured_steps(sizes, keys), lambda done, total: stages("memory"))
-        captured = meter.peak() - held + len(keys) * memory.GRAPH_BYTES
+        captured = meter.peak() - held + len(keys) * (1 + (parts.drafting is not None)) * memory.GRAPH_BYTES
     total, others = meter.total_and_others()
     activations = peak - weights - parts.cache_bytes(pools)
     del probe

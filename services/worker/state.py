@@ -7,16 +7,17 @@ not fit the rows is a broken invariant and ends the process.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from common.logprobs import Report
 from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
-from services.worker.draft_state import DraftState
+from services.worker.draft_state import DraftState, scatter
 
 Ints = npt.NDArray[np.int64]
 
@@ -54,6 +55,8 @@ class Edits(NamedTuple):
     bias_ids: Ints
     bias_values: npt.NDArray[np.float32]
     end_ids: Ints  # tokens that may not come before min_tokens
+    allowed: Ints  # empty: all
+    banned: tuple[tuple[int, ...], ...]  # tokens that may not come in this order
 
 
 class PenaltyCounts:
@@ -104,6 +107,17 @@ class BlockTables:
             self.num_blocks[slot] += 1
 
 
+def has_penalty(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
+
+
+def upload_tables(resident: Tensor, added: Sequence[RowStart], tables: Sequence[RowTable]) -> None:
+    blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
+    starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
+    entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
+    scatter(resident, entries, blocks)
+
+
 class Rows:
     """`length` counts a row's tokens, those on the way from the device included; `computed` those with KV."""
 
@@ -135,6 +149,7 @@ class Rows:
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
+        self.reports: dict[int, Report] = {}  # of rows that want log-probabilities
         self.penalties: PenaltyCounts | None = None
 
     @property
@@ -155,6 +170,13 @@ class Rows:
     def resident(self) -> Tensor | None:
         return self.first.resident
 
+    def of_group(self, number: int) -> BlockTables:
+        return self.beside[number - 1] if number else self.first
+
+    @property
+    def has_states(self) -> bool:
+        return any(more.is_state for more in self.beside)
+
     @property
     def max_len(self) -> int:
         return self.tokens.shape[1] - 1 - (self.drafts.most if self.drafts is not None else 0)
@@ -167,6 +189,7 @@ class Rows:
         """Forgets all rows."""
         self.live[:] = False
         self.edits.clear()
+        self.reports.clear()
 
     def apply(self, plan: StepPlan) -> Step:
         """Applies removed, added and grown in this order and checks the step's rows against the result."""
@@ -174,6 +197,7 @@ class Rows:
             assert self.live[slot], f"step {plan.step} removes slot {slot}, which holds no row"
             self.live[slot] = False
             self.edits.pop(slot, None)
+            self.reports.pop(slot, None)
         for row in plan.added:
             self._start(row)
         if plan.added:
@@ -196,11 +220,13 @@ class Rows:
 
     def _upload_grown(self, plan: StepPlan) -> None:
         """Only the device knows which of a drafting row's blocks the step uses first."""
-        if self.resident is not None and plan.grown_slots:
-            slots = np.frombuffer(plan.grown_slots, np.int32).astype(np.int64)
-            width = self.resident.shape[1]
-            places = [np.concatenate([slot * width + np.arange(self.num_blocks[slot]) for slot in np.unique(slots)])]
-            self._scatter(self.resident, places, [self.tables.reshape(-1)[places[0]]])
+        for growth in (Growth(0, plan.grown_slots, plan.grown_blocks), *plan.grown):
+            more = self.of_group(growth.group)
+            if more.resident is not None and growth.slots:
+                slots, width = np.frombuffer(growth.slots, np.int32).astype(np.int64), more.tables.shape[1]
+                each = [slot * width + np.arange(more.num_blocks[slot]) for slot in np.unique(slots)]
+                places = np.concatenate(each)
+                scatter(more.resident, [places], [more.tables.reshape(-1)[places]])
 
     def _locate(self, step: Step) -> None:
         """Brings counts and positions together: on a CPU those of drafting rows are exact, elsewhere the highest."""
@@ -260,42 +286,27 @@ class Rows:
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
+        if row.sampling.report.asks:
+            self.reports[slot] = row.sampling.report
 
     def _upload(self, added: Sequence[RowStart]) -> None:
         """Token ids and block tables of new rows to the device, all rows in one copy each."""
         row_len = self.tokens.shape[1]
         tokens = [np.frombuffer(row.tokens, np.int32) for row in added]
         places = [np.arange(len(ids)) + row.slot * row_len for row, ids in zip(added, tokens, strict=True)]
-        self._scatter(self.tokens, places, tokens)
+        scatter(self.tokens, places, tokens)
         if self.first.resident is not None:
-            self._upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
+            upload_tables(self.first.resident, added, [RowTable(row.first, row.blocks) for row in added])
         for idx, more in enumerate(self.beside):
             if more.resident is not None:
-                self._upload_tables(more.resident, added, [row.tables[idx] for row in added])
+                upload_tables(more.resident, added, [row.tables[idx] for row in added])
         if self.drafts is not None:
-            slots, lengths = (
-                np.array(column) for column in ([row.slot for row in added], [len(ids) for ids in tokens])
-            )
-            self._scatter(self.drafts.lengths, [slots], [lengths])
+            self.drafts.start([row.slot for row in added], [len(ids) for ids in tokens])
         for row, ids in zip(added, tokens, strict=True):
-            if self.has_penalty(row.sampling):
+            if has_penalty(row.sampling):
                 if self.penalties is None:
                     self.penalties = PenaltyCounts(len(self.live), self.vocab_size, self.tokens.device)
                 self.penalties.start(row.slot, self.tokens[row.slot, : len(ids)].long(), row.num_prompt)
-
-    def _upload_tables(self, resident: Tensor, added: Sequence[RowStart], tables: Sequence[RowTable]) -> None:
-        blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
-        starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
-        entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
-        self._scatter(resident, entries, blocks)
-
-    @staticmethod
-    def _scatter(target: Tensor, places: Sequence[Ints], values: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
-        """target.view(-1)[places] = values."""
-        index, content = torch.from_numpy(np.concatenate(places)), torch.from_numpy(np.concatenate(values))
-        if target.device.type != "cpu":
-            index, content = (part.pin_memory().to(target.device, non_blocking=True) for part in (index, content))
-        target.view(-1).index_copy_(0, index, content)
 
     def _start_sampling(self, slot: int, sampling: Sampling) -> None:
         self.sampling[slot] = (
@@ -319,34 +330,31 @@ class Rows:
         filtered = sampling.temperature > 0 and (
             self.sampling["top_k"][slot] != 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
         )
-        special = sampling.grammar is not None or self.has_penalty(sampling)
-        self.is_plain[slot] = not (filtered or bias or ends or special)
-        if bias or ends:
+        special = sampling.grammar is not None or has_penalty(sampling)
+        edited = bool(bias or ends or sampling.words.allowed or sampling.words.banned)
+        self.is_plain[slot] = not (filtered or edited or special)
+        if edited:
             self.edits[slot] = Edits(
                 np.array([token for token, _ in bias], np.int64),
                 np.array([value for _, value in bias], np.float32),
                 np.array(ends, np.int64),
+                np.array([token for token in sampling.words.allowed if 0 <= token < self.vocab_size], np.int64),
+                tuple(word for word in sampling.words.banned if word and 0 <= min(word) <= max(word) < self.vocab_size),
             )
-
-    @staticmethod
-    def has_penalty(sampling: Sampling) -> bool:
-        return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
-
-    def _paged_blocks(self) -> list[Ints]:
-        return [self.first.num_blocks, *(more.num_blocks for more in self.beside if not more.is_state)]
 
     def _check(self, number: int, step: Step) -> None:
         slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
         known = ends.copy()  # but for drafts
         known[: step.drafting] -= step.counts[: step.drafting] - 1
         assert len(set(slots.tolist())) == len(slots), f"step {number}: a slot has two rows"
+        paged = [self.first, *(more for more in self.beside if not more.is_state)]
         rules = {
             "a slot holds no row": self.live[slots],
             "a row without tokens": step.counts > 0,
             "positions are not what is computed": step.positions == self.computed[slots],
             "tokens that the row does not have": known <= length,
             "a row lacks blocks": np.logical_and.reduce(
-                [ends <= blocks[slots] * self.block_tokens for blocks in self._paged_blocks()]
+                [ends <= more.num_blocks[slots] * self.block_tokens for more in paged]
             ),
             "a row samples before its end": (known == length) | ~step.samples,
             "a row drafts without a token": step.samples | (np.arange(len(slots)) >= step.drafting),

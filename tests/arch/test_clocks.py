@@ -15,6 +15,7 @@ SHOWN = {
     ("common/crash.py", "Reporter.write"): "when a process died, for people",
     ("common/recorder.py", "Recorder.beat"): "times of events, for people",
     ("common/recorder.py", "Ring.add"): "the same",
+    ("common/tracing.py", "Spans.tell"): "times of spans, for collectors",
     ("common/lifecycle.py", "Process.__init__"): "since when a process runs, for the status",
     ("services/worker/build_locks.py", "clean"): "ages of lock files, whose times are the file system's",
     ("services/api/generate.py", "generate"): "`created` of an answer",
@@ -23,6 +24,10 @@ SHOWN = {
     ("services/api/batches/work.py", "Work.expire"): "batches outlive processes and their clocks",
     ("services/api/batches/work.py", "Work._become"): "times of a batch, for clients",
     ("services/api/endpoints/batches.py", "create_batch"): "`created_at` of a batch",
+    ("services/scheduler/process_kv_events.py", "Publisher._send"): "times of batches, for subscribers",
+    ("services/api/endpoints/responses.py", "create_response"): "`created_at` of a response",
+    ("services/api/response_events.py", "ResponseEvents.end"): "`completed_at`",
+    ("services/api/batches/responses.py", "Responses.sweep"): "kept responses outlive processes and their clocks",
     ("services/tokenizer/chat.py", "_now"): "chat templates may tell the model the date",
 }
 

@@ -213,6 +213,7 @@ def test_white_space_is_bounded() -> None:
         ("choice", ["yes", 'no "never"', "é\n"], 'no "never"', "no"),
         ("grammar", 'root ::= "a" b+\nb ::= [0-9] | "x"', "a1x", "a"),
         ("grammar", 'start: "a" N\nN: /[0-9]+/', "a12", "a"),
+        ("choice", [f"word {i}" for i in range(10_000)], "word 9999", "word"),
         ("grammar", 'start: %json {"type": "integer"}', "12", "x"),
         (
             "structural_tag",

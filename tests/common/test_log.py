@@ -35,6 +35,15 @@ def test_text_lines_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.endswith("ERROR   worker-0 [req r1] ended")
 
 
+def test_the_level_that_an_administrator_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    log.set_up("api-0", "info", "text")
+    for level, shown in (("debug", True), ("", True), ("loud", True), ("error", False)):
+        log.follow(level)
+        capsys.readouterr()
+        logging.getLogger("x").debug("detail")
+        assert ("detail" in capsys.readouterr().err) == shown
+
+
 SECRET = "the-secret-words"
 
 

@@ -29,6 +29,20 @@ def test_another_scheduler_is_noticed() -> None:
     assert view.scheduler == 8
 
 
+def counting(service: str, incarnation: int, requests: float) -> Member:
+    return msgspec.structs.replace(member(service, 0, incarnation), counters={"requests": requests})
+
+
+def test_what_a_dead_scheduler_had_counted_is_kept_and_handed_on() -> None:
+    view = Membership(dead_after_s=5.0)
+    view.update(7, Members([counting("scheduler", 7, 9.0), counting("api", 1, 2.0)], [], Load()), 1.0)
+    view.update(8, Members([counting("scheduler", 8, 1.0), counting("api", 1, 2.0)], [], Load()), 2.0)
+    view.update(8, Members([counting("scheduler", 8, 1.0), counting("api", 1, 2.0)], [], Load()), 9.0)
+    found = {each.service: each.counters["requests"] for each in view.standings()}
+    assert found == {"scheduler": 10.0, "api": 2.0}
+    assert view.ledger["scheduler-0"].gone == (7,) and "api-0" not in view.ledger
+
+
 def test_only_ready_peers_take_work() -> None:
     view = Membership()
     members = [member("tokenizer", 1, 1), member("tokenizer", 0, 2), member("tokenizer", 2, 3, "draining")]

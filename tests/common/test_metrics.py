@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from common.metrics import METRICS, checked, link_metrics
+from common.metrics import METRICS, checked, link_metrics, parsed, series
 from common.transport import LinkCounters
 
 
@@ -17,7 +17,15 @@ def test_an_unlisted_name_is_an_error() -> None:
 
 
 def test_every_metric_says_what_it_means() -> None:
-    assert all(metric.meaning and metric.kind in ("counter", "gauge") for metric in METRICS.values())
+    assert all(metric.meaning for metric in METRICS.values())
+    assert all((metric.kind == "histogram") == bool(metric.bounds) for metric in METRICS.values())
+    assert all(list(metric.bounds) == sorted(set(metric.bounds)) for metric in METRICS.values())
+
+
+def test_only_the_last_label_may_hold_a_bar() -> None:
+    assert parsed(series("http_requests", "GET", 200, "/a|b")) == ("http_requests", ["GET", "200", "/a|b"])
+    assert parsed("requests") == ("requests", [])
+    assert parsed("requests|x") is parsed("finished|0") is parsed("no_such") is None
 
 
 def test_sums_beyond_64_bits_can_be_sent() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from common.structural_tag import to_lark, tool_calls
+from common.structural_tag import to_lark
 
 BYTES = LLTokenizer("byte")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -52,6 +52,15 @@ def tag(name: str, end: Any = None) -> dict[str, Any]:
             ["<think>a < b\n</think>ok"],
             ["<think>ok", "ok"],
         ),
+        (
+            of("tag", begin="", content=of("any_text"), end=["</think>", "<call>"]),
+            ["a</think>", "<call>"],
+            ["a", "</think>b"],
+        ),
+        (of("optional", content=of("const_string", value="x")), ["", "x"], ["xx"]),
+        (of("star", content=of("const_string", value="x")), ["", "xxx"], ["y"]),
+        (of("plus", content=of("regex", pattern="[0-9],")), ["1,", "1,2,"], [""]),
+        (of("json_schema", json_schema=True), ['{"a": [1,\n    2]}'], ['{"a":  1}']),
         (of("tag", begin="(", content=of("regex", pattern="[a-z]"), end=[")", "]"]), ["(a)", "(b]"], ["(a"]),
         (of("tag", begin="(", content=of("regex", pattern="[a-z]"), end=["", ")"]), ["(a)", "(a"], ["a"]),
         (
@@ -68,6 +77,17 @@ def tag(name: str, end: Any = None) -> dict[str, Any]:
             of("tags_with_separator", tags=[tag("t"), tag("u")], separator=", "),
             ["", '<t>{"a": 1}</t>, <u>{"a": 1}</u>'],
             ['<t>{"a": 1}</t><u>{"a": 1}</u>'],
+        ),
+        (
+            of(
+                "sequence",
+                elements=[
+                    of("tags_with_separator", tags=[tag("t")], separator="\n"),
+                    of("const_string", value="\n</all>"),
+                ],
+            ),
+            ['<t>{"a": 1}</t>\n<t>{"a": 2}</t>\n</all>', "\n</all>"],
+            ['<t>{"a": 1}</t></all>'],
         ),
         (
             of("tags_with_separator", tags=[tag("t")], separator="", at_least_one=True),
@@ -107,29 +127,17 @@ def deep(levels: int) -> dict[str, Any]:
         ({"structures": [{"begin": "a"}], "triggers": [1]}, "triggers[0] is no text"),
         ({"format": 1}, "format.type is none of"),
         ({"format": of("tag", content=of("any_text"), end="x")}, "format.begin is no text"),
+        ({"format": of("star")}, "format.content.type is none of"),
+        ({"format": of("json_schema", json_schema=False)}, "json_schema is no schema"),
         ({"format": of("tag", begin="a", end=1)}, "format.end is neither"),
         ({"format": of("or", elements=[of("x")])}, "format.elements[0].type"),
         ({"format": of("grammar", grammar="root ::= (")}, "format.grammar: Expected"),
         ({"format": of("tags_with_separator", tags=[tag("a")], separator=1)}, "separator is no text"),
         ({"format": deep(40)}, "deeper than"),
-        ({"format": of("or", elements=[of("any_text")] * 3000)}, "more than"),
+        ({"format": of("or", elements=[of("regex", pattern="a")] * 30_000)}, "more than"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(whole: Any, told: str) -> None:
     with pytest.raises(ValueError) as caught:
         to_lark(json.dumps(whole))
     assert told in str(caught.value)
-
-
-def test_tool_calls() -> None:
-    tools = [("add", SCHEMA), ("stop", {"type": "object", "maxProperties": 0})]
-    one = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-
-    def begin(name: str) -> str:
-        return f'<tool_call>\n{{"name": "{name}", "arguments": '
-
-    end = "}\n</tool_call>"
-    assert matches(tool_calls(tools, begin, end), f"{one}\n{one}")
-    assert matches(tool_calls(tools, begin, end, most=1), one)
-    assert not matches(tool_calls(tools, begin, end, most=1), f"{one}\n{one}")
-    assert not matches(tool_calls(tools, begin, end), "") and not matches(tool_calls(tools, begin, end), "I will not")

@@ -74,7 +74,8 @@ FIELDS = [
         "messages",
     ),
     (CHAT, chat(stream="yes"), "stream"),
-    (CHAT, chat(logprobs=True), "logprobs"),
+    (CHAT, chat(logprobs="all"), "logprobs"),
+    (CHAT, chat(logprobs=True, top_logprobs=99), "top_logprobs"),
     (CHAT, chat(tool_choice="required"), "tool_choice"),
     (CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}]), "tools"),  # this model has no calls
     (CHAT, chat(continue_final_message=True), "continue_final_message"),
@@ -89,7 +90,8 @@ FIELDS = [
     (TEXT, text(max_tokens=9000), "max_tokens"),
     (TEXT, text(suffix="x"), "suffix"),
     (TEXT, text(echo="x"), "echo"),
-    (TEXT, text(best_of=3), "best_of"),
+    (TEXT, text(best_of=2, n=3), "best_of"),
+    (TEXT, text(use_beam_search=True), "use_beam_search"),
     (TEXT, text(model=7), "model"),
 ]
 

@@ -11,7 +11,9 @@ import jsonschema_rs
 import psutil
 import pytest
 
+from benchmarks.schemas import Case, say_all
 from benchmarks.system import System
+from tests.common.test_grammar import SCHEMAS
 
 NAME = {"type": "string", "pattern": "^[A-Z][a-z]{1,12}$"}
 PERSON = {
@@ -76,6 +78,22 @@ def whole_calls(text: str) -> bool:
     return all(is_valid(PERSON)(call.split("</call>")[0]) for call in calls)
 
 
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": PERSON}} for name in ("meet", "part")]
+CALLS = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+PART = {"tool_choice": {"type": "function", "function": {"name": "part"}}}
+STRICT = {"tools": [{"type": "function", "function": {"name": "meet", "parameters": PERSON, "strict": True}}]}
+
+
+def is_call(*names: str) -> Callable[[str], bool]:
+    """Of one of them, as `said` tells it."""
+
+    def matches(text: str) -> bool:
+        name, _, arguments = text.partition("(")
+        return name in names and is_valid(PERSON)(arguments)
+
+    return matches
+
+
 # field, what its text must be
 CASES: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"response_format": format_of(PERSON)}, is_valid(PERSON)),
@@ -90,6 +108,11 @@ CASES: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"guided_grammar": SUM}, is_sum),
     ({"structured_outputs": {"structural_tag": CALL}, "stop": ["</call>"]}, whole_calls),
     ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
+    (CALLS, is_call("meet", "part")),
+    ({"ebnf": SUM}, is_sum),
+    (CALLS | PART, is_call("part")),
+    ({"regex": EXPRESSION}, lambda text: re.fullmatch(EXPRESSION, text) is not None),
+    (CALLS | STRICT, is_call("meet")),
 ]
 
 
@@ -100,12 +123,22 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[System]:
-    with System("worker.threads=1", "scheduler.max_rows=32", "kv.blocks=512", "model.dtype=float32") as system:
+    dialects = ("model.tool_parser=hermes",)
+    with System(
+        "worker.threads=1", "scheduler.max_rows=32", "kv.blocks=512", "model.dtype=float32", *dialects
+    ) as system:
         yield system
 
 
 def body(number: int, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"max_tokens": 96, "temperature": 1.0, "seed": 40 + number} | fields | more
+    return {"max_tokens": 64, "temperature": 1.0, "seed": 40 + number} | fields | more
+
+
+def said(message: dict[str, Any]) -> str:
+    """Content and calls of a message or delta."""
+    calls = (call["function"] for call in message.get("tool_calls") or ())
+    each = ((f"{call['name']}(" if call.get("name") else "") + call["arguments"] for call in calls)
+    return (message.get("content") or "") + "".join(each)
 
 
 async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any], heard: Callable[[], None]) -> Answer:
@@ -117,7 +150,7 @@ async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any], heard
         response = await client.post(path, json=asked | prompt)
         assert response.status_code == 200, response.text
         for choice in response.json()["choices"]:
-            texts[choice["index"]] = choice["message"]["content"] if "message" in choice else choice["text"]
+            texts[choice["index"]] = said(choice["message"]) if "message" in choice else choice["text"]
             reasons[choice["index"]] = choice["finish_reason"]
         return Answer(texts, reasons)
     async with client.stream("POST", path, json=asked | prompt) as response:
@@ -127,8 +160,7 @@ async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any], heard
                 event = json.loads(line[6:])
                 assert "error" not in event, event
                 for choice in event["choices"]:
-                    delta = choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
-                    texts[choice["index"]] += delta
+                    texts[choice["index"]] += said(choice["delta"]) if "delta" in choice else choice["text"]
                     reasons[choice["index"]] = choice["finish_reason"] or reasons[choice["index"]]
                 heard()
     return Answer(texts, reasons)
@@ -156,12 +188,20 @@ def test_what_is_finished_matches(calm: list[Answer]) -> None:
     finished = 0
     for answer, (fields, matches) in zip(calm, CASES, strict=False):
         for text, reason in zip(answer.texts, answer.reasons, strict=True):
-            assert reason in ("stop", "length"), (fields, answer)
-            if reason == "stop":
+            assert reason in ("tool_calls" if "tools" in fields else "stop", "length"), (fields, answer)
+            if reason != "length":
                 assert matches(text), (fields, text)
                 finished += 1
     assert finished >= len(CASES) - 2
     assert len(set(calm[0].texts)) == 3, "three choices of one seed"
+
+
+def test_schemas_of_all_kinds(own: System) -> None:
+    """`python -m benchmarks.schemas` asks those of the public test suite."""
+    cases = [Case(str(number), schema, []) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
+    finished = [each for each in asyncio.run(say_all(own.url, cases, max_tokens=32)) if each.is_finished]
+    assert [each for each in finished if not each.is_right] == []
+    assert len(finished) > 0.5 * len(cases)
 
 
 def test_streamed_is_whole(own: System, calm: list[Answer]) -> None:
@@ -177,19 +217,18 @@ def kill(system: System, service: str) -> None:
     raise AssertionError(f"no {service} runs")
 
 
-@pytest.mark.parametrize("service", ["worker", "scheduler"])
-def test_a_kill_changes_nothing(own: System, calm: list[Answer], service: str) -> None:
+def test_kills_change_nothing(own: System, calm: list[Answer]) -> None:
     """Matchers are made anew from the output so far: the text goes on as it would have."""
-    events = 0
+    events, killed = 0, {10 * len(CASES): "worker", 20 * len(CASES): "scheduler"}
 
     def heard() -> None:
         nonlocal events
         events += 1
-        if events == 10 * len(CASES):
-            kill(own, service)
+        if events in killed:
+            kill(own, killed.pop(events))
 
     assert asyncio.run(ask_all(own, requests(stream=True), heard)) == calm
-    assert events > 10 * len(CASES)
+    assert not killed
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ CHECKS = [
 ]
 PASSING = {503, 504}
 LIMIT_S = 60
+SLOW = ("/v1/chat/completions/batch", "/v1/messages", "/v1/messages/count_tokens")  # to make up: lists within lists
 
 
 def check(case: Any, statuses: Counter[int]) -> None:
@@ -40,7 +41,7 @@ def check(case: Any, statuses: Counter[int]) -> None:
     if response.status_code == 400 and case.body is not None:
         error = response.json()["error"]
         assert error["message"] and error["type"] == "invalid_request_error", error
-        if isinstance(case.body, dict):
+        if isinstance(case.body, dict) and "param" in error:  # Anthropic's form has none
             named = (error["param"] or "").partition("[")[0].partition(".")[0].lower()
             about_no_field = error["param"] is None and (
                 "JSON" in error["message"] or "Expected `object`" in str(error)
@@ -62,8 +63,10 @@ def explore(system: Processes, budget: int, first: int, advance: Callable[[], No
             if mode is GenerationMode.NEGATIVE and not takes_json(operation):
                 continue
 
+            few = budget // 6 + 1 if operation.path in SLOW else budget
+
             @seed(first)
-            @settings(max_examples=budget, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=few, deadline=None, database=None, suppress_health_check=list(HealthCheck))
             @given(operation.as_strategy(generation_mode=mode))
             def send(case: Any) -> None:
                 advance()

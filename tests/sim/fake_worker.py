@@ -23,6 +23,7 @@ class FakeRow:
     histories: list[int]  # after each token
     computed: int
     tables: list[list[int]]  # by group; -1: not had
+    behind: int = 0  # tokens that its state lacks: drafts of the last step that held
     broken: bool = False  # a failed step, or the lack of memory in one, has left it without its next token
 
 
@@ -64,7 +65,7 @@ class FakeWorker:
         assert not len(chunks) or max(counts[:drafting], default=1) == 1, "drafts beside chunks"
         self.unheard_failures += fails or bool(failed)
         self._copy(plan, fails)
-        self._check_writes(slots, positions, counts)
+        self._check_writes(slots, positions, counts, drafting)
         tokens, kept, tried = [], [], []
         for place, (slot, position, count, samples) in enumerate(
             zip(slots, positions, counts, plan.samples, strict=True)
@@ -146,18 +147,21 @@ class FakeWorker:
                 checkpoint = target not in users
                 assert users.get(target, 0) <= 1, "the copy's target is shared"
                 assert not checkpoint or isinstance(found, tuple) or self._excused(), "only states have checkpoints"
+                if isinstance(found, tuple) and not self._excused():
+                    assert found[1] % self.groups[found[0]].every == 0, "a state between two checkpoints is copied"
                 if fails:
                     found = {}
                 self.kv[copies.pool, target] = found if isinstance(found, tuple) else dict(found)
 
-    def _check_writes(self, slots: memoryview, positions: memoryview, counts: memoryview) -> None:
+    def _check_writes(self, slots: memoryview, positions: memoryview, counts: memoryview, drafting: int) -> None:
         block_tokens = self.facts.block_tokens
         users = [self._users(pool) for pool in range(1 + len(self.facts.pools))]
-        for slot, position, count in zip(slots, positions, counts, strict=True):
+        for place, (slot, position, count) in enumerate(zip(slots, positions, counts, strict=True)):
             for group, table in zip(self.groups, self.rows[slot].tables, strict=True):
                 first, last = position // block_tokens, (position + count - 1) // block_tokens
                 if group.kind == "state":
-                    assert position // group.every == (position + count - 1) // group.every, "crosses a checkpoint"
+                    crosses = position // group.every != (position + count - 1) // group.every
+                    assert place < drafting or not crosses, "a chunk crosses a checkpoint"
                     first = last = 0
                 assert last < len(table), "writes behind the block table"
                 for block in table[first : last + 1]:
@@ -170,12 +174,12 @@ class FakeWorker:
         self.tries += 1
         held = mix(self.tries, len(row.tokens)) % count
         for at in range(position, position + held + 1):
-            accepted.append(self._run(row, at, 1, True, fails))
+            accepted.append(self._run(row, at, 1, True, fails, drafted=at > position))
         if not row.broken:
-            self._write(row, row.computed, [-1] * (count - 1 - held))
+            self._write(row, row.computed, [-1] * (count - 1 - held), drafted=True)
         return accepted
 
-    def _run(self, row: FakeRow, position: int, count: int, samples: bool, fails: bool) -> int:
+    def _run(self, row: FakeRow, position: int, count: int, samples: bool, fails: bool, drafted: bool = False) -> int:
         assert count > 0 and position == row.computed, f"position {position} follows {row.computed}"
         end = position + count
         row.computed = end
@@ -192,7 +196,8 @@ class FakeWorker:
             row.broken = True
             self._write(row, position, [0] * count)
             return 0
-        self._write(row, position, row.histories[position:end])
+        self._write(row, position, row.histories[position:end], drafted)
+        row.behind = row.behind + 1 if drafted else 0
         if not samples:
             return 0
         index = len(row.tokens) - row.num_prompt
@@ -206,7 +211,8 @@ class FakeWorker:
         block_tokens = self.facts.block_tokens
         for number, (group, table) in enumerate(zip(self.groups, row.tables, strict=True)):
             if group.kind == "state":
-                wanted = number, position, row.histories[position - 1]
+                end = position - row.behind
+                wanted = number, end, row.histories[end - 1]
                 if position and self.kv.get((group.pool, table[0])) != wanted:
                     return f"the state of group {number}"
                 continue
@@ -218,10 +224,13 @@ class FakeWorker:
                     return f"position {place} of group {number}"
         return ""
 
-    def _write(self, row: FakeRow, position: int, histories: list[int]) -> None:
+    def _write(self, row: FakeRow, position: int, histories: list[int], drafted: bool = False) -> None:
+        """`drafted`: tokens that the row's own next step adds to its state, or does not."""
         block_tokens = self.facts.block_tokens
         for number, (group, table) in enumerate(zip(self.groups, row.tables, strict=True)):
             if group.kind == "state":
+                if drafted:
+                    continue
                 self.kv[group.pool, table[0]] = number, position + len(histories), histories[-1]
                 continue
             for place, history in enumerate(histories, position):

@@ -32,6 +32,7 @@ from common.protocol import (
 from common.vocabulary import Vocabulary
 from services.scheduler.events import GroupReady, GroupResult, SendPlan, SendRefused, SendTokens, Tick, TokenizerLost
 from services.scheduler.fleet import Fleet
+from services.tokenizer.encode import Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -117,7 +118,7 @@ class Node:
             submit = msgspec.structs.replace(submit, **more)
         request = self.streams.open(submit, self.box)
         assert request is not None
-        self.streams.admit(request, array("i", choice.prompt), FACTS)
+        self.streams.admit(request, Prompt(array("i", choice.prompt)), FACTS)
 
     def take(self) -> None:
         instance, incarnation, message = self.inbox.popleft()

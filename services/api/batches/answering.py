@@ -53,6 +53,10 @@ class Answering:
         """Whether more requests may begin: not while others wait, who would then wait for these."""
         return not (self._gateway.missing() or self._gateway.node.view.load.waiting)
 
+    def able(self) -> bool:
+        """Whether requests can be served at all."""
+        return not self._gateway.missing()
+
     async def __call__(self, line: Line) -> Answer:
         identity, hold = results.new_name(), Hold(self._gateway.bodies)
         state: dict[str, Any] = {"request_id": identity, "arrived_s": time.monotonic(), "hold": hold}
@@ -61,7 +65,7 @@ class Answering:
             account = self._keyring.named(line.owner)
             if account is None:
                 problem = errors.problem(401, "the API key of this batch is not known any more")
-                return Answer(False, results.answered(line.custom, 401, identity, errors.encode(problem)))
+                return Answer(False, _result(line, 401, identity, errors.encode(problem)))
             if account.enter(time.monotonic()):
                 return Answer(False, None)
             state["owner"] = account.key
@@ -73,13 +77,13 @@ class Answering:
                 account.leave(time.monotonic(), spent(state.get("generation")))
         if status is None:
             return Answer(False, None)
-        return Answer(status == 200, results.answered(line.custom, status, identity, body))
+        return Answer(status == 200, _result(line, status, identity, body))
 
     async def _handle(self, line: Line, state: dict[str, Any]) -> tuple[int | None, bytes]:
         """Status and body; no status: later."""
-        fields = FIELDS.decode(line.body)
-        fields["priority"] = msgspec.Raw(b"%d" % LATEST)
-        body = msgspec.json.encode(fields)
+        body = line.body
+        if line.batch:
+            body = msgspec.json.encode(FIELDS.decode(body) | {"priority": msgspec.Raw(b"%d" % LATEST)})
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -102,3 +106,7 @@ class Answering:
             return error.status_code, errors.encode(errors.problem(error.status_code, error.detail))
         assert isinstance(answer, Response), "the input was checked: nothing streams"
         return answer.status_code, bytes(answer.body)
+
+
+def _result(line: Line, status: int, identity: str, body: bytes) -> bytes:
+    return results.answered(line.custom, status, identity, body) if line.batch else body

@@ -22,6 +22,11 @@ CREATE TABLE IF NOT EXISTS batches (
 CREATE TABLE IF NOT EXISTS lines (
     batch TEXT NOT NULL, line INTEGER NOT NULL, custom TEXT NOT NULL, body BLOB NOT NULL, worker INTEGER,
     good INTEGER, result BLOB, PRIMARY KEY (batch, line));
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, status TEXT NOT NULL, previous TEXT,
+    input TEXT NOT NULL, body TEXT NOT NULL, request BLOB, worker INTEGER, bytes INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX IF NOT EXISTS responses_owner ON responses (owner, created);
+CREATE INDEX IF NOT EXISTS responses_open ON responses (created) WHERE status IN ('queued', 'in_progress');
 CREATE UNIQUE INDEX IF NOT EXISTS lines_custom ON lines (batch, custom);
 CREATE INDEX IF NOT EXISTS lines_open ON lines (batch, worker, line) WHERE good IS NULL;
 """

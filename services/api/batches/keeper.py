@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from services.api.batches import database, reading, results
 from services.api.batches.database import Database
 from services.api.batches.files import Files
 from services.api.batches.records import Batch, File, Line
+from services.api.batches.responses import Responses
 from services.api.batches.work import Work
 
 log = logging.getLogger("api")
@@ -46,10 +48,11 @@ class Store:
         self.database = Database(root)
         self.files = Files(self.database, root)
         self.work = Work(self.database, self.files, own)
+        self.responses = Responses(self.database, own)
 
 
 class Answer(NamedTuple):
-    """`result`: a line of the output, or of the failures; None: not now, try again."""
+    """`result`: a line of the output, or of the failures, or a response's body; None: not now, try again."""
 
     good: bool
     result: bytes | None
@@ -59,6 +62,7 @@ class Answerer(Protocol):
     """What the keeper needs of the system (answering.py)."""
 
     def alive(self) -> list[int]: ...
+    def able(self) -> bool: ...
     def welcome(self) -> bool: ...
     async def __call__(self, line: Line) -> Answer: ...
 
@@ -73,6 +77,7 @@ class Keeper:
         self._store: Store | None = None
         self._news = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
+        self._responses: dict[str, asyncio.Task[None]] = {}  # of them, those of responses
 
     async def call(self, what: Callable[[Store], T]) -> T:
         """`what` on the thread of the store. Raises Reject if the store cannot be used."""
@@ -103,6 +108,7 @@ class Keeper:
                     if now_s - swept_s >= SWEEP_S:
                         swept_s = now_s
                         await self._try(lambda store: store.files.sweep())
+                        await self._try(lambda store: store.responses.sweep(self.api.response_age_s))
                     if now_s - looked_s >= POLL_S:
                         looked_s = now_s
                         await self._look_after(answerer)
@@ -127,22 +133,45 @@ class Keeper:
         """What others have left, and whose time is over."""
         if (alive := answerer.alive()) and (count := await self._try(lambda store: store.work.release(alive))):
             log.warning("%d requests of batches are taken over from replicas that have gone", count)
+        if alive and (count := await self._try(lambda store: store.responses.release(alive))):
+            log.warning("%d responses are taken over from replicas that have gone", count)
         await self._try(lambda store: store.work.expire())
 
     async def _go_on(self, answerer: Answerer) -> None:
-        """Begins what there is to do."""
+        """Begins what there is to do, and ends what is not wanted any more."""
+        await self._respond(answerer)
         while unread := await self._try(lambda store: store.work.take_unread()):
             if not await self._finish_or_put_down(unread, self._read):
                 return
         room = self.api.batch_requests - len(self._running)
         if room > 0 and answerer.welcome():
             for line in await self._try(lambda store: store.work.take(room)) or ():
-                task = asyncio.create_task(self._answer(answerer, line))
-                self._running.add(task)
-                task.add_done_callback(self._done)
+                self._begin(answerer, line)
         while finished := await self._try(lambda store: store.work.take_finished()):
             if not await self._finish_or_put_down(finished, write):
                 return
+
+    async def _respond(self, answerer: Answerer) -> None:
+        """Responses in the background wait for nobody but those before them."""
+        if names := list(self._responses):
+            mine = await self._try(lambda store: store.responses.mine(names))
+            for name in set(names) - (set(names) if mine is None else mine):
+                if name in self._responses:
+                    self._responses[name].cancel()
+        room = self.api.batch_requests - len(self._running)
+        if room > 0 and answerer.able():
+            for line in await self._try(lambda store: store.responses.take(room)) or ():
+                task = self._responses[line.custom] = self._begin(answerer, line)
+                task.add_done_callback(partial(self._forget, line.custom))
+
+    def _forget(self, name: str, task: "asyncio.Task[None]") -> None:
+        self._responses.pop(name, None)
+
+    def _begin(self, answerer: Answerer, line: Line) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._answer(answerer, line))
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
 
     async def _finish_or_put_down(self, batch: Batch, work: Callable[[Store, Batch], None]) -> bool:
         """Whether the work was done. If the store failed, anybody may take the batch at the next look."""
@@ -157,9 +186,9 @@ class Keeper:
         good, result = await answerer(line)
         if result is None:
             await asyncio.sleep(AGAIN_S)
-            await self._insist(lambda store: store.work.give_back(line))
+            await self._insist(lambda store: (store.work if line.batch else store.responses).give_back(line))
         else:
-            await self._insist(lambda store: store.work.answer(line, good, result))
+            await self._insist(lambda store: (store.work if line.batch else store.responses).answer(line, good, result))
 
     async def _insist(self, what: Callable[[Store], object]) -> None:
         """As `call`, until the store can do it: nobody else takes a line that this replica has."""

@@ -34,8 +34,23 @@ class Batch(NamedTuple):
     failed: int = 0
 
 
+class Response(NamedTuple):
+    """A response that is kept. What it was asked for is kept until there is an answer, if nobody waits for that."""
+
+    id: str
+    owner: str
+    created: int
+    status: str
+    previous: str | None
+    input: str  # JSON: items
+    body: str  # JSON: the response object
+    request: bytes | None = None  # JSON: of one in the background, until it has ended
+    worker: int | None = None  # signed incarnation of the replica that computes it
+    bytes: int = 0
+
+
 class Line(NamedTuple):
-    """One request that a replica has taken to answer it."""
+    """One request that a replica has taken to answer it; of no batch: a response in the background, `custom`."""
 
     batch: str
     line: int

@@ -1,13 +1,18 @@
-"""GET /admin/status: every process, the load and the model, as the scheduler last told. Only for administrators."""
+"""/admin: what is and what shall be, of all processes. Only for administrators.
 
-from typing import Any
+API keys need no route: the file of keys is read again when it changes.
+"""
+
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.protocol import Control
 from services.api.gateway import Gateway
-from services.api.route import Endpoint, json
+from services.api.route import Endpoint, json, read_body
+from services.api.schema.parse import Body
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -49,6 +54,34 @@ async def status(gateway: Gateway, request: Request) -> Response:
     return json(SystemStatus(not missing, missing, processes, msgspec.structs.asdict(view.load), model))
 
 
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not given stays as it is."""
+
+    flush_prefix_cache: bool | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None  # of all processes
+    profile: bool | None = None  # workers record their steps into run_dir/profiles
+    drain: bool | None = None  # this replica is not ready, and serves on; false: it is again
+
+
+class Controlled(msgspec.Struct, frozen=True):
+    """`told`: all schedulers know; else ask again."""
+
+    told: bool
+    draining: bool
+
+
+CONTROL = Body(ControlRequest)
+
+
+async def control(gateway: Gateway, request: Request) -> Response:
+    asked = CONTROL.parse(await read_body(request, gateway.config.api))
+    if asked.drain is not None:
+        gateway.set_leaving(asked.drain)
+    told = gateway.control(Control(bool(asked.flush_prefix_cache), asked.log_level or "", asked.profile))
+    return json(Controlled(told, gateway.leaving))
+
+
 ENDPOINTS = [
+    Endpoint("POST", "/admin/control", control, "Changes what runs", body=CONTROL, reply=Controlled, admin=True),
     Endpoint("GET", "/admin/status", status, "Processes, load and model", reply=SystemStatus, admin=True),
 ]

@@ -7,7 +7,10 @@ from services.api.gateway import Gateway
 from services.api.generate import generate
 from services.api.hub import Request
 from services.api.route import Endpoint, read_body
-from services.api.schema.chat import BODY, check_messages, submits_of, wanted_of
+from services.api.schema.chat import BODY, LIST_BODY, chats_of, check_messages, submits_of, wanted_of
+from services.api.schema.conversion import renamed
+from services.api.schema.generation import check_common
+from services.api.schema.logprobs import content_of, prompt_logprobs_of
 from services.api.schema.replies import ChatChoice, ChatCompletion, ids_of, message_of, stop_reason, usage_of
 
 
@@ -16,8 +19,23 @@ async def chat_completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     facts = gateway.facts()
     asked = BODY.parse(body)
     check_messages(asked.messages, gateway.config.api.max_messages)
-    submits = submits_of(asked, facts, gateway.max_choices)
+    submits = submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     return await generate(gateway, http, facts.name, asked, submits, reply, wanted_of(asked))
+
+
+async def chat_list(gateway: Gateway, http: HttpRequest) -> ASGIApp:
+    """Many conversations with the same fields: choices conversation by conversation."""
+    body = await read_body(http, gateway.config.api)
+    facts = gateway.facts()
+    asked = LIST_BODY.parse(body)
+    chats = chats_of(asked)
+    submits = []
+    for i, chat in enumerate(chats):
+        check_messages(chat.messages, gateway.config.api.max_messages)
+        with renamed({"messages": f"messages[{i}]"}):
+            submits += submits_of(chat, facts, gateway.max_choices)
+    check_common(chats[0], facts, sum(submit.n for submit in submits), gateway.max_choices)
+    return await generate(gateway, http, facts.name, chats[0], submits, reply, wanted_of(chats[0]))
 
 
 def reply(identity: str, created: int, model: str, request: Request) -> ChatCompletion:
@@ -26,8 +44,11 @@ def reply(identity: str, created: int, model: str, request: Request) -> ChatComp
         assert choice.finished is not None
         message = message_of(choice)
         prompt, ids = ids_of(choice)
-        choices.append(ChatChoice(choice.index, message, choice.word, stop_reason(choice.finished), None, ids))
-    return ChatCompletion(identity, created, model, choices, usage_of(request), prompt_token_ids=prompt)
+        told = stop_reason(choice.finished), content_of(choice), ids
+        choices.append(ChatChoice(choice.index, message, choice.word, *told))
+    scored = prompt_logprobs_of(request.choices[0])
+    usage = usage_of(request)
+    return ChatCompletion(identity, created, model, choices, usage, prompt_token_ids=prompt, prompt_logprobs=scored)
 
 
 ENDPOINTS = [
@@ -39,5 +60,13 @@ ENDPOINTS = [
         body=BODY,
         reply=ChatCompletion,
         batched=True,
-    )
+    ),
+    Endpoint(
+        "POST",
+        "/v1/chat/completions/batch",
+        chat_list,
+        "Answers many conversations",
+        body=LIST_BODY,
+        reply=ChatCompletion,
+    ),
 ]

@@ -10,6 +10,7 @@ from services.api.generate import generate
 from services.api.hub import Request
 from services.api.route import Endpoint, read_body
 from services.api.schema.completion import BODY, CompletionRequest, submits_of
+from services.api.schema.logprobs import chosen, columns_of, prompt_logprobs_of
 from services.api.schema.replies import TextChoice, TextCompletion, ids_of, stop_reason, usage_of
 
 
@@ -17,7 +18,7 @@ async def completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     body = await read_body(http, gateway.config.api)
     facts = gateway.facts()
     asked = BODY.parse(body)
-    submits = submits_of(asked, facts, gateway.max_choices)
+    submits = submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     echoes = [await text_of(gateway, http, asked, submit) for submit in submits] if asked.echo else []
     return await generate(gateway, http, facts.name, asked, submits, reply, echoes=echoes)
 
@@ -34,10 +35,11 @@ async def text_of(gateway: Gateway, http: HttpRequest, asked: CompletionRequest,
 
 def reply(identity: str, created: int, model: str, request: Request) -> TextCompletion:
     choices = []
-    for choice in request.choices:
+    for index, choice in enumerate(chosen(request)):
         assert choice.finished is not None
         text = choice.echo + choice.take()
-        choices.append(TextChoice(choice.index, text, choice.word, stop_reason(choice.finished), None, *ids_of(choice)))
+        told = stop_reason(choice.finished), columns_of(choice), *ids_of(choice)
+        choices.append(TextChoice(index, text, choice.word, *told, prompt_logprobs_of(choice)))
     return TextCompletion(identity, created, model, choices, usage_of(request))
 
 

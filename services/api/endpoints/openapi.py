@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from services.api import deadline
 from services.api.endpoints.health import package_version
-from services.api.errors import ErrorBody
+from services.api.errors import AnthropicErrorBody, ErrorBody, of_anthropic
 from services.api.gateway import Gateway
 from services.api.route import Endpoint, discover, json, offered
 
@@ -35,7 +35,7 @@ PARAMETER = re.compile(r"{(\w+):?\w*}")
 
 def document(endpoints: list[Endpoint]) -> dict[str, Any]:
     """OpenAPI 3.1, as a JSON tree."""
-    structs: list[Any] = [ErrorBody]
+    structs: list[Any] = [ErrorBody, AnthropicErrorBody]
     for endpoint in endpoints:
         structs += [endpoint.body.struct] if endpoint.body else []
         structs += [endpoint.reply] if endpoint.reply else []
@@ -58,7 +58,8 @@ def _operation(endpoint: Endpoint, references: dict[Any, Any]) -> dict[str, Any]
     ok: dict[str, Any] = {"description": "Success", "content": {endpoint.media_type: {"schema": answer}}}
     if endpoint.body and "stream" in endpoint.body.struct.__struct_fields__:
         ok["content"]["text/event-stream"] = {}  # each event's data is a chunk; OpenAPI 3.1 cannot say so
-    error = {"application/json": {"schema": references[ErrorBody]}}
+    body = AnthropicErrorBody if of_anthropic(endpoint.path) else ErrorBody
+    error = {"application/json": {"schema": references[body]}}
     statuses = (*ANY_ERRORS, 504) if endpoint.body else ANY_ERRORS
     errors = {str(status): {"description": MEANINGS[status], "content": error} for status in statuses}
     operation: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Bodies and replies of files and batches, in OpenAI's form. Pure."""
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -77,7 +77,12 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-Item = TypeVar("Item", FileObject, BatchObject)
+class Listed(Protocol):
+    @property
+    def id(self) -> str | None: ...
+
+
+Item = TypeVar("Item", bound=Listed)
 
 
 class FileList(msgspec.Struct, frozen=True):

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from common.constraints import ToolUse
 from common.dialects.tools import Tools
+from common.logprobs import Report
 from common.protocol import ModelFacts, PromptKind, Submit
 from common.text_format import ANSWER, AS_IT_IS, GOES_ON, REASONING, TOOLS
 from services.api.answer import Wanted
@@ -14,10 +16,12 @@ from services.api.errors import invalid
 from services.api.schema.generation import (
     ABSENT,
     EMPTY_LIST,
+    MAX_LOGPROBS,
     OFF,
     UNSUPPORTED,
     GenerationRequest,
     check_common,
+    report_of,
     sampling_of,
     submit_fields,
 )
@@ -58,12 +62,37 @@ class Function(msgspec.Struct, frozen=True):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,256}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # accepted; arguments are the model's own
+    strict: bool | None = None  # arguments match the schema in every point, or the request is refused
 
 
 class Tool(msgspec.Struct, frozen=True):
     function: Function
     type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True):
+    """As chats name one, and as responses do."""
+
+    function: NamedFunction | None = None
+    name: str | None = None
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    tools: list[NamedTool]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class NamedChoice(NamedTool, frozen=True, kw_only=True):
+    """A tool_choice that is an object; both forms of OpenAI's allowed_tools."""
+
+    type: Literal["function", "allowed_tools"]
+    allowed_tools: AllowedTools | None = None
+    tools: list[NamedTool] | None = None
+    mode: Literal["auto", "required"] = "auto"
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -76,12 +105,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "echo": OFF,
-    "logprobs": OFF,
-    "top_logprobs": one_of(0),
+    "best_of": one_of(1),
     "functions": EMPTY_LIST,
     "function_call": one_of("none", "auto"),
     "modalities": one_of(["text"]),
@@ -96,6 +126,20 @@ UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
     "mm_processor_kwargs": one_of({}),
 }
 BODY = Body(ChatRequest, UNSUPPORTED_IN_CHAT)
+
+
+class ChatListRequest(ChatRequest, frozen=True, kw_only=True):
+    """Many conversations that have all other fields in common."""
+
+    messages: Annotated[list[list[Message]], Meta(min_length=1)]  # type: ignore[assignment]
+
+
+LIST_BODY = Body(ChatListRequest, UNSUPPORTED_IN_CHAT)
+
+
+def chats_of(request: ChatListRequest) -> list[ChatRequest]:
+    shared = {name: getattr(request, name) for name in ChatRequest.__struct_fields__ if name != "messages"}
+    return [ChatRequest(messages=messages, **shared) for messages in request.messages]
 
 
 def check_messages(messages: list[Message] | None, most: int) -> None:
@@ -167,17 +211,10 @@ def _call(call: ToolCall, param: str) -> dict[str, Any]:
 
 
 def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
-    """The tools that the model may call, as templates take them. Raises Reject for choices that nothing enforces."""
-    choice = request.tool_choice
+    """The tools that the model is told of, as templates take them. Raises Reject."""
     for i, tool in enumerate(request.tools or ()):
         check_depth(tool.function.parameters, f"tools[{i}].function.parameters")
-    if choice not in (None, "none", "auto"):
-        known = choice == "required" or isinstance(choice, dict)
-        text = "needs constrained decoding, which this server does not have" if known else "is not known"
-        raise invalid(
-            f"tool_choice {msgspec.json.encode(choice).decode():.200} {text}; use auto or none", "tool_choice"
-        )
-    if choice == "none":
+    if request.tool_choice == "none":
         return []
     functions = (
         {"name": tool.function.name, "description": tool.function.description or ""}
@@ -185,6 +222,40 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
         for tool in request.tools or ()
     )
     return [{"type": "function", "function": function} for function in functions]
+
+
+def use_of(request: ChatRequest, tools: list[dict[str, Any]], bound: bool) -> ToolUse | None:
+    """What is enforced of calls; None: nothing. bound: the rest of the answer must match something. Raises Reject."""
+    choice, known = request.tool_choice, [tool["function"]["name"] for tool in tools]
+    names, must, many = _chosen(choice, known) if choice not in (None, "auto", "none") else (known, False, True)
+    if must and not names:
+        raise invalid("tool_choice asks for a call, but there are no tools", "tool_choice")
+    strict = tuple(tool.function.name for tool in request.tools or () if tool.function.strict)
+    many = many and request.parallel_tool_calls is not False
+    if not names or not (must or strict or bound or not many or len(names) < len(known)):
+        return None
+    return ToolUse(tuple(names), strict, must, many)
+
+
+def _chosen(choice: str | dict[str, Any] | None, known: list[str]) -> tuple[list[str], bool, bool]:
+    """Names that may be called, whether one must, and whether more than one call may be."""
+    if choice == "required":
+        return known, True, True
+    try:
+        asked = msgspec.convert(choice, NamedChoice)
+    except msgspec.ValidationError as error:
+        told = f"tool_choice {msgspec.json.encode(choice).decode():.200} is not known"
+        raise invalid(f"{told}: use none, auto, required, or an object that names a function", "tool_choice") from error
+    if asked.type == "function":
+        names, must = [asked.name or (asked.function.name if asked.function else "")], True
+    else:
+        allowed = asked.allowed_tools or AllowedTools(asked.tools or [], asked.mode)
+        names = [each.name or (each.function.name if each.function else "") for each in allowed.tools]
+        must = allowed.mode == "required"
+    for name in names:
+        if name not in known:
+            raise invalid(f"tool_choice names {name!r:.100}, which is none of the tools", "tool_choice")
+    return list(dict.fromkeys(names)), must, asked.type != "function"
 
 
 def template_kwargs(request: ChatRequest, tools: list[dict[str, Any]]) -> dict[str, Any]:
@@ -224,18 +295,32 @@ def wanted_of(request: ChatRequest) -> Wanted:
     )
 
 
-def submits_of(request: ChatRequest, facts: ModelFacts, max_choices: int) -> list[Submit]:
+def report_in_chat(request: ChatRequest, most: int) -> Report:
+    """Raises Reject."""
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    top = (request.top_logprobs or 0) if request.logprobs else None
+    return report_of(request, top, most, "top_logprobs")
+
+
+def submits_of(
+    request: ChatRequest, facts: ModelFacts, max_choices: int, max_logprobs: int = MAX_LOGPROBS
+) -> list[Submit]:
     """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
     check_common(request, facts, request.n or 1, max_choices)
     tools = tools_of(request)
+    sampling = sampling_of(request, facts, 0, report_in_chat(request, max_logprobs))
+    fields = submit_fields(request, prompt_end(request))
+    if use := use_of(request, tools, sampling.grammar is not None):
+        fields["options"] = msgspec.structs.replace(fields["options"], calls=use)
     return [
         Submit(
             seq_id=0,
             kind=PromptKind.CHAT,
-            sampling=sampling_of(request, facts, default_max_tokens=0),
+            sampling=sampling,
             messages=messages_json(request.messages),
             template_kwargs=msgspec.json.encode(template_kwargs(request, tools)),
             parts=REASONING | TOOLS if tools else REASONING,
-            **submit_fields(request, prompt_end(request)),
+            **fields,
         )
     ]

@@ -10,8 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from common.errors import Reject, RejectReason
-from common.protocol import ModelFacts, Options, Sampling
+from common.logprobs import Report
+from common.protocol import ModelFacts, Options, Sampling, Words
 from services.api.errors import invalid
+from services.api.logprobs import Form
 from services.api.schema.parse import Harmless, anything, one_of
 from services.api.schema.structured import StructuredFields, grammar_of
 
@@ -21,7 +23,11 @@ Milliseconds = Annotated[int, Meta(ge=1, le=I32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=I32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 MAX_STOPS = 64
+MAX_ALLOWED, MAX_BAD_WORDS = 4096, 256
+MAX_LOGPROBS = 20
+NO_REPORT = Report()
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -58,22 +64,25 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}\Z")] | None = None  # before the header's
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+
+    def form(self) -> Form:
+        """How it wants to be told."""
+        return Form(bool(self.return_tokens_as_token_ids), -1 if self.prompt_logprobs is None else self.prompt_logprobs)
 
 
 EMPTY_LIST: Harmless = one_of([])
 OFF: Harmless = one_of(False)
 ABSENT: Harmless = one_of()
 UNSUPPORTED: dict[str, Harmless] = {
-    "prompt_logprobs": ABSENT,
     "logprob_token_ids": EMPTY_LIST,
-    "return_tokens_as_token_ids": OFF,
-    "best_of": one_of(1),
     "use_beam_search": OFF,
     "length_penalty": one_of(1, 1.0),
-    "allowed_token_ids": ABSENT,
-    "bad_words": EMPTY_LIST,
     "stop_regex": ABSENT,
-    "spaces_between_special_tokens": one_of(True),
+    "spaces_between_special_tokens": one_of(True, False),  # tokens are joined as the tokenizer joins them
     "kv_transfer_params": ABSENT,
     "repetition_detection": ABSENT,
     "thinking_token_budget": ABSENT,
@@ -88,7 +97,9 @@ UNSUPPORTED: dict[str, Harmless] = {
 }
 
 
-def sampling_of(request: GenerationRequest, facts: ModelFacts, default_max_tokens: int) -> Sampling:
+def sampling_of(
+    request: GenerationRequest, facts: ModelFacts, default_max_tokens: int, report: Report = NO_REPORT
+) -> Sampling:
     """The resolved sampling of one prompt; a seed that is not given is drawn here. Raises Reject.
 
     `default_max_tokens` 0 leaves the limit to the tokenizer, which knows what is left of the context.
@@ -98,6 +109,7 @@ def sampling_of(request: GenerationRequest, facts: ModelFacts, default_max_token
     if max_tokens and min_tokens > max_tokens:
         raise invalid(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
     check_ids(request.stop_token_ids or [], facts, "stop_token_ids")
+    check_allowed(request, facts, min_tokens)
     bias = request.logit_bias or {}
     check_ids(list(bias), facts, "logit_bias")
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
@@ -116,7 +128,35 @@ def sampling_of(request: GenerationRequest, facts: ModelFacts, default_max_token
         stop_token_ids=tuple(request.stop_token_ids or ()),
         logit_bias=tuple(bias.items()),
         grammar=grammar_of(request),
+        report=report,
+        words=Words(tuple(request.allowed_token_ids or ())),
     )
+
+
+def check_allowed(request: GenerationRequest, facts: ModelFacts, min_tokens: int) -> None:
+    """Raises Reject where in the end no token could come."""
+    allowed = request.allowed_token_ids
+    if allowed is None:
+        return
+    check_ids(allowed, facts, "allowed_token_ids")
+    ends = {*facts.eos_token_ids, *(request.stop_token_ids or ())}
+    if min_tokens and ends.issuperset(allowed):
+        raise invalid("allowed_token_ids has only tokens that end, which min_tokens forbids", "allowed_token_ids")
+    if grammar_of(request) is not None:
+        raise invalid("allowed_token_ids and a grammar exclude each other", "allowed_token_ids")
+
+
+def report_of(request: GenerationRequest, top: int | None, most: int, param: str = "logprobs") -> Report:
+    """`top`: best tokens beside each of the output's, by the field `param`; None: no log-probabilities of it.
+
+    Raises Reject for more than `most`.
+    """
+    for value, name in ((top, param), (request.prompt_logprobs, "prompt_logprobs")):
+        if value is not None and not 0 <= value <= most:
+            raise invalid(f"{name} is {value}, not between 0 and {most}", name)
+    if request.prompt_logprobs is not None and request.stream:
+        raise invalid("prompt_logprobs comes with whole replies only, not with streams", "prompt_logprobs")
+    return Report(*(-1 if value is None else value for value in (top, request.prompt_logprobs)))
 
 
 def given(value: float | None, default: float) -> float:
@@ -162,8 +202,9 @@ def continuous_usage(request: GenerationRequest) -> bool:
 def submit_fields(request: GenerationRequest, prompt_end: int = 0) -> dict[str, Any]:
     """What a Submit of this request carries whatever its prompt is."""
     ids = bool(request.return_token_ids)
+    keep, tell = request.truncate_prompt_tokens or 0, continuous_usage(request) or ids
     return {
-        "options": Options(prompt_end, request.truncate_prompt_tokens or 0, continuous_usage(request) or ids, ids),
+        "options": Options(prompt_end, keep, tell, ids, bad_words=tuple(request.bad_words or ())),
         "n": request.n or 1,
         "stop": stops_of(request),
         "include_stop": bool(request.include_stop_str_in_output),

@@ -9,6 +9,7 @@ from common.columns import unpack_i32
 from common.dialects.events import Arguments, CallBegun, Content, Event, Reasoning
 from common.protocol import FinishReason, TextFinished
 from services.api.hub import Choice, Request
+from services.api.schema.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: AssistantMessage
     finish_reason: str
     stop_reason: int | str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -64,6 +65,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -71,9 +73,10 @@ class TextChoice(msgspec.Struct, frozen=True):
     text: str
     finish_reason: str
     stop_reason: int | str | None = None
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True):

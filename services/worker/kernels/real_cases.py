@@ -37,13 +37,16 @@ SHAPES = (
     *("block_tokens", "kv_fp8", "qkv_bias", "out_bias", "qk_norm", "num_experts", "top_k", "expert_size"),
     *("renormalize", "max_rows", "step_tokens", "window", "sinks", "clamped", "gelu"),
     *("value_dim", "attention_gate", "shared_size"),
-    *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps"),
+    *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps", "delta_drafts"),
     *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "latent_row"),
     *("expert_groups", "top_groups", "softmax_groups", "index_heads", "index_head_dim"),
     "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
-OWN = ("gather_tokens", "store_tokens", "penalize", "mask_logits", "sample", "top_k_floor", "top_p_floor", "keep_floor")
+OWN = (
+    *("gather_tokens", "store_tokens", "penalize", "mask_logits", "sample", "top_k_floor", "top_p_floor", "keep_floor"),
+    "token_logprobs",
+)
 MIXTURE = ("moe_gated", "moe_route", "norm_route")
 BY_HEADS = ("rope", "rope_kv_write", "kv_write", "paged_attention")  # latent attention calls none of them
 # What a captured decode step calls; these are also captured and replayed.

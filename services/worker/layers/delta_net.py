@@ -36,19 +36,19 @@ class DeltaNet:
         self,
         projected: Tensor,
         rotation: tuple[Tensor, Tensor],
-        cache: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, ...],
         slots: Tensor,
         rows: AttentionRows,
     ) -> Tensor:
         """projected: [T, H * (2D + 2V * E) + H * 2V], from `project`; no rotation, since the state knows the order.
 
-        cache: inputs of the convolution and matrices, changed in place; slots: int64 [R], each row's block of both.
+        cache: as DeltaSpec.cache has it, changed in place; slots: int64 [R], each row's block of all.
         Returns [T, H * V * E].
         """
         spec, (conv, decay, bias, norm) = self._spec, self.parts
-        (inputs, matrices), inner, split = cache, sum(spec.convolved), spec.heads * spec.width
+        (inputs, matrices, *past), inner, split = cache, sum(spec.convolved), spec.heads * spec.width
         heads = projected[:, :split].view(-1, spec.heads, spec.width)
         gates = projected[:, split:].view(-1, spec.heads, 2 * spec.values)
         qkv = self._conv(heads[..., :inner], conv, inputs, slots, rows)
-        values = self._delta(qkv, gates, decay, bias, matrices, slots, rows)
+        values = self._delta(qkv, gates, decay, bias, matrices, slots, rows, *past)
         return self._norm(values, heads[..., inner:], norm.weight, norm.eps).flatten(1)

@@ -27,7 +27,11 @@ def with_mtp(spec: DecoderSpec) -> DecoderSpec:
             'speculative.method is "mtp", but the model has no layer for it, or none that is known here; '
             "others: ngram, draft"
         )
-    return replace(spec, num_layers=spec.num_layers + 1, with_mtp=True)
+    own, moe = spec.num_layers, spec.moe
+    windows = (*(spec.window_of(layer) for layer in range(own)), spec.mtp_window)
+    if moe is not None and spec.mtp_dense:
+        moe = replace(moe, dense_layers=(*moe.dense_layers, own))
+    return replace(spec, num_layers=own + 1, with_mtp=True, windows=windows if any(windows) else (), moe=moe)
 
 
 class Embeds(Protocol):

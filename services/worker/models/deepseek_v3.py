@@ -55,7 +55,7 @@ def read(config: Config) -> DecoderSpec:
     config.require("scoring_func", ("sigmoid",))
     interleaved = config.get(bool, "rope_interleave")
     moe = read_mixture(config, read_groups(config, config.get(int, "n_routed_experts")))
-    return read_latent(config, interleaved, moe=moe)
+    return read_latent(config, interleaved, moe=moe, mtp_layers=config.get(int, "num_nextn_predict_layers", 0))
 
 
 def read_mixture(config: Config, grouped: GroupedRouting) -> MoeSpec:
@@ -130,9 +130,10 @@ MODEL = ModelDef(
         "multi-head latent attention",
         "mixture of experts in groups, shared experts, dense first layers",
         "rope: default, linear, yarn",
+        "multi-token prediction",
     ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),
-    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction
+    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction, where it is not asked for
 )

@@ -60,7 +60,8 @@ def read_sparse(config: Config, interleaved: bool, shared: tuple[bool, ...] = ()
         if len(kinds) != config.num_layers or set(kinds) - {"dense", "sparse"}:
             raise ValueError(f"config: 'mlp_layer_types' has {kinds!r} for {config.num_layers} layers")
         moe = replace(moe, dense_layers=tuple(i for i, kind in enumerate(kinds) if kind == "dense"))
-    return read_latent(config, True, {"indexer": indexer}, moe=moe)
+    heads = config.get(int, "num_nextn_predict_layers", 0)
+    return read_latent(config, True, {"indexer": indexer}, moe=moe, mtp_layers=heads)
 
 
 MODEL = ModelDef(
@@ -69,9 +70,10 @@ MODEL = ModelDef(
         "multi-head latent attention to tokens that an indexer chooses",
         "mixture of experts in groups, shared experts, dense first layers",
         "rope: default, linear, yarn",
+        "multi-token prediction",
     ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),
-    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction
+    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction, where it is not asked for
 )

@@ -22,6 +22,7 @@ class DeltaSpec:
     key_dim: int
     value_dim: int
     taps: int  # of the convolution
+    drafts: int = 0  # of a row in a step, at most
 
     @property
     def value_heads(self) -> int:
@@ -39,10 +40,14 @@ class DeltaSpec:
 
     @property
     def cache(self) -> RecurrentState:
-        """The last inputs of the convolution, and a matrix per value head."""
-        inputs = StateTensor((self.taps - 1, self.heads * sum(self.convolved)))
+        """The last inputs of the convolution, and a matrix per value head; of drafts, what these would be made from."""
+        inputs = StateTensor((self.taps - 1 + self.drafts, self.heads * sum(self.convolved)))
         matrices = StateTensor((self.value_heads, self.key_dim, self.value_dim), torch.float32)
-        return RecurrentState((inputs, matrices))
+        if not self.drafts:
+            return RecurrentState((inputs, matrices))
+        places = 2 * self.drafts + 1  # those of the last step are read where those of this one are written
+        past = StateTensor((places, self.heads, sum(self.convolved) - self.key_dim))
+        return RecurrentState((inputs, matrices, past, StateTensor((places, self.heads, 2 * self.values))))
 
     def weights(self, hidden: int) -> int:
         """Elements of a layer's matrices."""

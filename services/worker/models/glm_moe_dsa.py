@@ -48,9 +48,10 @@ MODEL = ModelDef(
         "multi-head latent attention to tokens that an indexer chooses, for several layers",
         "mixture of experts in groups, shared experts, dense first layers",
         "rope: default, linear, yarn",
+        "multi-token prediction",
     ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),
-    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction
+    prefixes={"model.layers.{n}.": None},  # the layer for multi-token prediction, where it is not asked for
 )

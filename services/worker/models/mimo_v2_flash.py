@@ -17,11 +17,21 @@ from services.worker.models.spec import (
     read_windows,
 )
 
-assert GLM_NAMES.experts is not None
+assert GLM_NAMES.experts is not None and GLM_NAMES.mtp is not None
 NAMES = replace(
     GLM_NAMES,
     sinks="model.layers.{i}.self_attn.attention_sink_bias",
     experts=replace(GLM_NAMES.experts, shared_gate_up=("", ""), shared_down=""),
+    mtp=replace(
+        GLM_NAMES.mtp,
+        final_norm="model.layers.{i}.final_layernorm.weight",
+        stored={
+            "model.mtp.layers.0.pre_mlp_layernorm.": "model.layers.{i}.post_attention_layernorm.",
+            "model.mtp.layers.0.": "model.layers.{i}.",
+            "model.mtp.": None,  # layers for tokens further ahead
+        },
+        repeated=(),
+    ),
 )
 # what transformers calls it: as published, and what 0 and 1 mean there
 KINDS = {
@@ -67,6 +77,9 @@ def read(config: Config) -> DecoderSpec:
             dense_layers=tuple(i for i, kind in enumerate(mlps) if kind == "dense"),
             grouped=read_groups(config, experts),
         ),
+        mtp_layers=config.get(int, "num_nextn_predict_layers", 1),  # published configurations do not say it
+        mtp_window=max(windows, default=0),
+        mtp_dense=True,
     )
 
 
@@ -97,9 +110,10 @@ MODEL = ModelDef(
         "mixture of experts in groups, dense first layers",
         "partial rotary; optional q, k, v biases",
         "rope: default, linear, yarn",
+        "multi-token prediction",
     ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),
-    prefixes={"model.mtp.": None},  # multi-token prediction
+    prefixes={"model.mtp.": None},  # multi-token prediction, where it is not asked for
 )

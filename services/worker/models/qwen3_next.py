@@ -5,7 +5,7 @@ from dataclasses import replace
 from services.worker.models.delta_spec import DeltaNames, DeltaSpec
 from services.worker.models.qwen3_moe import NAMES as QWEN3_MOE_NAMES
 from services.worker.models.qwen3_moe import read_mixture
-from services.worker.models.spec import FULL, MOST, Config, DecoderSpec, ModelDef, read_decoder
+from services.worker.models.spec import FULL, MOST, Config, DecoderSpec, ModelDef, MtpNames, read_decoder
 
 assert QWEN3_MOE_NAMES.experts is not None
 NAMES = replace(
@@ -27,6 +27,13 @@ NAMES = replace(
         decay_bias="model.layers.{i}.linear_attn.dt_bias",
         norm="model.layers.{i}.linear_attn.norm.weight",
         out="model.layers.{i}.linear_attn.out_proj.weight",
+    ),
+    mtp=MtpNames(
+        embed_norm="mtp.pre_fc_norm_embedding.weight",
+        hidden_norm="mtp.pre_fc_norm_hidden.weight",
+        project="mtp.fc.weight",
+        final_norm="mtp.norm.weight",
+        stored={"mtp.layers.0.": "model.layers.{i}.", "mtp.": "mtp."},
     ),
 )
 LINEAR = "linear_attention"
@@ -60,6 +67,7 @@ def read(config: Config) -> DecoderSpec:
         norm_offset=1.0,
         delta=read_delta(config),
         moe=read_mixture(config, shared_inner=shared, shared_gate=True),
+        mtp_layers=config.get(int, "num_nextn_predict_layers", 1),  # published configurations do not say it
     )
 
 
@@ -99,9 +107,10 @@ MODEL = ModelDef(
         "gated grouped-query attention in the others, partial rotary, query and key norm",
         "mixture of experts, and a gated shared expert",
         "rope: default, linear, yarn",
+        "multi-token prediction",
     ),
     read=read,
     names=NAMES,
     ignored=("rotary_emb.inv_freq",),
-    prefixes={"mtp.": None},  # multi-token prediction
+    prefixes={"mtp.": None},  # multi-token prediction, where it is not asked for
 )

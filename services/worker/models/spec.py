@@ -135,6 +135,8 @@ class DecoderSpec:
     latent: LatentSpec | None = None  # of latent attention; each head is a KV head then
     caches: tuple[LayerCache, ...] = ()  # what each layer keeps; (): keys and values of its KV heads
     mtp_layers: int = 0  # that the checkpoint has, for multi-token prediction
+    mtp_window: int = 0  # of their attention, as in `windows`
+    mtp_dense: bool = False  # they have an ordinary MLP
     with_mtp: bool = False  # the first of them is the last of `num_layers`
 
     @property

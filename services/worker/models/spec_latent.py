@@ -27,7 +27,7 @@ class IndexerSpec:
     shared: tuple[bool, ...] = ()  # by layer: takes the choice of the last layer before it that made one; (): none does
 
     def shares(self, layer: int) -> bool:
-        return bool(self.shared) and self.shared[layer]
+        return layer < len(self.shared) and self.shared[layer]
 
 
 @dataclass(frozen=True)

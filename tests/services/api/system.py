@@ -16,6 +16,8 @@ from common.columns import pack_i32, pack_u64, unpack_i32
 from common.lifecycle import Process, scheduler_endpoint
 from common.protocol import (
     Abort,
+    Control,
+    Describe,
     Detokenize,
     Detokenized,
     FinishReason,
@@ -82,8 +84,12 @@ class FakeTokenizer:
             elif isinstance(message, Abort):
                 self.aborts.append(message.seq_id)
             elif isinstance(message, Tokenize):
-                ids = [ord(letter) for letter in message.text]
-                self.send(Tokenized(message.call_id, pack_i32(ids), list(message.text)))
+                asked = message.submit or message
+                text = asked.text or asked.messages.decode()
+                ids = pack_i32(map(ord, text)) if text or not message.submit else message.submit.tokens
+                self.send(Tokenized(message.call_id, ids, [] if message.submit else list(text)))
+            elif isinstance(message, Describe):
+                self.send(Detokenized(message.call_id, '{"eos_token":"</s>"}'))
             elif isinstance(message, Detokenize):
                 self.send(Detokenized(message.call_id, "".join(map(chr, unpack_i32(message.tokens)))))
         self.system.changed()
@@ -125,6 +131,7 @@ class System:
         self.departed: list[int] = []
         self.goodbyes = 0
         self.pauses: list[Pause] = []
+        self.controls: list[Control] = []
         self._links: dict[tuple[int, int], Push] = {}
         self._change = asyncio.Event()
         self.process = Process("api", 1, self.config)
@@ -185,10 +192,14 @@ class System:
                 self.tell()
             elif isinstance(message, Heartbeat) and sender in self.members:
                 peer = self.members[sender].peer
-                self.members[sender] = Member(peer, message.state, message.progress, None, message.counters)
+                self.members[sender] = Member(
+                    peer, message.state, message.progress, None, message.counters, message.histograms
+                )
                 self.tell()
             elif isinstance(message, Pause):
                 self.pauses.append(message)
+            elif isinstance(message, Control):
+                self.controls.append(message)
             elif isinstance(message, Goodbye):
                 self.goodbyes += 1
         self.changed()

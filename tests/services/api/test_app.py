@@ -14,6 +14,9 @@ from tests.services.api.system import COMPLETION, running, scenario
 def error_of(response: httpx.Response) -> dict[str, str | None]:
     assert response.headers["content-type"] == "application/json"
     error: dict[str, str | None] = response.json()["error"]
+    if response.request.url.path.startswith("/v1/messages"):
+        assert set(error) == {"type", "message"} and response.json()["request_id"] == response.headers["x-request-id"]
+        return {"param": None, "code": None} | error
     assert set(error) == {"message", "type", "param", "code"}
     return error
 

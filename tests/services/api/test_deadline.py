@@ -81,7 +81,7 @@ def test_silent_work_is_aborted_and_answered_504(stream: bool, by: str) -> None:
             tokenizer.on_submit = tokenizer.answer
             again = await client.post("/v1/completions", json={**COMPLETION, "deadline_ms": 60_000, "max_tokens": 3})
             assert again.status_code == 200
-            assert sum(system.gateway.figures.finished.values()) == 4
+            assert sum(system.gateway.figures.at(0).finished.values()) == 4
 
     scenario(main)
 

@@ -35,6 +35,29 @@ def test_the_body_is_openais() -> None:
     assert errors.as_json(errors.problem(404, "nothing here")) == body["error"]
 
 
+def test_paths_of_anthropics_api_have_its_body() -> None:
+    named = errors.problem(400, "must be less", "messages[0].content")
+    body = json.loads(errors.body_at("/v1/messages/count_tokens", 400, named, "r1"))
+    text = "messages[0].content: must be less"
+    kind = "invalid_request_error"
+    assert body == {"type": "error", "error": {"type": kind, "message": text}, "request_id": "r1"}
+    kinds = {status: json.loads(errors.body_at("/v1/messages", status, named))["error"]["type"] for status in STATUSES}
+    assert kinds == STATUSES
+    assert "code" in json.loads(errors.body_at("/v1/messages2", 400, named))["error"]
+
+
+STATUSES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
 def test_only_passing_states_ask_to_come_back() -> None:
     assert errors.headers_of(429, 3) == errors.headers_of(503, 3) == {"retry-after": "3"}
     assert errors.headers_of(504, 3) == {"x-should-retry": "false"}

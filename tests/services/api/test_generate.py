@@ -238,7 +238,7 @@ def test_a_client_that_leaves_aborts_every_unfinished_choice(stream: bool) -> No
             asking.cancel()
             await system.until(lambda: len(tokenizer.aborts) == 2)
             assert sorted(tokenizer.aborts) == [first, first + 2]
-            assert not system.gateway.hub.choices and system.gateway.figures.finished["abort"] == 2
+            assert not system.gateway.hub.choices and system.gateway.figures.at(0).finished["abort"] == 2
 
     scenario(main)
 

@@ -32,7 +32,7 @@ def setting(tmp_path: Path) -> str:
 def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
     public = {endpoint.path for endpoint in discover() if endpoint.public}
     signals = {"/live", "/ready", "/progress", "/health/live", "/health/ready", "/health/progress"}
-    assert public == signals | {"/health", "/ping"}
+    assert public == signals | {"/health", "/ping", "/docs"}
 
     async def main() -> None:
         async with running(setting) as (_, client):
@@ -43,7 +43,9 @@ def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
                     response = await client.request(method, path, headers=headers)
                     assert response.status_code == 401 and response.headers["www-authenticate"] == challenge
                     error = error_of(response)
-                    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+                    anthropic = ("authentication_error", None)
+                    kind = anthropic if "/messages" in path else ("invalid_request_error", "invalid_api_key")
+                    assert (error["type"], error["code"]) == kind
                     assert "wrong" not in response.text and len(response.headers["x-request-id"]) == 32
             for path in public:
                 assert (await client.get(path)).status_code == 200
@@ -73,6 +75,13 @@ def test_every_route_but_health_asks_for_a_key(setting: str) -> None:
 )
 def test_the_authorization_header(values: list[bytes], secret: bytes) -> None:
     assert bearer([(b"x", b"y"), *((b"authorization", value) for value in values)]) == secret
+    if values:  # it goes before Anthropic's header
+        assert bearer([(b"x-api-key", b"other"), *((b"authorization", value) for value in values)]) == secret
+
+
+def test_the_header_of_anthropics_clients() -> None:
+    assert bearer([(b"x-api-key", b" abc ")]) == b"abc"
+    assert bearer([(b"x-api-key", b"abc"), (b"x-api-key", b"abc")]) == b""
 
 
 def test_limits_of_a_key_hold_while_its_streams_are_open(setting: str) -> None:
@@ -106,8 +115,12 @@ def test_requests_a_minute(setting: str) -> None:
             assert refused.status_code == 429 and 50 < int(refused.headers["retry-after"]) <= 60
             keys = system.gateway.figures.edge.keys
             assert keys == {("eve", "accepted"): 2, ("eve", "limited"): 1}
+            own = system.process.incarnation
+            view = system.gateway.node.view
+            await system.until(lambda: view.members[own].counters.get("api_key_requests|limited|eve") == 1)
             page = (await client.get("/metrics", headers=header("four"))).text
-            assert 'valence_api_key_requests_total{instance="1",key="eve",result="accepted"} 2.0' in page
+            labels = 'instance="1",key="eve",result="accepted",service="api"'
+            assert f"valence_api_key_requests_total{{{labels}}} 2.0" in page
             assert "three" not in page and SECRET not in page
 
     scenario(main)

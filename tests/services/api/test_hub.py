@@ -134,7 +134,7 @@ def test_exactly_one_terminal() -> None:
     rig.hub.cancel(request)
     assert request.choices[0].finished is first is not None and request.open == 0 and not rig.hub.choices
     assert rig.figures.unknown_results == 1 and not rig.aborted
-    assert rig.figures.finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+    assert rig.figures.at(0).finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 1), (0, 2), (1, 0 + 1)])
@@ -154,7 +154,7 @@ def test_a_row_without_tokens_releases_text_that_was_held_back() -> None:
     rig.hub.feed(rows((seq_id, 0, 1, "a"), (seq_id, 1, 0, "b")), 2.0)
     rig.hub.feed(rows((seq_id, 0, 0, "?")), 2.0)
     assert request.choices[0].take() == "ab" and request.choices[0].received == 1 and request.failure is None
-    assert sum(rig.figures.inter_token.counts) == 0
+    assert sum(rig.figures.at(0).inter_token.counts) == 0
 
 
 @pytest.mark.parametrize(("first", "count"), [(3, 1), (1, 2), (3, 0), (2, -1), (-1, 1)])
@@ -233,7 +233,7 @@ def test_cancel_aborts_what_is_not_finished_on_the_link_of_its_submit() -> None:
     rig.hub.cancel(request)
     rig.hub.cancel(request)
     assert rig.aborted == [request.choices[0].seq_id, request.choices[2].seq_id]
-    assert rig.figures.finished["abort"] == 2 and request.failure is None
+    assert rig.figures.at(0).finished["abort"] == 2 and request.failure is None
     assert all(peer == A.incarnation for peer, _ in rig.sent)
 
 
@@ -507,9 +507,9 @@ def test_figures_of_a_request() -> None:
         rig.end(choice.seq_id, FinishReason.LENGTH, 5)
     figures = rig.figures
     assert (figures.requests, figures.prompt_tokens, figures.cached_tokens, figures.output_tokens) == (1, 5, 2, 10)
-    assert sum(figures.first_token.counts) == 2 and figures.first_token.total == 1.0
-    assert sum(figures.inter_token.counts) == 8 and figures.inter_token.total == 2.0
-    assert sum(figures.request.counts) == 2 and figures.request.total == 16.0
+    assert sum(figures.at(0).first_token.counts) == 2 and figures.at(0).first_token.total == 1.0
+    assert sum(figures.at(0).inter_token.counts) == 8 and figures.at(0).inter_token.total == 2.0
+    assert sum(figures.at(0).request.counts) == 2 and figures.at(0).request.total == 16.0
 
 
 def test_gaps_between_tokens_are_those_of_each_choice() -> None:
@@ -519,10 +519,28 @@ def test_gaps_between_tokens_are_those_of_each_choice() -> None:
     rig.hub.feed(rows((one, 0, 1, "a"), (two, 0, 1, "a")), 2.0)
     rig.hub.feed(rows((three, 0, 1, "a")), 3.0)
     rig.hub.feed(rows((one, 1, 1, "b"), (three, 1, 1, "b"), (two, 1, 1, "b"), (three, 2, 2, "cd")), 3.5)
-    gaps = rig.figures.inter_token
+    gaps = rig.figures.at(0).inter_token
     counted = dict(zip((*gaps.bounds, None), gaps.counts, strict=True))
     assert (counted[0.5], counted[2.5], counted[0.001], sum(gaps.counts)) == (1, 2, 2, 5)
     assert gaps.total == 0.5 + 1.5 + 1.5
+
+
+def test_what_a_choice_tells_belongs_to_the_scheduler_that_has_it() -> None:
+    rig = Rig()
+    first, second = (rig.open().choices[0] for _ in range(2))
+    both = rows((first.seq_id, 0, 1, "a"), (second.seq_id, 0, 1, "a"))
+    rig.hub.feed(msgspec.structs.replace(both, engines={second.seq_id: 2, 99: 1, first.seq_id: 64}), 2.0)
+    rig.hub.feed(rows((first.seq_id, 1, 1, "b"), (second.seq_id, 1, 1, "b"), (first.seq_id, 2, 1, "c")), 4.0)
+    for choice in (first, second):
+        rig.end(choice.seq_id, tokens=choice.received)
+    zero, two = rig.figures.at(0), rig.figures.at(2)
+    assert rig.figures.engines.keys() == {0, 2}
+    assert (sum(zero.first_token.counts), sum(two.first_token.counts)) == (1, 1)
+    assert (sum(zero.inter_token.counts), sum(two.inter_token.counts)) == (2, 1)
+    assert (zero.inter_token.total, two.inter_token.total) == (2.0, 2.0)
+    assert (zero.per_token.total, two.per_token.total) == (1.0, 2.0)
+    assert zero.finished["stop"] == two.finished["stop"] == 1
+    assert (zero.longest_output.total, two.longest_output.total, two.max_tokens.total) == (3.0, 2.0, 16.0)
 
 
 def test_ids_do_not_wrap_inside_a_request() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.columns import pack_i32, unpack_i32
-from common.protocol import FinishReason, StepResult
+from common.protocol import FinishReason, Grammar, RowFault, StepResult
 from services.scheduler.policy import MOST_DRAFTS
 from tests.services.scheduler.harness import EOS, PLAIN, Harness, ids
 
@@ -100,6 +100,26 @@ def test_rows_with_penalties_and_steps_with_chunks_have_no_drafts() -> None:
     harness.admit(ids(40), max_tokens=4)
     give(harness)
     assert harness.row_counts(harness.plans[-1]) == {0: 1, 1: 1, 2: 30} and harness.plans[-1].drafting == 2
+
+
+def test_rows_under_a_grammar_step_beside_drafts_and_have_faults_of_their_own() -> None:
+    harness = drafting()
+    free = harness.admit(ids(6), max_tokens=40)
+    bound = harness.admit(ids(6, 40), max_tokens=40, grammar=Grammar("regex", "a*"))
+    while harness.row_counts(harness.plans[0]) != {0: 4, 1: 1}:
+        give(harness)
+    give(harness, [11, 12], [13])
+    before = list(harness.tokens[bound])
+    give(harness, [14], [15], faults=[RowFault(1)])  # its matcher is not ready: it starts again
+    assert harness.tokens[free][-3:] == [11, 12, 14] and harness.tokens[bound] == before and before[-1] == 13
+    while len(harness.tokens[bound]) < 5 or harness.row_counts(harness.plans[0]).get(1) != 1:
+        give(harness)
+    before = list(harness.tokens[bound])
+    give(harness, faults=[RowFault(1, "guided_regex: it cannot go on")])
+    assert harness.finished[bound].message == "guided_regex: it cannot go on" and harness.tokens[bound] == before
+    while harness.plans:
+        give(harness)
+    assert len(harness.tokens[free]) == 40 and harness.faults == [] and harness.all_free()
 
 
 def test_the_budget_of_a_step_bounds_its_drafts() -> None:

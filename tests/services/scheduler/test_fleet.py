@@ -7,7 +7,7 @@ import pytest
 
 from common.columns import pack_i32, unpack_i32, unpack_u64
 from common.config import Kv, Scheduler
-from common.metrics import METRICS
+from common.metrics import checked
 from common.protocol import (
     Abort,
     Admit,
@@ -400,7 +400,7 @@ def test_figures_are_of_all_groups_and_never_go_back() -> None:
     load = fleet.fleet.load()
     assert (load.running, load.blocks_total) == (4, 128)
     assert [load.running for load in fleet.fleet.loads().values()] == [2, 2]
-    assert set(fleet.fleet.metrics()) <= set(METRICS)
+    assert checked(fleet.fleet.metrics())
     steps = fleet.fleet.load().steps
     fleet.lose(0)
     assert fleet.fleet.load().steps >= steps == 6

@@ -1,7 +1,7 @@
 import pytest
 
 from common.protocol import Heartbeat, Hello, Load, Peer
-from services.scheduler.members import Registry
+from services.scheduler.members import Registry, without_figures
 
 ROOT = "ipc:///run/"
 
@@ -25,6 +25,22 @@ def test_a_hello_joins_and_a_repeat_changes_nothing(registry: Registry) -> None:
     assert hello(registry, api) == (None, None)
     assert registry.service_of(11) == "api"
     assert registry.find("api", 0) == api
+
+
+def test_what_has_departed_is_in_the_ledger_which_a_successor_is_told(registry: Registry) -> None:
+    api = peer("api", 0, 11)
+    hello(registry, api)
+    registry.heartbeat(11, Heartbeat("ready", 1, None, {"requests": 4.0}), 1.0)
+    hello(registry, peer("api", 0, 12))
+    registry.heartbeat(12, Heartbeat("ready", 1, None, {"requests": 1.0}), 1.0)
+    told = registry.message(Load(), None)
+    assert told.ledger["api-0"].counters == {"requests": 4.0} and told.ledger["api-0"].gone == (11,)
+    assert [m.counters for m in without_figures(told).members] == [{}, {}] and not without_figures(told).ledger
+    successor = Registry(peer("scheduler", 0, 2), (ROOT,), dead_after_s=5)
+    successor.hello(12, Hello(peer("api", 0, 12), "hash", ledger=told.ledger), 2.0)
+    successor.heartbeat(12, Heartbeat("ready", 1, None, {"requests": 2.0}), 2.0)
+    successor.remove(12)
+    assert successor.ledger["api-0"].counters == {"requests": 6.0}
 
 
 def test_a_new_incarnation_replaces_the_old_which_never_comes_back(registry: Registry) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
-from common.config import load
+from common.config import Kv, load
 from common.lifecycle import Process
 from common.protocol import (
     Abort,
     Admit,
+    Control,
     FinishReason,
     Goodbye,
     Heartbeat,
@@ -227,7 +229,8 @@ def test_a_worker_of_another_model_is_shown_as_failed_and_may_come_in_when_the_o
 
 
 def test_a_groups_figures_are_those_of_its_worker(scheduler: subprocess.Popen, stage: Stage) -> None:
-    tokenizer, worker = stage.tokenizer(), stage.worker()
+    tokenizer, worker, api = stage.tokenizer(), stage.worker(), stage.actor("api", 41, ToApi)
+    api.join()
     tokenizer.push.send(admit())
     worker.next(StepPlan)
 
@@ -235,7 +238,9 @@ def test_a_groups_figures_are_those_of_its_worker(scheduler: subprocess.Popen, s
         members = message.members if isinstance(message, Members) else []
         return any(m.peer.service == "worker" and m.counters.get("group_running") == 1 for m in members)
 
-    tokenizer.until(running)
+    api.until(running)
+    others = tokenizer.until(lambda message: isinstance(message, Members))
+    assert not any(member.counters for member in others.members)  # only API processes serve figures
 
 
 def test_a_repeated_ready_changes_nothing(scheduler: subprocess.Popen, stage: Stage) -> None:
@@ -311,9 +316,10 @@ def test_refusals_reach_the_tokenizer(scheduler: subprocess.Popen, stage: Stage)
 
 
 def test_garbage_is_counted_and_shown(scheduler: subprocess.Popen, stage: Stage) -> None:
-    tokenizer = stage.tokenizer()
-    tokenizer.push.send(StepPlan(1))  # no message of this receiver
-    members = tokenizer.until(lambda m: isinstance(m, Members) and m.members[0].counters.get("link_bad_frame") == 1)
+    api = stage.actor("api", 41, ToApi)
+    api.join()
+    api.push.send(StepPlan(1))  # no message of this receiver
+    members = api.until(lambda m: isinstance(m, Members) and m.members[0].counters.get("link_bad_frame") == 1)
     assert members.members[0].peer.service == "scheduler"
 
 
@@ -362,6 +368,20 @@ def test_the_number_of_schedulers_is_told_to_everybody(second: subprocess.Popen,
     tokenizer.until(lambda m: isinstance(m, Members) and m.schedulers == 1 and m.members[0].state == "draining")
     asker.push.send(StatusQuery(asker.inbox.endpoint))
     assert asker.next(Status).schedulers == 1
+
+
+def test_what_an_administrator_asks_for_is_told_to_everybody(scheduler: subprocess.Popen, stage: Stage) -> None:
+    tokenizer, api, worker = stage.tokenizer(), stage.actor("api", 44, ToApi), stage.worker()
+    api.join()
+    worker.push.send(Control(log_level="error"))
+
+    api.push.send(Control(profile=True, flush=True))
+    api.push.send(Control(log_level="debug"))
+    told = tokenizer.until(lambda m: isinstance(m, Members) and m.log_level != "")
+    assert (told.log_level, told.profile) == ("debug", True), "what was asked for before stays"
+    api.push.send(Control(profile=False))
+    told = tokenizer.until(lambda m: isinstance(m, Members) and not m.profile)
+    assert told.log_level == "debug"
 
 
 @pytest.fixture
@@ -436,6 +456,45 @@ def test_a_scheduler_that_was_stopped_itself_blames_nobody(tmp_path: Path) -> No
             now_s += 0.5
             scheduler.beat()
         assert scheduler.registry.departed == {31} and scheduler.fleet.metrics()["stuck_steps"] == 1
+        scheduler.inbox.close()
+        for link in scheduler._links.values():
+            link.close()
+
+    asyncio.run(main())
+
+
+def test_what_its_prefix_cache_holds_is_published(tmp_path: Path) -> None:
+    """From the frames of peers to those of subscribers; off by default."""
+    endpoint = f"ipc://{tmp_path}/events"
+    config = load(None, [f"links.run_dir={tmp_path}", f"kv.events_endpoint={endpoint}", "kv.events_topic=kv"])
+    process = Process("scheduler", 0, config)
+    fleet = Fleet(config.scheduler, config.kv, 5)
+    assert Fleet(config.scheduler, Kv(), 5).book.kv_log is None
+
+    async def main() -> None:
+        scheduler = SchedulerProcess(process, fleet)
+        subscriber: Any = zmq.Context.instance().socket(zmq.SUB)
+        subscriber.connect(endpoint)
+        subscriber.subscribe(b"kv")
+        worker, tokenizer = (
+            Peer("worker", 0, 31, f"ipc://{tmp_path}/w"),
+            Peer("tokenizer", 0, 21, f"ipc://{tmp_path}/t"),
+        )
+        scheduler.receive([(peer.incarnation, Hello(peer, "hash")) for peer in (worker, tokenizer)])
+        scheduler.receive([(31, WorkerReady(FACTS, 8))])
+        stored: list[Any] = []
+        for number in range(1000):  # until the subscriber is there
+            prompt = pack_i32([number % 90, 1, 2, 3, number // 90, 5])
+            seq_id = make_seq_id(0, 0, 5, number)
+            scheduler.receive([(21, Admit(seq_id, prompt, Sampling(max_tokens=1)))])
+            scheduler.receive([(31, StepResult(number + 1, pack_i32([41])))])
+            if subscriber.poll(20):
+                stored = msgspec.msgpack.decode(subscriber.recv_multipart()[2])[1]
+                break
+        assert stored[0][0] == "BlockStored" and stored[0][3:5] == [[number % 90, 1, 2, 3], 4]
+        assert scheduler.publisher
+        subscriber.close(0)
+        scheduler.publisher.close()
         scheduler.inbox.close()
         for link in scheduler._links.values():
             link.close()

@@ -8,15 +8,21 @@ from tokenizers import Tokenizer
 
 from common import gguf_tokenizer, vocabulary
 from common.columns import pack_i32
+from common.constraints import ToolUse
+from common.dialects import hermes, qwen3_coder, think
+from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
-from common.protocol import Options, PromptKind, Sampling, Submit, Tokenize
-from common.text_format import GOES_ON
+from common.protocol import Grammar, Options, PromptKind, Sampling, Submit, Tokenize, Words
+from common.text_format import GOES_ON, REASONING
+from common.text_format import TOOLS as CALLS
 from common.vocabulary import Vocabulary
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.encode import Encoder, fit, shortened
 from services.tokenizer.source import Loaded
 
 SAMPLING = Sampling(max_tokens=4)
+HERMES, QWEN3_CODER, THINK = hermes.DIALECT, qwen3_coder.DIALECT, think.THINK
+REASONING_AND_TOOLS = REASONING | CALLS
 
 
 @pytest.fixture
@@ -36,9 +42,13 @@ def refusal(encoder: Encoder, message: Submit) -> Reject:
 
 
 def test_text_messages_and_tokens_become_ids(encoder: Encoder) -> None:
-    assert list(encoder.prompt(submit(PromptKind.TEXT, text="<|im_start|>user\n"), 49152)) == [1, 4093, 198]
-    assert list(encoder.prompt(submit(PromptKind.TOKENS, tokens=pack_i32([5, 0, 49151])), 49152)) == [5, 0, 49151]
-    chat = encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]'), 49152)
+    assert list(encoder.prompt(submit(PromptKind.TEXT, text="<|im_start|>user\n"), 49152).tokens) == [1, 4093, 198]
+    assert list(encoder.prompt(submit(PromptKind.TOKENS, tokens=pack_i32([5, 0, 49151])), 49152).tokens) == [
+        5,
+        0,
+        49151,
+    ]
+    chat = encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]'), 49152).tokens
     assert list(chat[:3]) == [1, 9690, 198] and list(chat[-3:]) == [520, 9531, 198]
 
 
@@ -47,8 +57,8 @@ def test_a_rendered_chat_gets_no_second_bos(sentencepiece_metadata: dict[str, An
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
     encoder = Encoder(Loaded(tokenizer, vocabulary.build(tokenizer), template), 100)
     bos = sentencepiece_metadata["tokenizer.ggml.bos_token_id"]
-    assert list(encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"content": "the"}]'), 500)).count(bos) == 1
-    assert list(encoder.prompt(submit(PromptKind.TEXT, text="the"), 500)).count(bos) == 1
+    assert list(encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"content": "the"}]'), 500).tokens).count(bos) == 1
+    assert list(encoder.prompt(submit(PromptKind.TEXT, text="the"), 500).tokens).count(bos) == 1
 
 
 @pytest.mark.parametrize("tokens", [[49152], [-1], [1, 2**31 - 1]])
@@ -98,7 +108,10 @@ def test_lengths_that_do_not_fit_name_every_number() -> None:
         "This model's maximum context length is 15 tokens. However, you requested 16 tokens "
         "(11 in the messages, 5 for the completion)."
     )
-    with pytest.raises(Reject, match=r"maximum context length is 15 tokens.*resulted in 15 tokens"):
+    assert "context_length_exceeded" in asked.value.message  # LangChain's ContextOverflowError
+    with pytest.raises(
+        Reject, match=r"maximum context length is 15 tokens.*resulted in 15 tokens.*context_length_exceeded"
+    ):
         fit(15, Sampling(max_tokens=0), 15, "prompt")
 
 
@@ -137,7 +150,7 @@ def test_a_chat_ends_where_it_is_asked_to(encoder: Encoder) -> None:
     messages = b'[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The capital of "}]'
     ends = [
         encoder.detokenize(
-            encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(end)), 49152).tobytes()
+            encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(end)), 49152).tokens.tobytes()
         )
         for end in range(3)
     ]
@@ -156,8 +169,64 @@ def test_a_message_that_the_template_does_not_show_cannot_go_on(smollm: Tokenize
 def test_a_message_goes_on_wherever_its_words_stand(encoder: Encoder) -> None:
     for content in ("e", "im_end", "user", " "):
         messages = msgspec.json.encode([{"role": "assistant", "content": content}])
-        prompt = encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(GOES_ON)), 49152)
+        prompt = encoder.prompt(submit(PromptKind.CHAT, messages=messages, options=Options(GOES_ON)), 49152).tokens
         assert encoder.detokenize(prompt.tobytes()).endswith(f"<|im_start|>assistant\n{content}")
+
+
+TOOLS = msgspec.json.encode({"tools": [{"function": {"name": "f", "parameters": {"type": "object"}}}]})
+GRAMMAR = Grammar("regex", "[0-9]+", "guided_regex")
+
+
+def test_the_grammar_of_a_whole_answer(encoder: Encoder, smollm: Tokenizer, smollm_words: Vocabulary) -> None:
+    thinking = Encoder(
+        Loaded(smollm, smollm_words, ChatTemplate("{{ messages[0].content }}", {}), dialects=Dialects(HERMES, THINK)),
+        100,
+    )
+
+    def grammar_of(content: str, which: Encoder = thinking, end: int = 0, **more: Any) -> str | None:
+        messages = msgspec.json.encode([{"role": "user", "content": content}])
+        use = more.pop("use", None)
+        asked = submit(PromptKind.CHAT, messages=messages, options=Options(end, calls=use), **more)
+        found = which.prompt(msgspec.structs.replace(asked, sampling=Sampling(4, grammar=GRAMMAR)), 49152).grammar
+        return None if found is None else found.text
+
+    assert encoder.prompt(submit(PromptKind.TEXT, text="x"), 49152).grammar is None
+    assert grammar_of("x") == grammar_of("x", encoder, parts=REASONING) == GRAMMAR.text
+    begun, closed, may = (grammar_of(text, parts=REASONING) for text in ("x<think>\n", "<think></think>\n", "x"))
+    assert begun and "</think>" in begun and "<think>" not in begun
+    assert closed == GRAMMAR.text and may and '"<think>"' in may
+    assert grammar_of("x", end=GOES_ON, parts=REASONING) == GRAMMAR.text
+    called = grammar_of("x", parts=REASONING_AND_TOOLS, template_kwargs=TOOLS, use=ToolUse(("f",), must=True))
+    assert called and '\\"name\\": \\"f\\"' in called and GRAMMAR.text not in called
+    only = Sampling(4, words=Words((5, 6)))
+    messages = b'[{"role": "user", "content": "x"}]'
+    options = Options(calls=ToolUse(("f",), must=True))
+    called_so = Submit(1, PromptKind.CHAT, only, messages=messages, template_kwargs=TOOLS, options=options)
+    narrow = msgspec.structs.replace(called_so, parts=REASONING_AND_TOOLS)
+    assert refusal(thinking, narrow).param == "allowed_token_ids"
+
+    def long(*strict: str) -> str:
+        schema = {"type": "object", "properties": {"a": {"enum": ["x" * 1000] * 100}}}
+        tools = msgspec.json.encode({"tools": [{"function": {"name": name, "parameters": schema}} for name in "abc"]})
+        use = ToolUse(("a", "b", "c"), strict, must=True)
+        return str(grammar_of("x", parts=REASONING_AND_TOOLS, template_kwargs=tools, use=use))
+
+    assert len(long()) < 2000 < 100_000 < len(long("b")) < 120_000
+
+
+def test_tools_that_cannot_be_enforced_are_refused(smollm: Tokenizer, smollm_words: Vocabulary) -> None:
+    template = ChatTemplate("x", {})
+    encoder = Encoder(Loaded(smollm, smollm_words, template, dialects=Dialects(QWEN3_CODER, None)), 100)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}
+    tools = msgspec.json.encode({"tools": [{"function": {"name": "f", "parameters": schema}}]})
+    use = ToolUse(("f",), strict=("f",))
+    asked = submit(
+        PromptKind.CHAT,
+        messages=b'[{"role": "user", "content": "x"}]',
+        template_kwargs=tools,
+        options=Options(calls=use),
+    )
+    assert refusal(encoder, msgspec.structs.replace(asked, parts=REASONING_AND_TOOLS)).param == "tools"
 
 
 def test_the_last_tokens_of_a_prompt() -> None:
@@ -165,3 +234,33 @@ def test_the_last_tokens_of_a_prompt() -> None:
     for keep, length in ((0, 10), (3, 3), (20, 10), (-1, 4)):
         kept = shortened(tokens, submit(PromptKind.TEXT, options=Options(keep_tokens=keep)), 8)
         assert list(kept) == list(range(10))[-length:]
+
+
+def test_the_prompt_of_a_request_that_is_not_run(encoder: Encoder) -> None:
+    messages = b'[{"role": "user", "content": "hi"}]'
+    asked = submit(PromptKind.CHAT, messages=messages, options=Options(keep_tokens=3))
+    whole = encoder.prompt(asked, 49152)
+    told = encoder.tokenize(Tokenize(1, PromptKind.CHAT, submit=asked), 100)
+    assert told.tokens == whole.tokens[-3:] and len(whole.tokens) > 3 and told.strings == []
+
+
+def test_bad_words_are_banned_in_both_places_that_they_may_have(encoder: Encoder, smollm: Tokenizer) -> None:
+    submit = Submit(0, PromptKind.TEXT, Sampling(5), text="hi", options=Options(bad_words=("Paris", "Paris", "a b")))
+    made = encoder.prompt(submit, 49152)
+    texts = ("Paris", " Paris", "a b", " a b")
+    assert made.banned == tuple(tuple(smollm.encode(text, add_special_tokens=False).ids) for text in texts)
+    assert list(made.tokens) == smollm.encode("hi").ids
+
+
+def test_a_suffix_needs_tokens_for_it(encoder: Encoder) -> None:
+    with pytest.raises(Reject) as caught:
+        encoder.prompt(Submit(0, PromptKind.TEXT, Sampling(5), text="hi", options=Options(suffix="y")), 49152)
+    assert caught.value.param == "suffix"
+
+
+def test_what_stands_between_is_filled_in(smollm_metadata: dict[str, Any]) -> None:
+    tokenizer = gguf_tokenizer.build(smollm_metadata)
+    tokenizer.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    own = Encoder(Loaded(tokenizer, vocabulary.build(tokenizer), None, "none"), 100)
+    made = own.prompt(Submit(0, PromptKind.TEXT, Sampling(5), text="a(", options=Options(suffix=")")), 50_000)
+    assert tokenizer.decode(list(made.tokens), False) == "<|fim_prefix|>a(<|fim_suffix|>)<|fim_middle|>"

@@ -25,6 +25,7 @@ from common.protocol import (
     make_seq_id,
 )
 from common.vocabulary import Vocabulary
+from services.tokenizer.encode import Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -58,7 +59,7 @@ class Pair:
     def admit(self, seq_id: int = X, **fields: Any) -> None:
         request = self.streams.open(Submit(seq_id, PromptKind.TEXT, Sampling(50, seed=3), **fields), self.box)
         assert request is not None
-        self.streams.admit(request, array("i", list(b"hi")), MODEL)
+        self.streams.admit(request, Prompt(array("i", list(b"hi"))), MODEL)
 
     def only(self, taker: int) -> None:
         self.takers = [taker]
@@ -99,6 +100,22 @@ def test_what_ends_a_sequence_goes_where_it_is(pair: Pair) -> None:
     pair.admit(X + 1)
     pair.streams.abort(X + 1)
     assert pair.taken(1)[1:] == [Abort(X + 1)] and not pair.taken(0)
+
+
+def test_the_api_is_told_which_scheduler_has_a_sequence_unless_it_is_the_first(pair: Pair) -> None:
+    pair.only(0)
+    pair.admit()
+    assert not pair.box.engines
+    pair.takers = [0, 1]
+    pair.lanes.leave(0)
+    pair.tokens(1, "a")  # it is told with what comes of it
+    sent: list[TextBatch] = []
+    assert pair.streams.flush(lambda incarnation, message: sent.append(message) is None)
+    assert [batch.engines for batch in sent] == [{X: 1}] and not pair.box.engines
+    pair.lanes.lane(0).leaving.clear()
+    pair.lanes.lane(0).moved.clear()
+    pair.lanes.leave(1)
+    assert pair.box.engines == {X: 0}
 
 
 def test_tokens_of_another_scheduler_are_dropped_and_ended_there(pair: Pair) -> None:

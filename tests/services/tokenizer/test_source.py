@@ -12,6 +12,7 @@ from common import gguf_tokenizer
 from common.config import Model
 from common.errors import ConfigError
 from common.vocabulary import byte_alphabet
+from services.tokenizer.encode import Encoder
 from services.tokenizer.source import load
 
 
@@ -195,3 +196,10 @@ def test_a_tokenizer_that_is_code_of_its_own_is_refused_with_what_to_do(folder: 
         ConfigError, match=r"tokenization_kimi\.TikTokenTokenizer.*TikTokenConverter.*trust_remote_code"
     ):
         load(Model(source=str(folder)))
+
+
+def test_what_there_is_to_say_about_a_tokenizer(folder: Path) -> None:
+    write(folder, "tokenizer_config.json", {"eos_token": "<end>", "chat_template": "{{ messages }}"})
+    about = json.loads(Encoder(load(Model(source=str(folder))), 100).describe())
+    assert about.keys() >= {"tokenizer_class", "eos_token", "bos_token", "pad_token", "chat_template"}
+    assert (about["eos_token"], about["chat_template"]) == ("<end>", "{{ messages }}")

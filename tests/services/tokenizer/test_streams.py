@@ -27,6 +27,7 @@ from common.protocol import (
     make_seq_id,
 )
 from common.vocabulary import Vocabulary
+from services.tokenizer.encode import Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
@@ -69,7 +70,7 @@ class Bench:
 
     def admit(self, seq_id: int = FIRST, prompt: bytes = b"hi", **fields: Any) -> Request:
         request = self.open(seq_id, **fields)
-        self.streams.admit(request, array("i", list(prompt)), MODEL)
+        self.streams.admit(request, Prompt(array("i", list(prompt))), MODEL)
         return request
 
     def take(self, *rows: tuple[int, int, int], finished: list[Finished] | None = None) -> None:
@@ -259,7 +260,7 @@ def test_choice_aborted_while_its_prompt_was_encoded(bench: Bench) -> None:
     request = bench.open(n=2)
     bench.streams.abort(FIRST)
     assert bench.to_scheduler == [], "the scheduler does not know it yet"
-    bench.streams.admit(request, array("i", [1]), MODEL)
+    bench.streams.admit(request, Prompt(array("i", [1])), MODEL)
     assert [type(message) for message in bench.to_scheduler] == [Admit, Abort]
     assert bench.to_scheduler[1] == Abort(FIRST)
 
@@ -267,7 +268,7 @@ def test_choice_aborted_while_its_prompt_was_encoded(bench: Bench) -> None:
 def test_refused_is_the_only_terminal_of_a_request(bench: Bench) -> None:
     request = bench.open(n=2)
     with pytest.raises(Reject) as caught:
-        bench.streams.admit(request, array("i", [1] * 95), MODEL)
+        bench.streams.admit(request, Prompt(array("i", [1] * 95)), MODEL)
     bench.streams.refuse(request, caught.value)
     assert bench.flush() == ([], [])
     assert bench.to_api == [Refused(FIRST, "too_long", caught.value.message, "max_tokens")]
@@ -297,7 +298,7 @@ def test_full_scheduler_link_refuses_new_requests_and_delays_the_rest(bench: Ben
     bench.link_is_full = True
     bench.speak("a")
     with pytest.raises(Reject) as caught:
-        bench.streams.admit(request, array("i", [1]), MODEL)
+        bench.streams.admit(request, Prompt(array("i", [1])), MODEL)
     assert caught.value.reason == RejectReason.OVERLOADED
     assert not bench.streams.flush(bench.send_api)
     bench.link_is_full = False
@@ -422,7 +423,7 @@ def test_leading_space_is_dropped_only_at_the_start_of_a_text(bench: Bench) -> N
     bench.speak(" a")
     assert bench.flush()[0] == [(FIRST, 0, 2, " a")]
     request = bench.open(FIRST + 1)
-    bench.streams.admit(request, array("i", [EOS]), MODEL)
+    bench.streams.admit(request, Prompt(array("i", [EOS])), MODEL)
     bench.speak(" a", FIRST + 1)
     assert bench.flush()[0] == [(FIRST + 1, 0, 2, "a")]
 
@@ -516,7 +517,7 @@ def test_a_chat_is_told_how_it_is_written_before_its_text(bench: Bench) -> None:
 def test_tools_of_a_model_without_calls_are_refused(bench: Bench) -> None:
     request = bench.open(parts=3)
     with pytest.raises(Reject, match="tool"):
-        bench.streams.admit(request, array("i", [1]), MODEL)
+        bench.streams.admit(request, Prompt(array("i", [1])), MODEL)
     assert bench.to_scheduler == []
 
 

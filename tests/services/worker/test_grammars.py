@@ -6,14 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
+from common.answer_grammar import Thinking, answer_grammar
 from common.columns import pack_i32
 from common.config import Model
+from common.dialects.registry import REASONING, TOOLS, Dialects
 from common.errors import ConfigError
+from common.grammar import make_matcher
 from common.protocol import Grammar, RowStart, Sampling, StepPlan
 from services.worker import grammars as module
 from services.worker.grammars import Grammars, open_words
 from services.worker.state import Step
+from tests.e2e.scripted import folder
 from tests.services.worker.spelled import EOS, PIECES, grammars, ids, regex, text_of, words
 
 SIZE = 131
@@ -184,6 +189,21 @@ def test_the_bundled_models_words() -> None:
     assert found.vocab_size == 49192 and found.eos_tokens == [2]
     assert found.decode_bytes([6004]) == b"hi" and found.is_special_token(2)
     assert found.tokenize_str('{"name"') and found.is_canonical
+
+
+def test_markers_that_are_special_tokens_are_text_to_grammars(tmp_path: Path) -> None:
+    harmony = TOOLS["harmony"]
+    source, mark = folder(tmp_path / "m", "<|channel|> <|message|>", harmony.markers)
+    size = mark + 1 + len(harmony.markers)
+    found = open_words(Model(source=str(source)), size, (mark,))
+    dialects = Dialects(harmony, REASONING["harmony"])
+    grammar = answer_grammar(regex("[0-9]+"), None, [], dialects, Thinking.NO)
+    assert grammar is not None
+    matcher = make_matcher(grammar, found)
+    answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>12"
+    tokens = Tokenizer.from_file(str(source / "tokenizer.json")).encode(answer, add_special_tokens=False).ids
+    assert len([token for token in tokens if token > mark]) == 6
+    assert matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def test_a_model_without_tokenizer_or_end(tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def test_free_places_of_a_graph_harm_nobody() -> None:
     assert choice is not None
     columns = StepColumns(*(column + 7 for column in StepColumns.blank(GraphKey(4))))  # what an earlier step left
     places = inputs.write_step(step, rows, choice, columns, scratch=[99])
-    tokens, draw, token_rows, slots, context, starts, temperature, _, _, offsets = columns
+    tokens, draw, token_rows, slots, context, starts, temperature, *_ = columns
+    offsets = columns.offsets
     assert (offsets == -1).all()
     row_len, padding = rows.tokens.shape[1], rows.padding_row
     assert places.tolist() == [0, 1]

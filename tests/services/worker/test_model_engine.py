@@ -337,3 +337,12 @@ def test_a_bad_scale_stops_before_there_is_a_cache(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(model_engine, "start", lambda *arguments: pytest.fail("memory is taken for KV"))
     with pytest.raises(ConfigError, match=r"model.safetensors: tensor .*o_proj.weight_scale_inv\" holds .* NaN"):
         load(folder, "kv.blocks=64")
+
+
+def test_a_profile_from_when_it_is_asked_for_until_it_is_not(folder: Path, tmp_path: Path) -> None:
+    engine, _ = load(folder, "kv.memory_gib=0.01")
+    there = tmp_path / "profiles"
+    for wanted in (there, there, None, None):
+        engine.profile(wanted)
+        assert (engine._profile.file is not None) == (wanted is not None)
+    assert len(list(there.iterdir())) == 1

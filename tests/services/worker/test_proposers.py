@@ -12,15 +12,15 @@ from services.worker.graphs import layouts
 from services.worker.kernels.registry import Facts, bind
 from services.worker.memory import Shape
 from tests.services.worker.called_graphs import capture
-from tests.services.worker.mtp_checkpoint import MtpTiny, make_mtp
+from tests.services.worker.mtp_checkpoint import FAMILIES, MtpTiny, make_mtp
 from tests.services.worker.test_drafts import OUTPUT, PROMPTS, SAMPLINGS, TOKENS, Planner
 
 BLOCKS = 82
 
 
-@pytest.fixture(scope="module")
-def mtp(tmp_path_factory: pytest.TempPathFactory) -> MtpTiny:
-    return make_mtp(tmp_path_factory.mktemp("mtp"))
+@pytest.fixture(scope="module", params=FAMILIES)
+def mtp(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> MtpTiny:
+    return make_mtp(tmp_path_factory.mktemp("mtp"), request.param)
 
 
 def by_mtp(driver_of: Any, tokens: int = TOKENS) -> Any:
@@ -57,11 +57,12 @@ def test_the_heads_drafts_change_nothing(mtp: MtpTiny, monkeypatch: pytest.Monke
     tiny = mtp.tiny()
     wanted = tiny.driver(BLOCKS).generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
     driver = by_mtp(tiny)
-    if replayed:
-        capture(driver, layouts(32, 32, 136, 200), monkeypatch)
+    captured = capture(driver, layouts(32, 32, 136, 200), monkeypatch) if replayed else None
     planner = Planner(driver, 7)
     assert planner.run() == wanted
     assert planner.tried > 100
+    if captured is not None and captured.calls:
+        assert captured.followed and {key.chunk > 0 for key in captured.followed} == {False, True}
 
 
 def smaller(make_tiny: Callable[[str], Any], name: str) -> Callable[[str], Smaller]:
@@ -84,10 +85,11 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     target = make_tiny("qwen3")
     wanted = target.driver().generate(PROMPTS, OUTPUT, sampling=SAMPLINGS)
     driver = target.driver(BLOCKS, drafts=by_model(make_tiny, target, "qwen3"))
-    if replayed:
-        capture(driver, layouts(32, 32, 136, 200), monkeypatch)
+    captured = capture(driver, layouts(32, 32, 136, 200), monkeypatch) if replayed else None
     planner = Planner(driver, chunk)
     assert planner.run() == wanted
+    if captured is not None:
+        assert len(captured.calls) // 3 < len(captured.followed) < len(captured.calls), "most steps, and not all"
     assert 0 not in planner.mistakes and 1 in planner.mistakes, "the first row is greedy, the second is not"
 
 

@@ -61,6 +61,9 @@ class Noted:
     def figures(self) -> dict[str, float]:
         return {"startup_seconds": 1.0}
 
+    def profile(self, folder: Path | None) -> None:
+        self.seen.append(folder)
+
     def reset(self) -> None:
         self.seen.append("Reset")
 

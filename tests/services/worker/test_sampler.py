@@ -1,7 +1,8 @@
+import numpy as np
 import torch
 
 from common.columns import pack_i32
-from common.protocol import RowStart, Sampling, StepPlan
+from common.protocol import RowStart, Sampling, StepPlan, Words
 from services.worker import inputs
 from services.worker.kernels.registry import Facts, bind
 from services.worker.memory import Shape
@@ -139,3 +140,27 @@ def test_top_k_of_one_and_tiny_top_p_are_greedy() -> None:
     logits = make_logits(2)
     best = logits.argmax(-1).tolist()
     assert draw(logits, [Sampling(8, seed=1, top_k=1), Sampling(8, seed=2, top_p=1e-6)], [[], []]) == best
+
+
+def banning(banned: tuple[tuple[int, ...], ...], tokens: list[int], num_prompt: int, *allowed: int) -> int:
+    """The greedy token of logits that fall with the id, behind these tokens."""
+    rows = Rows(Shape(2, 32, 4), 20, (2,), torch.device("cpu"))
+    sampling = Sampling(8, temperature=0.0, words=Words(allowed, banned), logit_bias=((19, 1.0),))
+    rows.apply(StepPlan(1, added=[RowStart(1, 1, pack_i32(tokens), num_prompt, 0, pack_i32(range(4)), sampling)]))
+    slots, context = np.array([1]), np.array([len(tokens)])
+    logits = -torch.arange(20.0)[None]
+    return int(SAMPLER(logits, inputs.sampling_batch(slots, context, rows, torch.from_numpy), None))
+
+
+def test_a_banned_word_does_not_become_whole() -> None:
+    assert banning(((0,),), [5, 6], 2) == 1
+    assert banning(((6, 0),), [5, 6], 2) == 0, "the prompt does not count"
+    assert banning(((6, 0),), [5, 6], 1) == 1
+    assert banning(((6, 0), (1,), (9, 9, 2), (5, 6, 2)), [5, 6], 1) == 2, "of output there is one token"
+    assert banning(((6, 0), (1,), (9, 9, 2), (5, 6, 2)), [4, 5, 6], 1) == 3
+
+
+def test_only_allowed_tokens_come() -> None:
+    assert banning((), [5, 6], 2, 7, 4, 9) == 4
+    assert banning(((4,),), [5, 6], 2, 7, 4, 9) == 7
+    assert banning((), [5, 6], 2, 19) == 19, "a bias opens no other one"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.columns import pack_i32, unpack_i32
+from common.logprobs import StepLogprobs
 from common.protocol import RowFault
 from services.worker.shortage import SMALLEST, Outcome, Piece, Retry, attempt, is_out_of_memory
 from services.worker.state import Step
@@ -60,6 +61,7 @@ class Sampled:
     column: bytes
     kept: tuple[bytes, bytes] = (b"", b"")
     faults: Sequence[RowFault] = ()
+    reported: StepLogprobs | None = None
 
     def settle(self) -> None: ...
 
@@ -71,6 +73,9 @@ class Sampled:
 
     def counts(self) -> tuple[bytes, bytes]:
         return self.kept
+
+    def logprobs(self) -> StepLogprobs | None:
+        return self.reported
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 200), st.booleans()), min_size=1, max_size=12)

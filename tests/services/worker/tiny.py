@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 from common.columns import pack_i32, unpack_i32
+from common.config import Speculative
 from common.protocol import Copies, RowStart, RowTable, Sampling, StepPlan
 from services.worker.draft_state import DraftState
-from services.worker.drafting import Drafting, Site
+from services.worker.drafting import Drafting, Site, with_drafts
 from services.worker.groups import Layout, Storage, plain
 from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.layers.decoder import Decoder, build_decoder
 from services.worker.layers.kv_cache import GroupedCache
-from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.loader import load_parameters
 from services.worker.memory import Shape
@@ -37,6 +37,8 @@ from services.worker.state import Rows
 VOCABULARY = 131
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
 FLOAT = Storage(torch.float32, torch.float32)
+NO_DRAFTS = Speculative()
+MTP = Speculative(method="mtp", tokens=3)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -202,12 +204,13 @@ def config_values(architecture: str) -> dict[str, Any]:
     return values
 
 
-def make_reference(name: str) -> Any:
-    """transformers' model, in float32, weights such that nothing it does is without effect."""
+def make_reference(name: str, config: Any = None) -> Any:
+    """transformers' model, in float32, weights such that nothing it does is without effect. `config`: else its own."""
     architecture, changes = VARIANTS.get(name, (name, None))
     kind = reference_class(architecture)
     torch.manual_seed(sum(map(ord, name)))
-    config = small_config(kind.config_class) if changes is None else kind.config_class(**COMMON | changes)
+    if config is None:
+        config = small_config(kind.config_class) if changes is None else kind.config_class(**COMMON | changes)
     reference = kind._from_config(config, attn_implementation="eager").eval()
     for key, values in (*reference.named_parameters(), *reference.named_buffers()):
         if re.search(r"bias$|norm.*weight$", key):
@@ -325,14 +328,16 @@ class Driver:
         return [tokens[len(prompt) :] for tokens, prompt in zip(known, prompts, strict=True)]
 
 
-def load_decoder(folder: Path, opaque: bool = False, bindings: Bindings | None = None, mtp: bool = False) -> Decoder:
+def load_decoder(
+    folder: Path, opaque: bool = False, bindings: Bindings | None = None, speculative: Speculative = NO_DRAFTS
+) -> Decoder:
     """As the worker does in its exact mode; every tensor must have been asked for. `opaque`: to be compiled."""
     source, bindings = open_model(str(folder)), bindings or bind(("torch",), Facts("cpu"), opaque=opaque)
     architectures = source.config["architectures"]
     assert isinstance(architectures, list)
     _, model = find_model(architectures)
     spec = model.read(Config(source.config))
-    spec = with_mtp(spec) if mtp else spec
+    spec = with_drafts(spec, speculative)
     parameters = load_parameters(source.tensors, model, spec, choose_policy("float32", bindings=bindings))
     decoder = build_decoder(spec, model, parameters, bindings)
     assert parameters.unread() == []

@@ -44,7 +44,8 @@ def make_accept_case(rows: tuple[int, ...], num_plain: int, with_results: bool =
         results = torch.zeros(2, 2 * count + 6, dtype=torch.int32) if with_results else None
         ring = torch.tensor([1], dtype=torch.int32) if with_results else None
         entries = Drawn(slot, context, offset, ids, drawn)
-        return tokens, torch.zeros(num_slots, dtype=torch.int64), results, entries, ring
+        lengths, held = torch.zeros(num_slots, dtype=torch.int64), torch.full((num_slots,), 9, dtype=torch.int32)
+        return tokens, lengths, held, results, entries, ring
 
     return Case(f"{'+'.join(map(str, rows))}and{num_plain}", make)
 
@@ -57,16 +58,19 @@ def make_accept_case(rows: tuple[int, ...], num_plain: int, with_results: bool =
         make_accept_case((), 2, with_results=False),
     ],
     tolerances={torch.float32: EXACT},
-    writes=("tokens", "lengths", "results"),
+    writes=("tokens", "lengths", "held", "results"),
     by_value=True,
 )
-def accept_drafts(tokens: Tensor, lengths: Tensor, results: Tensor | None, drawn: Drawn, ring: Tensor | None) -> None:
+def accept_drafts(
+    tokens: Tensor, lengths: Tensor, held: Tensor, results: Tensor | None, drawn: Drawn, ring: Tensor | None
+) -> None:
     """A row's entries follow each other, with offsets 0, 1, ...; ids[t + 1] is then the draft that stands where token t
     belongs. Entry t is kept if all drafts of the row up to it hold. Kept tokens go into
-    tokens[slots[t], context_lens[t]], and the row's lengths behind the last.
+    tokens[slots[t], context_lens[t]], the row's lengths behind the last, and how many drafts held.
 
-    tokens: int32 [rows, L], contiguous; lengths: int64 [rows]; results: int32 [ring size, W], W >= 2 S, or None, on a
-    GPU pinned memory of the host: in line ring[0] (int32 [1]) first what was drawn, in its second half what was kept.
+    tokens: int32 [rows, L], contiguous; lengths: int64 [rows]; held: int32 [rows]; results: int32 [ring size, W],
+    W >= 2 S, or None, on a GPU pinned memory of the host: in line ring[0] (int32 [1]) first what was drawn, in its
+    second half what was kept.
     """
     slots, context_lens, offsets, ids, drawn_tokens = drawn
     count = len(drawn_tokens)
@@ -78,6 +82,7 @@ def accept_drafts(tokens: Tensor, lengths: Tensor, results: Tensor | None, drawn
     last = kept & ~holds
     tokens[slots[kept].long(), context_lens[kept].long()] = drawn_tokens[kept]
     lengths[slots[last].long()] = context_lens[last].long() + 1
+    held[slots[last].long()] = offsets[last]
     if results is not None and ring is not None:
         line = results[int(ring)]
         line[:count] = drawn_tokens

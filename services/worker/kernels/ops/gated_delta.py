@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.worker.kernels.ops.causal_conv import make_state_rows, spread_blocks, state_parts, state_steps
+from services.worker.kernels.ops.causal_conv import (
+    Spread,
+    drafts_spread,
+    drafts_step,
+    make_state_rows,
+    spread_blocks,
+    state_parts,
+    state_steps,
+)
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Case, Tolerance, op
 
@@ -28,19 +36,32 @@ class DeltaShape(NamedTuple):
     value_dim: int
 
 
-def make_delta_case(name: str, counts: Sequence[int], before: Sequence[int], shape: DeltaShape) -> Case:
+def make_delta_case(
+    name: str,
+    counts: Sequence[int],
+    before: Sequence[int],
+    shape: DeltaShape,
+    spread: Spread | None = None,
+    ahead: int = 0,
+) -> Case:
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         heads, values, key_dim, value_dim = shape
         generator = torch.Generator().manual_seed(sum(counts) + heads)
-        tokens, value_heads = sum(counts), heads * values
+        tokens = sum(counts) + sum(spread.drafts if spread is not None else ())
+        value_heads = heads * values
         # keys with a common part, as a convolution's SiLU leaves them
         qkv = torch.randn(tokens, heads, 2 * key_dim + values * value_dim, generator=generator) + 0.5
         gates = torch.randn(tokens, heads, 2 * values + 3, generator=generator)
         decay = torch.rand(value_heads, generator=generator) * 4 + 0.02
         bias = torch.rand(value_heads, generator=generator) - 1.0
         state = torch.randn(len(counts) + 2, value_heads, key_dim, value_dim, generator=generator)
-        rows = make_state_rows(counts, before, spread_blocks(len(counts)))
-        return qkv.to(dtype), gates.to(dtype)[..., : 2 * values], decay, bias, state, *rows
+        rows = make_state_rows(counts, before, spread_blocks(len(counts)), spread)
+        made = qkv.to(dtype), gates.to(dtype)[..., : 2 * values], decay, bias, state, *rows
+        if not ahead:
+            return made
+        past = torch.randn(len(counts) + 2, 2 * ahead + 1, heads, key_dim + values * value_dim, generator=generator)
+        past_gates = torch.randn(len(counts) + 2, 2 * ahead + 1, heads, 2 * values, generator=generator)
+        return *made, (past + 0.5).to(dtype), past_gates.to(dtype)
 
     return Case(name, make)
 
@@ -52,40 +73,75 @@ def make_delta_case(name: str, counts: Sequence[int], before: Sequence[int], sha
         make_delta_case("mixed", [1, 1, 64, 0, 1, 70], [9, 0, 3, 0, 3, 0], DeltaShape(2, 1, 16, 16)),
         make_delta_case("odd", [3, 1, 17], [7, 4, 30], DeltaShape(1, 3, 24, 20)),
         make_delta_case("empty", [], [], DeltaShape(1, 2, 16, 16)),
+        make_delta_case(
+            "drafts", [1] * 4, [5, 0, 9, 3], DeltaShape(2, 2, 16, 32), Spread([2, 3, 0, 3], [1, 0, 3, 0]), 3
+        ),
+        make_delta_case(
+            "drafts_chunk", [1, 1, 6, 1], [5, 8, 2, 0], DeltaShape(1, 3, 24, 20), Spread([0] * 4, [2, 1, 0, 0]), 2
+        ),
     ],
     tolerances={
         torch.float32: Tolerance(1e-4, 1e-4, "order of sums, over tokens of a chunk and of the state's rows"),
         torch.bfloat16: Tolerance(3e-2, 6e-2, "the state and the corrections rounded to 8 bits in products, or not"),
         torch.float16: Tolerance(4e-3, 1e-2, "the state and the corrections rounded to 11 bits in products, or not"),
     },
-    writes=("state",),
+    writes=("state", "past", "past_gates"),
 )
 def gated_delta(
-    qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows
+    qkv: Tensor,
+    gates: Tensor,
+    decay: Tensor,
+    bias: Tensor,
+    state: Tensor,
+    blocks: Tensor,
+    rows: AttentionRows,
+    past: Tensor | None = None,
+    past_gates: Tensor | None = None,
 ) -> Tensor:
     """S = a S + k (b (v - k^T a S))^T for each token of a row, then S^T q. Returns a new [T, H * V, E] of qkv's dtype.
 
     qkv: [T, H, 2D + V * E], contiguous: by key head its query, its key, then its V value heads; query and key are
     scaled to length 1, the query then by D ** -0.5. gates: [T, H, 2V], last dimension dense: V times g, V times h of
     b = sigmoid(g) and a = exp(-decay * softplus(h + bias)). decay, bias: float32 [H * V]; state: float32 [blocks,
-    H * V, D, E], changed in place; blocks, rows: as in causal_conv. All in fp32.
+    H * V, D, E], changed in place; blocks, rows: as in causal_conv. All in fp32. Of at most A drafts of a row, `past`
+    [blocks, 2A + 1, H, D + V * E] and `past_gates` [blocks, 2A + 1, H, 2V], of qkv's dtype, keep keys, values, gates at
+    their position modulo 2A + 1: what held goes through the state before the row's next token.
     """
     _, value_heads, key_dim, value_dim = state.shape
     num_tokens, heads, _ = qkv.shape
     share = value_heads // heads
-    wide = qkv.float()
-    q, k = (_unit(part).repeat_interleave(share, 1) for part in torch.split(wide[..., : 2 * key_dim], key_dim, -1))
-    v = wide[..., 2 * key_dim :].reshape(num_tokens, value_heads, value_dim)
-    strength, forgetting = (part.reshape(num_tokens, value_heads) for part in torch.split(gates.float(), share, -1))
-    beta, log_decay = strength.sigmoid(), -decay * functional.softplus(forgetting + bias)
-    inputs = (q * key_dim**-0.5, k, v, log_decay, beta)
+
+    def read(keys_and_values: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[n, H, D + V * E] and [n, H, 2V]: keys, values, how much is forgotten, how much corrected."""
+        k, v = keys_and_values[..., :key_dim].float(), keys_and_values[..., key_dim:].float()
+        strength, forgetting = (part.reshape(len(gates), value_heads) for part in torch.split(gates.float(), share, -1))
+        log_decay = -decay * functional.softplus(forgetting + bias)
+        heads_of = _unit(k).repeat_interleave(share, 1), v.reshape(len(gates), value_heads, value_dim)
+        return *heads_of, log_decay, strength.sigmoid()
+
+    q = _unit(qkv[..., :key_dim].float()).repeat_interleave(share, 1)
+    inputs = (q * key_dim**-0.5, *read(qkv[..., key_dim:], gates))
     out = torch.empty(num_tokens, value_heads, value_dim, dtype=qkv.dtype, device=qkv.device)
     singles, chunks = state_parts(blocks, rows)
     if len(singles.tokens):
         held = state.index_select(0, singles.blocks).masked_fill_(singles.is_first[:, None, None, None], 0)
+        if past is not None and past_gates is not None:
+            for back in range(int(singles.held.max()), 0, -1):
+                which = torch.nonzero(singles.held >= back)[:, 0]
+                at = singles.blocks[which], (singles.positions[which] - back) % past.shape[1]
+                part, (k, *others) = held[which], read(past[at], past_gates[at])
+                _one_token(part, k, k, *others)
+                held[which] = part
         ones = (part.index_select(0, singles.tokens) for part in inputs)
         out[singles.tokens] = _one_token(held, *ones).to(out.dtype)
         state.index_copy_(0, singles.blocks, held)
+        for distance, (which, tokens) in enumerate(singles.later, 1):
+            assert past is not None and past_gates is not None, "drafts, and nowhere to keep them"
+            at = singles.blocks[which], (singles.positions[which] + distance) % past.shape[1]
+            past[at], past_gates[at] = qkv[tokens][..., key_dim:], gates[tokens]
+            part = held[which]
+            out[tokens] = _one_token(part, *(each.index_select(0, tokens) for each in inputs)).to(out.dtype)
+            held[which] = part
     for begin, end, block, is_first in chunks:
         held = torch.zeros_like(state[block]) if is_first else state[block]
         by_head = (part[begin:end].transpose(0, 1) for part in inputs)
@@ -136,5 +192,8 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
         heads = shapes["delta_heads"]
         widths = shapes["delta_key_dim"], shapes["delta_value_dim"]
         shape = DeltaShape(heads, shapes["delta_value_heads"] // heads, *widths)
+        ahead = shapes.get("delta_drafts", 0)
         for name, counts, before in state_steps(sizes):
-            yield make_delta_case(name, counts, before, shape)
+            yield make_delta_case(name, counts, before, shape, ahead=ahead)
+        if ahead:
+            yield make_delta_case("drafts", *drafts_step(ahead), shape, drafts_spread(ahead), ahead)

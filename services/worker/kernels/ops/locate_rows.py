@@ -8,7 +8,7 @@ from services.worker.kernels.registry import Case, Tolerance, op
 EXACT = Tolerance(0.0, 0.0, "integers")
 
 
-def make_locate_case(counts: tuple[int, ...], block_tokens: int, padding: int) -> Case:
+def make_locate_case(counts: tuple[int, ...], block_tokens: int, padding: int, line: int = 2) -> Case:
     def make(dtype: torch.dtype) -> tuple[Tensor | int, ...]:
         generator = torch.Generator().manual_seed(len(counts))
         slots = [slot for slot, count in enumerate(counts) for _ in range(count)] + [len(counts)] * padding
@@ -18,10 +18,10 @@ def make_locate_case(counts: tuple[int, ...], block_tokens: int, padding: int) -
         tables = torch.randperm((len(counts) + 1) * 50, generator=generator).view(len(counts) + 1, 50).to(torch.int32)
         lost = torch.randint(0, 9, (len(counts) + 1,), generator=generator)
         high = (lengths - 1 + lost)[slot.long()] + offset
-        columns = torch.stack((slot * 70 + high, high, high)), torch.stack((high, high, high + 1 - 5, high))
-        return lengths, tables, slot, offset, *columns, (high + 1).to(torch.int32), block_tokens
+        columns = torch.stack((slot * 70 + high, *[high] * (line + 1))), torch.stack((high, high, high + 1 - 5, high))
+        return lengths, tables, slot, offset, *columns, (high + 1).to(torch.int32), block_tokens, line
 
-    return Case(f"{sum(counts)}in{len(counts)}by{block_tokens}", make)
+    return Case(f"{sum(counts)}in{len(counts)}by{block_tokens}line{line}", make)
 
 
 @op(
@@ -29,6 +29,7 @@ def make_locate_case(counts: tuple[int, ...], block_tokens: int, padding: int) -
         make_locate_case((5,), 16, 0),
         make_locate_case((1, 4, 9, 2), 4, 3),
         make_locate_case((5,) * 80, 1, 1),
+        make_locate_case((1, 3, 2), 8, 2, line=4),
     ],
     tolerances={torch.float32: EXACT},
     writes=("columns", "draw", "context_lens"),
@@ -42,13 +43,15 @@ def locate_rows(
     draw: Tensor,
     context_lens: Tensor,
     block_tokens: int,
+    line: int = 2,
 ) -> None:
     """Entry j is token offsets[j] behind the newest of row slots[j], which has lengths[slots[j]] tokens. Moves the
-    entry's place, position, KV slot, output index and context there, from where the host has put them.
+    entry's place, position, KV slot, output index and context there, from where the host has put them. What has moved
+    already stays, so that each group of layers may be asked for with its own tables, and `line` of KV slots.
 
     lengths: int64 [rows]; tables: int32 [rows, M], contiguous; slots, offsets: int32 [D], -1: the entry stays;
-    columns: int64 [3, T], T >= D, places, positions, KV slots; draw: int64 [4, R], R >= D, its third line is the output
-    index; context_lens: int32 [R].
+    columns: int64 [line + 1 or more, T], T >= D, places, positions, ... KV slots; draw: int64 [4, R], R >= D, its
+    third line is the output index; context_lens: int32 [R].
     """
     count = len(slots)
     rows = slots.long()
@@ -60,4 +63,4 @@ def locate_rows(
     draw[2, :count] += change
     context_lens[:count] += change.to(torch.int32)
     slot = tables[rows, moved // block_tokens].long() * block_tokens + moved % block_tokens
-    columns[2, :count] = torch.where(offsets >= 0, slot, columns[2, :count])
+    columns[line, :count] = torch.where(offsets >= 0, slot, columns[line, :count])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.kv_write import KvScale, own_scales, store_kv
 from services.worker.kernels.registry import Case, Tolerance, op
 
@@ -75,6 +76,7 @@ class AttentionRows:
     num_decode: int = 0  # the first rows that have exactly one token each; others may have one too
     table_rows: Tensor | None = None  # int32 [R]: row j's blocks are block_tables[table_rows[j]], not block_tables[j]
     chunk_load: ChunkLoad | None = None  # None: the step is replayed with other rows
+    drafts: DraftEntries | None = None  # None: no row may have any
 
     @cached_property
     def derived(self) -> dict[str, Any]:
@@ -253,10 +255,8 @@ def make_attention_case(
             stored = [store_kv(part, torch.float8_e4m3fn, scale) for part, scale in zip(cache, kv_scale, strict=True)]
         if extras.value_dim:
             stored[1] = stored[1][..., : extras.value_dim].contiguous()
-        spec = AttentionSpec(
-            head_dim**-0.5, extras.window, extras.softcap, sinks, kv_scale, 0.7 if extras.value_dim else 1.0
-        )
-        return q, stored[0], stored[1], rows, spec
+        given = head_dim**-0.5, extras.window, extras.softcap, sinks, kv_scale
+        return q, stored[0], stored[1], rows, AttentionSpec(*given, 0.7 if extras.value_dim else 1.0)
 
     return Case(name, make)
 

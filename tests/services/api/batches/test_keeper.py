@@ -34,6 +34,9 @@ class Answers:
     def alive(self) -> list[int]:
         return self._alive
 
+    def able(self) -> bool:
+        return True
+
     def welcome(self) -> bool:
         return self.room
 

@@ -7,6 +7,7 @@ from common import api_keys
 from common.config import load
 from common.errors import ConfigError
 from common.lifecycle import Process
+from common.protocol import Control
 from services.api.process import admin_listener
 from tests.ports import free_port
 from tests.services.api.system import COMPLETION, running, scenario
@@ -98,3 +99,24 @@ def test_addresses_that_cannot_be(tmp_path: Path) -> None:
         listen("api.port=8000", "api.admin_port=7999")
     with pytest.raises(ConfigError, match=r"api\.admin_host"):
         listen("api.admin_port=8100", "api.admin_host=no such host")
+
+
+def test_what_an_administrator_asks_for(port: str) -> None:
+    async def main() -> None:
+        async with running(port) as (system, client):
+            assert system.admin is not None
+            async with httpx.AsyncClient(base_url=system.admin.url) as admin:
+                asked = {"flush_prefix_cache": True, "log_level": "info", "profile": True}
+                assert (await admin.post("/admin/control", json=asked)).json() == {"told": True, "draining": False}
+                await system.until(lambda: bool(system.controls))
+                assert system.controls == [Control(True, "info", True)]
+                assert (await admin.post("/admin/control", json={"drain": True})).json()["draining"]
+                assert (await client.get("/ready")).status_code == 503
+                assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200, "it serves on"
+                await admin.post("/admin/control", json={"drain": False})
+                assert (await client.get("/ready")).status_code == 200 and len(system.controls) == 1
+                wrong = await admin.post("/admin/control", json={"log_level": "loud"})
+                assert error_of(wrong)["param"] == "log_level"
+            assert (await client.post("/admin/control", json={})).status_code == 404
+
+    scenario(main)

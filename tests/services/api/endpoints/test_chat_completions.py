@@ -25,3 +25,23 @@ def test_the_id_and_the_role() -> None:
             assert answer["choices"][0]["message"]["role"] == "assistant"
 
     scenario(main)
+
+
+def test_many_conversations_in_one_request() -> None:
+    async def main() -> None:
+        async with running("api.max_choices=4") as (system, client):
+            path, talks = "/v1/chat/completions/batch", [CHAT["messages"], [{"role": "user", "content": "ho"}]]
+            reply = (await client.post(path, json={"messages": talks, "n": 2, "max_tokens": 1})).json()
+            assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+            assert [b"hi" in submit.messages for submit in system.tokenizers[0].submits] == [True, False]
+            assert reply["usage"]["prompt_tokens"] == 14 and reply["object"] == "chat.completion"
+            for body, param in (
+                ({"messages": talks, "n": 3}, "n"),
+                ({"messages": []}, "messages"),
+                ({"messages": [CHAT["messages"], []]}, "messages[1]"),
+                ({"messages": CHAT["messages"]}, "messages[0]"),
+            ):
+                wrong = await client.post(path, json=body)
+                assert wrong.status_code == 400 and wrong.json()["error"]["param"] == param, wrong.text
+
+    scenario(main)

@@ -1,10 +1,9 @@
 import time
 
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.membership import Membership
 from common.protocol import Load, Member, Members, Peer
-from services.api.endpoints.metrics import total
 from tests.services.api.system import COMPLETION, FACTS, System, running, scenario
 
 
@@ -34,17 +33,23 @@ def test_everything_is_exposed_and_parses() -> None:
             assert found["valence_resident_bytes", api] > 0
             assert found["valence_up", (("instance", "1"), ("service", "api"), ("state", "ready"))] == 1
             assert found["valence_load_running", (("instance", "0"),)] == 3
-            assert found["valence_finished_total", (("instance", "1"), ("reason", "length"))] == 1
+            assert (
+                found[
+                    "valence_finished_total",
+                    (("engine", "0"), ("instance", "1"), ("reason", "length"), ("service", "api")),
+                ]
+                == 1
+            )
             assert found["vllm:num_requests_running", vllm] == 3 and found["vllm:num_requests_waiting", vllm] == 2
             assert abs(found["vllm:kv_cache_usage_perc", vllm] - 0.4) < 1e-9
-            assert found["vllm:prompt_tokens_total", vllm] == 7 and found["vllm:generation_tokens_total", vllm] == 3
             assert found["vllm:request_success_total", (*vllm[:1], ("finished_reason", "length"), *vllm[1:])] == 1
             assert found["vllm:time_to_first_token_seconds_count", vllm] == 1
             assert found["vllm:inter_token_latency_seconds_count", vllm] == 2
-            assert found["valence_e2e_request_latency_seconds_count", (("instance", "1"),)] == 1
-            cache = (("block_size", "16"), ("engine", "0"), ("num_gpu_blocks", "64"))
+            assert found["valence_e2e_request_latency_seconds_count", (("engine", "0"), *api)] == 1
+            cache = (("block_size", "16"), ("cache_dtype", ""), ("engine", "0"), ("num_gpu_blocks", "64"))
             assert found["vllm:cache_config_info", cache] == 1
-            route = (("instance", "1"), ("method", "POST"), ("route", "/v1/completions"), ("status", "200"))
+            ours = (("method", "POST"), ("route", "/v1/completions"), ("service", "api"), ("status", "200"))
+            route = (("instance", "1"), *ours)
             assert found["valence_http_requests_total", route] == 1
 
     scenario(main)
@@ -62,14 +67,32 @@ def test_it_is_served_before_anything_is_there() -> None:
     scenario(main)
 
 
-def test_totals_of_the_system_prefer_the_scheduler() -> None:
-    view = Membership()
-    apis = [Member(Peer("api", i, 10 + i, ""), "ready", 0, None, {"output_tokens": 5.0}) for i in range(2)]
-    view.update(1, Members(apis, [], Load()), 0.0)
-    assert total(view, "output_tokens") == 10 and total(view, "preemptions") == 0
-    scheduler = Member(Peer("scheduler", 0, 1, ""), "ready", 0, None, {"output_tokens": 12.0})
-    view.update(1, Members([*apis, scheduler], [], Load()), 0.0)
-    assert total(view, "output_tokens") == 12
+def test_a_member_that_goes_keeps_what_it_has_counted() -> None:
+    async def main() -> None:
+        async with running() as (system, client):
+            peer, own = Peer("scheduler", 1, 71, ""), Member(Peer("api", 5, 9, ""), "ready", 0, None, {"requests": 4.0})
+            view = system.gateway.node.view
+            view.update(71, Members([Member(peer, "ready"), own], [], Load()), time.monotonic())
+            view.update(71, Members([Member(peer, "ready")], [9], Load()), time.monotonic())
+            found = await scrape(system, client)
+            assert found["valence_requests_total", (("instance", "5"), ("service", "api"))] == 4
+
+    scenario(main)
+
+
+def test_openmetrics_has_the_same_families() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            text = (await client.get("/metrics")).text
+            accept = {"accept": "application/openmetrics-text; version=1.0.0,text/plain;q=0.5"}
+            other = await client.get("/metrics", headers=accept)
+            assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+            plain = {each.name: each.type for each in text_string_to_metric_families(text)}
+            found = {each.name: each.type for each in openmetrics.text_string_to_metric_families(other.text)}
+            assert plain.items() <= found.items()  # the first scrape may have made a figure of its own
+            assert any(name.startswith("vllm:") for name in plain)
+
+    scenario(main)
 
 
 def test_each_scheduler_is_an_engine() -> None:

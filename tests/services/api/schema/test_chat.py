@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
+from common.constraints import ToolUse
 from common.errors import Reject
+from common.logprobs import Report
 from common.protocol import ModelFacts, PromptKind, Submit
 from services.api.answer import Wanted
 from services.api.schema.chat import BODY, submits_of, wanted_of
@@ -68,6 +70,10 @@ TOOL = {
 }
 
 
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 def test_tools_go_to_the_template() -> None:
     made = submit([USER], tools=[TOOL], tool_choice="auto")
     shown = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -80,8 +86,12 @@ def test_tools_go_to_the_template() -> None:
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "g"}]}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
@@ -93,6 +103,33 @@ def test_tools_go_to_the_template() -> None:
 )
 def test_tools_that_are_refused(asked: dict[str, Any], param: str) -> None:
     assert refused([USER], **{"tools": [TOOL], **asked}) == param
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "use"),
+    [
+        ({}, None),
+        ({"tool_choice": "none", "parallel_tool_calls": False}, None),
+        ({"tool_choice": "required"}, ToolUse(("f", "g"), must=True)),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ToolUse(("f", "g"), must=True, many=False)),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, ToolUse(("g",), must=True, many=False)),
+        ({"tool_choice": {"type": "function", "name": "g"}}, ToolUse(("g",), must=True, many=False)),
+        (allowed("auto", "g", "f", "g"), None),
+        (allowed("auto", "g"), ToolUse(("g",))),
+        (allowed("required", "g"), ToolUse(("g",), must=True)),
+        ({"parallel_tool_calls": False}, ToolUse(("f", "g"), many=False)),
+        ({"response_format": {"type": "json_object"}}, ToolUse(("f", "g"))),
+        ({"response_format": {"type": "text"}}, None),
+        ({"tools": [TOOL, named("g")]}, ToolUse(("f", "g"), strict=("f",))),
+    ],
+)
+def test_what_is_enforced_of_calls(asked: dict[str, Any], use: ToolUse | None) -> None:
+    assert submit([USER], **{"tools": [named("f"), named("g")], **asked}).options.calls == use
 
 
 def test_effort_is_told_in_the_words_of_templates() -> None:
@@ -171,9 +208,6 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "harmless", "asking"),
     [
-        ("logprobs", False, True),
-        ("top_logprobs", 0, 5),
-        ("tool_choice", "auto", "required"),
         ("functions", [], [{}]),
         ("function_call", "none", {"name": "f"}),
         ("modalities", ["text"], ["text", "audio"]),
@@ -187,3 +221,33 @@ def test_unsupported_fields(name: str, harmless: Any, asking: Any) -> None:
     assert submit([USER], **{name: harmless}).n == 1
     if asking is not None:
         assert refused([USER], **{name: asking}) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "report"),
+    [
+        ({}, Report()),
+        ({"logprobs": False, "top_logprobs": 0}, Report()),
+        ({"logprobs": True}, Report(0)),
+        ({"logprobs": True, "top_logprobs": 20}, Report(20)),
+        ({"prompt_logprobs": 3}, Report(-1, 3)),
+    ],
+)
+def test_log_probabilities(fields: dict[str, Any], report: Report) -> None:
+    assert submit([USER], **fields).sampling.report == report
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_log_probabilities_that_are_refused(fields: dict[str, Any], param: str) -> None:
+    assert refused([USER], **fields) == param

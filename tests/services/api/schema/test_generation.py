@@ -27,7 +27,7 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "model": (["tiny", None], [5, []]),
     "stream": ([True, False, None], ["true", 1]),
     "n": ([1, 8, None], [0, -1, 1.5, "2", 2**40, True]),
-    "max_tokens": ([1, 2**31 - 1, None], [0, -1, "5", 1.5, 2**31, 10**40]),
+    "max_tokens": ([0, 1, 2**31 - 1, None], [-1, "5", 1.5, 2**31, 10**40]),
     "max_completion_tokens": ([1, 2**31 - 1, None], [0, -1, "5", 1.5, 2**31, 10**40]),
     "temperature": ([0, 2, 0.7, None, 1e-300], [-0.1, 2.01, "1", True, 10**400]),
     "top_p": ([1, 0.001, None], [0, 1.1, -1, "1"]),
@@ -54,6 +54,10 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "request_id": (["a-b.c:1_", None], ["", "a b", "x" * 129, "a\n", 5]),
     "truncate_prompt_tokens": ([1, -1, None], [-2, 1.5, "1"]),
     "return_token_ids": ([True, False, None], [1]),
+    "return_tokens_as_token_ids": ([True, False, None], [1]),
+    "allowed_token_ids": ([[0, 999], None], [[], [1000], [-1], 5, [1] * 4097]),
+    "bad_words": ([["a", "b c"], [], None], [[""], "a", [5], ["x"] * 257, ["x" * 257]]),
+    "prompt_logprobs": ([0, 20, None], [-1, 21, True, 2**31]),
 }
 
 
@@ -169,13 +173,9 @@ def test_stops_and_fields_of_the_submit() -> None:
 @pytest.mark.parametrize(
     ("name", "harmless", "asking"),
     [
-        ("best_of", 1, 2),
-        ("prompt_logprobs", None, 0),
         ("use_beam_search", False, True),
-        ("bad_words", [], ["x"]),
         ("store", False, True),
-        ("suffix", "", "end"),
-        ("logprobs", None, 0),
+        ("logprob_token_ids", [], [5]),
         ("prompt_embeds", None, "AAAA"),
     ],
 )
@@ -183,3 +183,11 @@ def test_unsupported_fields_are_refused_only_when_they_ask_for_something(name: s
     assert parse(**{name: harmless}).prompt == "x"
     assert parse(**{name: None}).prompt == "x"
     assert refused(**{name: asking}).param == name
+
+
+def test_some_token_may_come() -> None:
+    assert parse(allowed_token_ids=[2]).allowed_token_ids == [2]
+    assert refused(allowed_token_ids=[2, 5], min_tokens=1, stop_token_ids=[5]).param == "allowed_token_ids"
+    assert refused(allowed_token_ids=[5], structured_outputs={"regex": "a"}).param == "allowed_token_ids"
+    made = generation.sampling_of(parse(allowed_token_ids=[2, 5], min_tokens=1), FACTS, 16)
+    assert made.words.allowed == (2, 5)

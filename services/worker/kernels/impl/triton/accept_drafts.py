@@ -15,6 +15,7 @@ BLOCK = 128
 def accept_drafts_kernel(  # type: ignore[no-untyped-def]
     tokens_ptr,
     lengths_ptr,
+    held_ptr,
     results_ptr,
     slots_ptr,
     context_ptr,
@@ -48,7 +49,9 @@ def accept_drafts_kernel(  # type: ignore[no-untyped-def]
     slot = tl.load(slots_ptr + at, live, 0).to(tl.int64)
     context = tl.load(context_ptr + at, live, 0).to(tl.int64)
     tl.store(tokens_ptr + slot * row_len + context, drawn, kept)
-    tl.store(lengths_ptr + slot, context + 1, kept & (holds == 0))
+    last = kept & (holds == 0)
+    tl.store(lengths_ptr + slot, context + 1, last)
+    tl.store(held_ptr + slot, offset, last)
     if HAS_RESULTS:
         line = results_ptr + tl.load(ring_ptr) * width
         tl.store(line + at, drawn, live)
@@ -56,7 +59,7 @@ def accept_drafts_kernel(  # type: ignore[no-untyped-def]
 
 
 def accept_drafts_triton(
-    tokens: Tensor, lengths: Tensor, results: Tensor | None, drawn: Drawn, ring: Tensor | None
+    tokens: Tensor, lengths: Tensor, held: Tensor, results: Tensor | None, drawn: Drawn, ring: Tensor | None
 ) -> None:
     count = drawn.tokens.shape[0]
     if not count:
@@ -65,6 +68,7 @@ def accept_drafts_triton(
     accept_drafts_kernel[(triton.cdiv(count, BLOCK),)](
         tokens,
         lengths,
+        held,
         results if has_results else tokens,
         drawn.slots,
         drawn.context_lens,
@@ -90,6 +94,7 @@ AOT = (
         {
             "tokens_ptr": "*i32:16",
             "lengths_ptr": "*i64:16",
+            "held_ptr": "*i32:16",
             "results_ptr": "*i32:16",
             "slots_ptr": "*i32:16",
             "context_ptr": "*i32:16",

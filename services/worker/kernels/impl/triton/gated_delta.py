@@ -23,7 +23,17 @@ DIAGONAL = tl.constexpr(16)
 DECODE_VALUES = 32  # of E in one program
 CHUNK_VALUES = 32
 SMALL_POINTERS = ["starts_ptr", "contexts_ptr", "blocks_ptr"]  # a step's, which may lie anywhere
+DRAFT_POINTERS = ["offsets_ptr", "slots_ptr", "held_ptr"]
 CHUNK = 2 * 16  # tokens: two blocks of the diagonal
+
+
+@triton.jit
+def _advance(state, k, v, strength, forgetting, decay, bias):  # type: ignore[no-untyped-def]
+    """The state [D, E part] behind a token whose key [D] has length 1."""
+    beta = 1.0 / (1.0 + tl.exp(-strength))
+    state *= tl.exp(-decay * _softplus(forgetting + bias))
+    correction = (v - tl.sum(state * k[:, None], 0)) * beta
+    return state + k[:, None] * correction[None, :]
 
 
 @triton.jit
@@ -78,17 +88,101 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     v = tl.load(qkv_ptr + 2 * D + place * E + values, mask=value_mask, other=0.0).to(tl.float32)
     strength = tl.load(gates_ptr).to(tl.float32)
     forgetting = tl.load(gates_ptr + SHARE).to(tl.float32)
-    beta = 1.0 / (1.0 + tl.exp(-strength))
     q *= tl.rsqrt(tl.sum(q * q, 0) + EPS) * (D**-0.5)
     k *= tl.rsqrt(tl.sum(k * k, 0) + EPS)
-    state *= tl.exp(-decay * _softplus(forgetting + bias))
-    correction = (v - tl.sum(state * k[:, None], 0)) * beta
-    state += k[:, None] * correction[None, :]
+    state = _advance(state, k, v, strength, forgetting, decay, bias)
     result = tl.sum(state * q[:, None], 0)
     tl.store(state_ptr, state, mask=mask)
     tl.store(
         out_ptr + (token * HEADS * SHARE + head) * E + values, result.to(out_ptr.dtype.element_ty), mask=value_mask
     )
+
+
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=[*SMALL_POINTERS, *DRAFT_POINTERS])
+def delta_drafts_kernel(  # type: ignore[no-untyped-def]
+    qkv_ptr,
+    gates_ptr,
+    decay_ptr,
+    bias_ptr,
+    state_ptr,
+    past_ptr,
+    past_gates_ptr,
+    starts_ptr,
+    contexts_ptr,
+    blocks_ptr,
+    offsets_ptr,
+    slots_ptr,
+    held_ptr,
+    out_ptr,
+    num_rows,
+    gates_stride,
+    GATES_HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    SHARE: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PLACES: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """As delta_decode_kernel, where entries of a row's drafts may follow its own; the first of them does all.
+
+    past: [blocks, PLACES, HEADS, D + SHARE * E]; past_gates: [blocks, PLACES, HEADS, 2 * SHARE]. What held of the last
+    drafts is behind the state: it goes through it first. The state that stays is that behind the first entry's token.
+    """
+    release(PDL)
+    row = tl.program_id(2)
+    head = tl.program_id(1)
+    key_head, place = head // SHARE, head % SHARE
+    keys = tl.arange(0, BLOCK_D)
+    values = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    key_mask, value_mask = keys < D, values < E
+    mask = key_mask[:, None] & value_mask[None, :]
+    decay = tl.load(decay_ptr + head)
+    bias = tl.load(bias_ptr + head)
+    wait(PDL)
+    if tl.load(offsets_ptr + row) > 0:
+        return
+    entries = tl.arange(0, ENTRIES)
+    others = tl.load(offsets_ptr + row + entries, mask=row + entries < num_rows, other=-1)
+    drafts = tl.sum(((others == entries) & (entries > 0)).to(tl.int32), 0)
+    held = tl.load(held_ptr + tl.load(slots_ptr + row))
+    token = tl.load(starts_ptr + row).to(tl.int64)
+    position = tl.load(contexts_ptr + row) - 1
+    block = tl.load(blocks_ptr + row).to(tl.int64)
+    state_ptr += ((block * HEADS * SHARE + head) * D + keys[:, None]) * E + values[None, :]
+    state = tl.load(state_ptr, mask=mask & (position > 0), other=0.0)
+    for at in range(-held, drafts + 1):
+        is_past, is_draft = at < 0, at > 0
+        kept = (block * PLACES + (position + at) % PLACES) * HEADS + key_head
+        past = past_ptr + kept * (D + SHARE * E)
+        past_gates = past_gates_ptr + kept * (2 * SHARE) + place
+        line = qkv_ptr + ((token + at) * HEADS + key_head) * (2 * D + SHARE * E)
+        gates = gates_ptr + (token + at) * gates_stride + key_head * GATES_HEAD + place
+        q = tl.load(line + keys, mask=key_mask & (at >= 0), other=0.0).to(tl.float32)
+        k = tl.load(line + D + keys, mask=key_mask & (at >= 0), other=0.0)
+        v = tl.load(line + 2 * D + place * E + values, mask=value_mask & (at >= 0), other=0.0)
+        strength = tl.load(gates, mask=at >= 0, other=0.0)
+        forgetting = tl.load(gates + SHARE, mask=at >= 0, other=0.0)
+        # other programs write the same key, nobody reads it in this step
+        tl.store(past + keys, k, mask=key_mask & is_draft)
+        tl.store(past + D + place * E + values, v, mask=value_mask & is_draft)
+        tl.store(past_gates, strength, mask=is_draft)
+        tl.store(past_gates + SHARE, forgetting, mask=is_draft)
+        k = tl.where(is_past, tl.load(past + keys, mask=key_mask & is_past, other=0.0), k).to(tl.float32)
+        v = tl.where(is_past, tl.load(past + D + place * E + values, mask=value_mask & is_past, other=0.0), v)
+        strength = tl.where(is_past, tl.load(past_gates, mask=is_past, other=0.0), strength)
+        forgetting = tl.where(is_past, tl.load(past_gates + SHARE, mask=is_past, other=0.0), forgetting)
+        q *= tl.rsqrt(tl.sum(q * q, 0) + EPS) * (D**-0.5)
+        k *= tl.rsqrt(tl.sum(k * k, 0) + EPS)
+        gated = strength.to(tl.float32), forgetting.to(tl.float32)
+        state = _advance(state, k, v.to(tl.float32), gated[0], gated[1], decay, bias)
+        result = tl.sum(state * q[:, None], 0)
+        out = out_ptr + ((token + at) * HEADS * SHARE + head) * E + values
+        tl.store(out, result.to(out_ptr.dtype.element_ty), mask=value_mask & (at >= 0))
+        tl.store(state_ptr, state, mask=mask & (at == 0))
 
 
 @triton.jit
@@ -215,7 +309,15 @@ def _sizes(heads: int, share: int, key_dim: int, value_dim: int, is_decode: bool
 
 
 def gated_delta_by_state(
-    qkv: Tensor, gates: Tensor, decay: Tensor, bias: Tensor, state: Tensor, blocks: Tensor, rows: AttentionRows
+    qkv: Tensor,
+    gates: Tensor,
+    decay: Tensor,
+    bias: Tensor,
+    state: Tensor,
+    blocks: Tensor,
+    rows: AttentionRows,
+    past: Tensor | None = None,
+    past_gates: Tensor | None = None,
 ) -> Tensor:
     _, value_heads, key_dim, value_dim = state.shape
     num_tokens, heads, _ = qkv.shape
@@ -223,35 +325,55 @@ def gated_delta_by_state(
     if not num_tokens:
         return out
     shape = heads, value_heads // heads, key_dim, value_dim
-    tensors = qkv, gates, decay, bias, state, rows.query_starts, rows.context_lens, blocks, out
+    step = rows.query_starts, rows.context_lens, blocks
     strides = {"gates_stride": gates.stride(0), "GATES_HEAD": gates.stride(1)}
     if decode := rows.num_decode:
         sizes = _sizes(*shape, True)
-        delta_decode_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, decode)](
-            *tensors, **strides, num_warps=4, **sizes, **options(qkv.device)
-        )
+        grid = triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, decode
+        if past is None or past_gates is None or rows.drafts is None:
+            delta_decode_kernel[grid](
+                qkv, gates, decay, bias, state, *step, out, **strides, num_warps=4, **sizes, **options(qkv.device)
+            )
+        else:
+            delta_drafts_kernel[grid](
+                qkv, gates, decay, bias, state, past, past_gates, *step, *rows.drafts, out, len(blocks), **strides,
+                num_warps=4, **sizes, **_places(past.shape[1]), **options(qkv.device),
+            )  # fmt: skip
     if others := len(blocks) - decode:
         sizes = _sizes(*shape, False)
         # fp32 serves comparison: its products are unrolled, half as long in twice the threads
         warps = 8 if qkv.dtype == torch.float32 else 4
         delta_chunk_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, others)](
-            *tensors, decode, **strides, num_warps=warps, num_stages=1, **sizes, **options(qkv.device)
-        )
+            qkv, gates, decay, bias, state, *step, out, decode, **strides, num_warps=warps, num_stages=1, **sizes,
+            **options(qkv.device),
+        )  # fmt: skip
     return out
+
+
+def _places(places: int) -> dict[str, int]:
+    return {"PLACES": places, "ENTRIES": triton.next_power_of_2(places // 2 + 1)}
 
 
 IMPL = Impl(gated_delta, "triton", gated_delta_by_state, needs_gpu)
 
 
-def _aot(name: str, is_decode: bool) -> AotCase:
+def _aot(name: str, is_decode: bool, places: int = 0) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32")
     signature["blocks_ptr"] = "*i64"
     signature |= dict.fromkeys(("qkv_ptr", "gates_ptr", "out_ptr"), "*bf16:16")
     signature |= dict.fromkeys(("decay_ptr", "bias_ptr", "state_ptr"), "*fp32:16")
     signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False, **_sizes(16, 2, 128, 128, is_decode)}
+    if places:
+        signature |= dict.fromkeys(("past_ptr", "past_gates_ptr"), "*bf16:16")
+        signature |= {**dict.fromkeys(DRAFT_POINTERS, "*i32"), "num_rows": "i32", **_places(places)}
+        return AotCase(name, delta_drafts_kernel, signature, num_warps=4)
     if is_decode:
         return AotCase(name, delta_decode_kernel, signature, num_warps=4)
     return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=4, num_stages=1, hot=False)
 
 
-AOT = (_aot("decode_16x2x128x128", True), _aot("chunks_16x2x128x128", False))
+AOT = (
+    _aot("decode_16x2x128x128", True),
+    _aot("chunks_16x2x128x128", False),
+    _aot("drafts_16x2x128x128", True, 7),
+)

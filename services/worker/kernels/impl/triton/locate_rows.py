@@ -11,7 +11,7 @@ from services.worker.kernels.registry import Impl
 BLOCK = 128
 
 
-@triton.jit(do_not_specialize=["count", "num_tokens", "num_rows", "table_width"])
+@triton.jit(do_not_specialize=["count", "num_tokens", "num_rows", "table_width", "line"])
 def locate_rows_kernel(  # type: ignore[no-untyped-def]
     lengths_ptr,
     tables_ptr,
@@ -24,11 +24,12 @@ def locate_rows_kernel(  # type: ignore[no-untyped-def]
     num_tokens,
     num_rows,
     table_width,
+    line,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """columns [3, num_tokens], draw [4, num_rows], context [num_rows]: the first `count` entries."""
+    """columns [line + 1, num_tokens], draw [4, num_rows], context [num_rows]: the first `count` entries."""
     release(PDL)
     wait(PDL)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -41,7 +42,7 @@ def locate_rows_kernel(  # type: ignore[no-untyped-def]
     tl.store(columns_ptr + at, place, live)
     tl.store(columns_ptr + num_tokens + at, position, live)
     block = tl.load(tables_ptr + slot * table_width + position // BLOCK_TOKENS, live, 0).to(tl.int64)
-    tl.store(columns_ptr + 2 * num_tokens + at, block * BLOCK_TOKENS + position % BLOCK_TOKENS, live)
+    tl.store(columns_ptr + line * num_tokens + at, block * BLOCK_TOKENS + position % BLOCK_TOKENS, live)
     index = tl.load(draw_ptr + 2 * num_rows + at, live, 0) + change
     tl.store(draw_ptr + 2 * num_rows + at, index, live)
     context = tl.load(context_ptr + at, live, 0) + change.to(tl.int32)
@@ -57,6 +58,7 @@ def locate_rows_triton(
     draw: Tensor,
     context_lens: Tensor,
     block_tokens: int,
+    line: int = 2,
 ) -> None:
     count = slots.shape[0]
     if not count:
@@ -73,6 +75,7 @@ def locate_rows_triton(
         columns.shape[1],
         draw.shape[1],
         tables.shape[1],
+        line,
         BLOCK_TOKENS=block_tokens,
         BLOCK=BLOCK,
         **options(lengths.device),
@@ -96,6 +99,7 @@ AOT = (
             "num_tokens": "i32",
             "num_rows": "i32",
             "table_width": "i32",
+            "line": "i32",
             "BLOCK_TOKENS": 16,
             "BLOCK": BLOCK,
             "PDL": False,

@@ -35,7 +35,11 @@ def formula(
     return out, state
 
 
-@pytest.mark.parametrize("case", gated_delta.cases, ids=lambda case: case.name)
+# those with drafts: tests/services/worker/layers/test_delta_net.py
+PLAIN = [case for case in gated_delta.cases if "drafts" not in case.name]
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.name)
 def test_equals_formula(case: Any) -> None:
     for dtype in gated_delta.tolerances:
         *floats, state, blocks, rows = case.make(dtype)

@@ -1,0 +1,107 @@
+"""Requests and replies in token ids: what one renders to, and generation from ids to ids, in vLLM's shapes. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.api.errors import invalid
+from services.api.schema import completion
+from services.api.schema.completion import CompletionRequest, TokenIds
+from services.api.schema.generation import ABSENT, GenerationRequest, Milliseconds
+from services.api.schema.parse import Body, Harmless, anything
+from services.api.schema.replies import Usage
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """What `/inference/v1/generate` takes for the same tokens."""
+
+    request_id: str
+    model: str | None = None
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    cache_salt: str | None = None
+    priority: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    token_ids: TokenIds
+    sampling_params: dict[str, Any] = {}  # as in completions
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    deadline_ms: Milliseconds | None = None
+
+
+class GeneratedChoice(msgspec.Struct, frozen=True):
+    index: int
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: int | str | None = None
+    logprobs: None = None
+
+
+class Generated(msgspec.Struct, frozen=True):
+    request_id: str
+    choices: list[GeneratedChoice]
+    usage: Usage
+
+
+UNSUPPORTED: dict[str, Harmless] = {
+    "features": ABSENT,
+    "kv_transfer_params": ABSENT,
+    "stream_options": ABSENT,
+    "prompt_logprobs": ABSENT,
+    "arrival_time": anything,
+}
+BODY = Body(GenerateRequest, UNSUPPORTED)
+OUTSIDE = ("model", "request_id", "cache_salt", "priority", "deadline_ms")  # of the parameters of sampling
+NOT_TOLD = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids")  # by this endpoint
+NO_SAMPLING = (*OUTSIDE, "stream", "stream_options", "user", "truncate_prompt_tokens", "return_token_ids")
+
+
+def completion_of(asked: GenerateRequest) -> CompletionRequest:
+    """The same as a completion that tells its token ids. Raises Reject."""
+    if asked.stream:
+        raise invalid("stream: token ids do not stream; use /v1/completions with return_token_ids", "stream")
+    given = {name: value for name, value in asked.sampling_params.items() if name not in ("detokenize", "output_kind")}
+    for name in (*OUTSIDE, *NOT_TOLD, "prompt", "stream", "return_token_ids"):
+        if name in given:
+            raise invalid(
+                f"sampling_params.{name} is not supported here; use /v1/completions", f"sampling_params.{name}"
+            )
+    fields = {name: getattr(asked, name) for name in OUTSIDE} | given
+    fields |= {"prompt": asked.token_ids, "return_token_ids": True}
+    return completion.BODY.parse(msgspec.json.encode(fields))
+
+
+def names(asked: GenerateRequest) -> Mapping[str, str]:
+    """Fields of the completion, as the client has them."""
+    return {"prompt": "token_ids"} | {name: f"sampling_params.{name}" for name in asked.sampling_params}
+
+
+def rendered(asked: GenerationRequest, tokens: list[int], identity: str, room: int) -> Rendered:
+    """`room`: tokens that the context leaves, which bound a chat that gives no bound."""
+    given = {name: getattr(asked, name) for name in GenerationRequest.__struct_fields__ if name not in NO_SAMPLING}
+    params = {name: value for name, value in msgspec.to_builtins(given).items() if value is not None}
+    if not isinstance(asked, CompletionRequest) and not (asked.max_tokens or asked.max_completion_tokens):
+        params["max_tokens"] = max(room, 1)
+    return Rendered(
+        request_id=identity,
+        model=asked.model,
+        token_ids=tokens,
+        sampling_params=params,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+    )
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None

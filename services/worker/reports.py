@@ -1,0 +1,181 @@
+"""Log-probabilities of one step's tokens, of the rows that want them. Owner: the runner, which calls in this order:
+`start`, `wanted` while inputs are put, `drawn` or `prompt` when logits are there, `settled` when rows under a grammar
+have their tokens, `taken` when all is launched.
+
+Logits are the model's own, which the sampler may overwrite: `Wanted.own` keeps those of the rows that are asked for.
+A prompt's logits exist for a few positions at a time only. Nothing here waits for the device.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from common.logprobs import StepLogprobs
+from services.worker.inputs import Put
+from services.worker.kernels.ops.token_logprobs import token_logprobs
+from services.worker.kernels.registry import Bindings
+from services.worker.state import Ints, Rows, Step
+
+SLICE = 128  # positions of a prompt that have logits at once
+
+
+class Wanted(NamedTuple):
+    """Of the entries (rows that sample, with drafts each of their tokens) some."""
+
+    entries: Ints  # which
+    tops: Ints
+    where: Tensor  # int64: their places among the rows of the logits
+
+    def own(self, logits: Tensor) -> Tensor:
+        """A copy of their logits."""
+        return logits.index_select(0, self.where)
+
+
+class Waiting(NamedTuple):
+    """What `drawn` was given, until the step's rows under a grammar have their tokens (held.py)."""
+
+    wanted: Wanted
+    own: Tensor
+    tokens: Tensor
+    held: Tensor
+
+
+class PromptPart(NamedTuple):
+    """Positions of a row whose next token is known and wants its log-probability."""
+
+    row: int  # place in the plan
+    first: int  # the first of these tokens in the prompt
+    top: int
+    inputs: Tensor  # int64: places of the positions among the step's tokens
+    targets: Tensor  # int64: of their next tokens, flat in Rows.tokens
+
+
+class Table(NamedTuple):
+    """int32 [N, 1 + 2 * (1 + top)] in memory of the host, each line a record; there when the step is over."""
+
+    lines: Tensor
+    top: int
+
+
+class StepReports(NamedTuple):
+    """What `taken` gives, to be cut into records when the step is over."""
+
+    drawn: Table | None
+    entries: Ints
+    tops: Ints
+    prompts: list[tuple[int, int, Table]]  # row, first token, records
+
+    def read(self, kept: npt.NDArray[np.bool_] | None) -> StepLogprobs:
+        """`kept`: entries whose tokens are the rows'; None: all are."""
+        prompts = {row: (first, table.lines.numpy().tobytes()) for row, first, table in self.prompts}
+        if self.drawn is None:
+            return StepLogprobs(b"", prompts)
+        lines, tops, most = self.drawn.lines.numpy(), self.tops, self.drawn.top
+        if kept is not None:
+            lines, tops = lines[kept[self.entries]], tops[kept[self.entries]]
+        if (tops == most).all():
+            return StepLogprobs(lines.tobytes(), prompts)
+        ids, values = lines[:, 1 : 2 + most], lines[:, 2 + most :]
+        records = (
+            lines[row, :1].tobytes() + ids[row, : 1 + top].tobytes() + values[row, : 1 + top].tobytes()
+            for row, top in enumerate(tops.tolist())
+        )
+        return StepLogprobs(b"".join(records), prompts)
+
+
+def scores_prompts(step: Step, rows: Rows) -> bool:
+    """Whether the step computes a prompt's log-probabilities: then the hidden states of all its tokens are needed."""
+    asking = [slot for slot, report in rows.reports.items() if report.prompt >= 0]
+    if not asking:
+        return False
+    among = np.isin(step.slots, asking)
+    return bool((step.positions[among] < rows.num_prompt[step.slots[among]] - 1).any())
+
+
+class Reporter:
+    def __init__(self, bindings: Bindings) -> None:
+        self._logprobs = bindings(token_logprobs)
+        self._none = np.zeros(0, np.int64)
+        self.start()
+
+    def start(self) -> None:
+        """A step begins, or begins again."""
+        self._drawn: Table | None = None
+        self._waiting: Waiting | None = None
+        self._wanted = self._none, self._none
+        self._prompts: list[tuple[int, int, Table]] = []
+        self._any = False
+
+    def wanted(self, slots: Ints, places: Ints, rows: Rows, put: Put) -> Wanted | None:
+        """By entry: its slot, and its place among the logits' rows. None: no row wants anything."""
+        if not rows.reports:
+            return None
+        tops = np.array([rows.reports[slot].top if slot in rows.reports else -1 for slot in slots.tolist()], np.int64)
+        entries = np.flatnonzero(tops >= 0)
+        if not len(entries):
+            return None
+        self._wanted, self._any = (entries, tops[entries]), True
+        return Wanted(*self._wanted, put(places[entries]))
+
+    def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor, held: Tensor | None = None) -> None:
+        """own: [B, V] as it was before anything was done to it; tokens: int32, of all rows of the logits; held: int64,
+        those whose tokens `settled` will bring."""
+        if held is not None:
+            self._waiting = Waiting(wanted, own, tokens, held)
+            return
+        top = int(wanted.tops.max())
+        self._drawn = _to_host(self._packed(own, tokens.index_select(0, wanted.where), top), top)
+
+    def settled(self, tokens: Tensor) -> None:
+        """int32, of the rows that `held` has named."""
+        if self._waiting is not None:
+            wanted, own, others, held = self._waiting
+            self.drawn(wanted, own, others.index_copy(0, held, tokens))
+
+    def parts(self, step: Step, drafting: int, rows: Rows, put: Put) -> list[PromptPart]:
+        """What a step computes of prompts that want log-probabilities. drafting: the plan's; `step`: spread out."""
+        parts: list[PromptPart] = []
+        if not scores_prompts(step, rows):
+            return parts
+        begins = np.cumsum(step.counts) - step.counts
+        counts = np.minimum(step.counts, rows.num_prompt[step.slots] - 1 - step.positions)
+        for j in range(step.drafting, len(step.slots)):
+            slot, position = int(step.slots[j]), int(step.positions[j])
+            report = rows.reports.get(slot)
+            if report is None or report.prompt < 0 or counts[j] <= 0:
+                continue
+            ahead = np.arange(counts[j])
+            targets = slot * rows.tokens.shape[1] + position + 1 + ahead
+            place = j - step.drafting + drafting
+            parts.append(PromptPart(place, position + 1, report.prompt, put(begins[j] + ahead), put(targets)))
+        return parts
+
+    def prompt(self, part: PromptPart, hidden: Tensor, logits: Callable[[Tensor], Tensor], tokens: Tensor) -> None:
+        """hidden: of all the step's tokens; logits: of some of them; tokens: Rows.tokens."""
+        wanted = tokens.view(-1).index_select(0, part.targets)
+        slices = (slice(at, at + SLICE) for at in range(0, len(wanted), SLICE))
+        found = [
+            self._packed(logits(hidden.index_select(0, part.inputs[each])), wanted[each], part.top) for each in slices
+        ]
+        self._prompts.append((part.row, part.first, _to_host(torch.cat(found), part.top)))
+        self._any = True
+
+    def _packed(self, logits: Tensor, tokens: Tensor, top: int) -> Tensor:
+        values, ids, ranks = self._logprobs(logits, tokens, top)
+        return torch.cat((ranks[:, None], ids, values.view(torch.int32)), -1)
+
+    def taken(self) -> StepReports | None:
+        """Of this step; None: nobody wants any."""
+        return StepReports(self._drawn, *self._wanted, self._prompts) if self._any else None
+
+
+def _to_host(packed: Tensor, top: int) -> Table:
+    """Starts the copy."""
+    if packed.device.type == "cpu":
+        return Table(packed, top)
+    lines = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
+    return Table(lines.copy_(packed, non_blocking=True), top)
