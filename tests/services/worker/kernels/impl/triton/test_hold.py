@@ -73,7 +73,7 @@ def test_refusing_everything_is_no_success(hold: Holder) -> None:
     def refuses(facts: Facts) -> str | None:
         return "never"
 
-    with pytest.raises(AssertionError, match="refuses every dtype|silu_and_mul: never"):
+    with pytest.raises(AssertionError, match=r"refuses every dtype|silu_and_mul: never"):
         hold(Impl(silu_and_mul, "triton", gated(), refuses))
 
 
