@@ -147,8 +147,8 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     copied = total / (time.perf_counter() - begun_s) / 1e9
     largest = max(path.stat().st_size for path in paths)
     conditions = (
-        f"{arguments.model}, {total / 1e9:.1f} GB of bf16, largest shard {largest / 1e9:.2f} GB, {device}, {len(os.sched_getaffinity(0))} cores"
-        + f", {' '.join(arguments.set)}" * bool(arguments.set)
+        f"{arguments.model}, {total / 1e9:.1f} GB of bf16, largest shard {largest / 1e9:.2f} GB, {device}, "
+        + (", ".join([f"{len(os.sched_getaffinity(0))} cores", *arguments.set]))
     )
     runs = [load(folder, config, device) for _ in range(arguments.runs)]
     for took_s, most, kept in runs:
