@@ -143,12 +143,11 @@ class LatentAttention:
     ) -> Tensor:
         """rotation: cos and sin, each [T, 1, R]; cache: one head of LatentSpec.row numbers; slots: int64 [T].
 
-        Writes the new latents to their slots, then reads every row's context. Returns [T, H * V]. Numbers of 8 bits with
-        a scale are kept divided by it: the ops know nothing of it, and the indexer's keys have none.
+        Writes the new latents to their slots, then reads every row's context. Returns [T, H * V].
         """
         spec, q, pages = self._latent, projected.q, cache.keys.squeeze(2)
         scale, norm = None if cache.scale is None else cache.scale.k, self.kv_norm
-        if scale is not None:
+        if scale is not None:  # 8 bits hold numbers divided by it: the ops do not know, an index key has none
             norm = LatentNorm((norm.weight / scale).to(norm.weight.dtype), norm.eps)
             projected.kv[:, spec.latent :].div_(scale)
         self._write(q, projected.kv, *rotation, norm, pages, slots, spec.interleaved)

@@ -34,7 +34,7 @@ def store_kv(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
 
 
 def put_in_rows(pages: Tensor, slots: Tensor, first: int, values: Tensor) -> None:
-    """Rows' numbers from `first` on become `values` [T, n]. pages: [num_blocks, B, W]; 8 bits as they are, saturated."""
+    """Rows' numbers from `first` on become `values` [T, n]. pages: [num_blocks, B, W]; in 8 bits saturated."""
     end = first + values.shape[1]
     if pages.element_size() > 1:
         pages.view(-1, pages.shape[2])[slots, first:end] = values.to(pages.dtype)

@@ -96,7 +96,7 @@ def test_8_bits_move_logits_a_little_unless_a_scale_is_wrong(
         """Of the last positions' logits, relative; each chunk finds other scales."""
         caches = [
             GroupedCache(layout, [24], 8, narrow, torch.device("cpu"), scales=KvScales(False, given))
-            for given in ({i: (each, each) for i in range(spec.num_layers)} if each else {} for each in scales)
+            for given in (dict.fromkeys(range(spec.num_layers), (each, each)) if each else {} for each in scales)
         ]
         for cache in caches[1:]:
             assert cache.pools[0][0][0].shape == caches[0].pools[0][0][0].shape
