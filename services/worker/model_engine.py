@@ -151,7 +151,7 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        whole = with_drafts(whole, config.speculative)
+        whole = with_drafts(whole, config.speculative, model.names.mtp, source.tensors)
         coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
         if model is fallback.MODEL and coding != Coding():
             raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
