@@ -144,9 +144,10 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[bias_of(name.format(i=i))] = (rows,)
-    for i in range(spec.trunk_layers, spec.num_layers) if (mtp := names.mtp) is not None else ():
-        shapes |= {name.format(i=i): (hidden,) for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm)}
-        shapes[mtp.project.format(i=i)] = (hidden, 2 * hidden)
+    if (mtp := names.mtp) is not None:
+        for i in range(spec.trunk_layers, spec.num_layers):
+            shapes |= {name.format(i=i): (hidden,) for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm)}
+            shapes[mtp.project.format(i=i)] = (hidden, 2 * hidden)
     return shapes
 
 

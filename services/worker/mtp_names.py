@@ -13,8 +13,8 @@ class MtpNames:
     project: str  # [N, 2N], of the token's embedding and the hidden state
     final_norm: str  # before the head
     hidden_first: bool = False  # in the projection's input
-    # Prefixes of checkpoint names, where the layer is not the one behind the last: what is meant, None: not served. With
-    # `{h}` there may be several heads, of which head h guesses the token h + 2 further on, of the model's hidden states.
+    # Prefixes of checkpoint names, where the layer is not the one behind the last: what is meant, None: not served.
+    # With `{h}` there may be several heads, of which head h looks h + 1 tokens further from the model's own states.
     stored: Mapping[str, str | None] = field(default_factory=dict)
     repeated: tuple[str, ...] = ()  # what is the model's own once more: embedding and head
 

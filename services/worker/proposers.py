@@ -93,11 +93,11 @@ def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeT
 
 
 def mtp_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTable) -> Drafts:
-    """By the model's heads, which see each step's hidden states with tokens after them: head h the one h + 1 further on,
-    which behind the newest token is a draft. The last head goes on by its own states.
+    """By the model's heads, which see each step's hidden states, head h with the tokens h + 1 further on: behind the
+    newest one that is a draft. The last head goes on by its own states.
 
-    Where such a draft does not hold, a head's keys and values at those positions stay what they were made of: drafts may
-    be worse for it, tokens are not.
+    Where such a draft does not hold, a head's keys and values at those positions stay what they were made of: drafts
+    may be worse for it, tokens are not.
     """
     trunk = model.spec.trunk_layers
     heads = [(head, cache.layers[trunk + i], cache.groups[trunk + i]) for i, head in enumerate(model.mtp)]
