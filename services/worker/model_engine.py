@@ -30,7 +30,6 @@ from services.worker.division import Division
 from services.worker.drafting import Smaller, choose_drafting, with_drafts
 from services.worker.file_reader import FileReader
 from services.worker.grammars import Grammars, open_words
-from services.worker.graphs import RING
 from services.worker.group import Group, Place
 from services.worker.held import HeldTokens
 from services.worker.kernels.gpu_arch import arch_of
@@ -45,10 +44,12 @@ from services.worker.profile import Profile
 from services.worker.quant.coding import Coding, read_coding
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
-from services.worker.runner import StepTokens, copies_of
+from services.worker.results import StepTokens
+from services.worker.runner import copies_of
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
+from services.worker.staging import RING
 from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
