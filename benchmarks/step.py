@@ -91,8 +91,8 @@ class Bench:
             raise GateRed(f"the same greedy prompt alone gave other tokens from number {place} on")
 
     def one(self) -> None:
-        """A single sequence: the fastest of three runs."""
-        runs = [self.offline.run(self.source.draw(self.mix, 1)) for _ in range(3)]
+        """A single sequence: the fastest of its runs."""
+        runs = [self.offline.run(self.source.draw(self.mix, 1)) for _ in range(self.arguments.runs)]
         run = min(runs, key=Run.decode_ms)
         peer, floor_ms = self.peer, float("nan")
         if self.known and self.shape:
@@ -101,7 +101,10 @@ class Bench:
         if peer:
             values = (peer.token_ms, float("nan") if self.arguments.format else peer.goal_ms, floor_ms)
         self.lines.append(Line("batch 1", run.decode_ms(), "ms/token", -1, *values))
-        self.lines.append(Line("batch 1, first token", 1000 * run.step_s[0], "ms", -1))
+        first_floor = float("nan")
+        if self.known and self.shape:
+            first_floor = 1000 * prefill_floor_s(self.shape, self.mix.prompt_tokens, 1)
+        self.lines.append(Line("batch 1, first token", 1000 * run.step_s[0], "ms", -1, floor=first_floor))
         self._note_host("batch 1", run)
 
     def many(self, count: int) -> None:
@@ -227,6 +230,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--output", type=int, default=256, help="tokens")
     parser.add_argument("--prefill", type=int, nargs=2, default=(64, 2048), metavar=("COUNT", "TOKENS"))
+    parser.add_argument("--runs", type=int, default=3, help="of one sequence; 1: nor is there one before that warms up")
     parser.add_argument("--no-prefill", action="store_true")
     parser.add_argument("--profile", default="", help="stretches to trace: numbers of sequences, prefill")
     parser.add_argument("--max-len", type=int, default=4096)
@@ -241,7 +245,8 @@ def parse() -> argparse.Namespace:
 def measure(bench: Bench, arguments: argparse.Namespace) -> None:
     bench.gate()
     for count in bench.batches:
-        bench.offline.run(bench.source.draw(bench.mix._replace(output_tokens=4), min(count, WARM)))
+        if arguments.runs > 1:
+            bench.offline.run(bench.source.draw(bench.mix._replace(output_tokens=4), min(count, WARM)))
         bench.one() if count == 1 else bench.many(count)
     if not arguments.no_prefill:
         bench.prefill()

@@ -90,7 +90,7 @@ def cuts_of(spec: DecoderSpec, names: DecoderNames, rank: Rank) -> Iterator[tupl
         yield from _mlp_cuts(spec, names, i, rank)
     if spec.with_mtp and (mtp := names.mtp) is not None:
         for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm, mtp.project):
-            yield name.format(i=spec.trunk_layers), WHOLE
+            yield from ((name.format(i=i), WHOLE) for i in range(spec.trunk_layers, spec.num_layers))
 
 
 def _delta_cuts(spec: DeltaSpec, names: DeltaNames, layer: int, rank: Rank) -> Iterator[tuple[str, Cut | None]]:

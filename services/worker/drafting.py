@@ -1,7 +1,7 @@
 """Which drafts there are, from the settings: chosen once at start by the engine, put into each runner by startup.py."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from services.worker.layers.mtp import with_mtp
 from services.worker.layers.rope import RopeTable
 from services.worker.models.caches import LayerCache, PagedKv
 from services.worker.models.spec import DecoderSpec
+from services.worker.mtp_names import MtpNames
 from services.worker.proposers import model_drafts, mtp_drafts, ngram_drafts
 
 
@@ -76,11 +77,11 @@ def choose_drafting(
     return _by_model(config, target, shape, load(config.model)) if config.method == "draft" else None
 
 
-def with_drafts(spec: DecoderSpec, config: Speculative) -> DecoderSpec:
-    """The model as it is served with these drafts: its head for them is one layer more, and what states lack of them
-    lies beside the states. Raises ValueError."""
+def with_drafts(spec: DecoderSpec, config: Speculative, mtp: MtpNames | None, tensors: Iterable[str]) -> DecoderSpec:
+    """The model as it is served with these drafts: its heads for them are layers more, as many as there are drafts and
+    the checkpoint of these tensors has, and what states lack of them lies beside the states. Raises ValueError."""
     if config.method == "mtp":
-        spec = with_mtp(spec)
+        spec = with_mtp(spec, min(mtp.heads(tensors), config.drafts) if mtp is not None else 1)
     return replace(spec, delta=replace(spec.delta, drafts=config.drafts)) if spec.delta is not None else spec
 
 

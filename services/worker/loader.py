@@ -45,7 +45,8 @@ def load_parameters(
     # A tied head that the checkpoint repeats is the embedding once more.
     ignored = (*model.ignored, model.names.head) if spec.tie_embeddings else model.ignored
     if spec.with_mtp and model.names.mtp is not None:
-        ignored = (*ignored, *(name.format(i=spec.trunk_layers) for name in model.names.mtp.repeated))
+        heads = range(spec.trunk_layers, spec.num_layers)
+        ignored = (*ignored, *(name.format(i=i) for name in model.names.mtp.repeated for i in heads))
     check_tensors(tensors, expected, ignored)
     uses: dict[str, Use] = {model.names.embedding: "tied" if spec.tie_embeddings else "embedding"}
     if not spec.tie_embeddings:
@@ -143,10 +144,10 @@ def expected_shapes(spec: DecoderSpec, names: DecoderNames) -> dict[str, tuple[i
             shapes[name.format(i=i)] = (rows, columns)
             if has_bias:
                 shapes[bias_of(name.format(i=i))] = (rows,)
-    if spec.with_mtp and (mtp := names.mtp) is not None:
-        i = spec.trunk_layers
-        shapes |= {name.format(i=i): (hidden,) for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm)}
-        shapes[mtp.project.format(i=i)] = (hidden, 2 * hidden)
+    if (mtp := names.mtp) is not None:
+        for i in range(spec.trunk_layers, spec.num_layers):
+            shapes |= {name.format(i=i): (hidden,) for name in (mtp.embed_norm, mtp.hidden_norm, mtp.final_norm)}
+            shapes[mtp.project.format(i=i)] = (hidden, 2 * hidden)
     return shapes
 
 
@@ -186,9 +187,8 @@ def served_tensors(tensors: Mapping[str, StoredTensor], model: ModelDef, spec: D
     """The checkpoint's tensors under the names that the model declares: parts not served left out, stacks unstacked."""
     prefixes = {prefix.format(n=spec.num_layers): ours for prefix, ours in model.prefixes.items()}
     if spec.with_mtp and (mtp := model.names.mtp) is not None:
-        prefixes = {prefix: ours and ours.format(i=spec.trunk_layers) for prefix, ours in mtp.stored.items()} | {
-            prefix: ours for prefix, ours in prefixes.items() if prefix not in mtp.stored
-        }
+        own = mtp.prefixes(spec.trunk_layers, spec.with_mtp)
+        prefixes = own | {prefix: ours for prefix, ours in prefixes.items() if prefix not in own}
     served: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)

@@ -152,7 +152,7 @@ def load_model(
         architectures = models.Config(source.config).get(list, "architectures")
         architecture, model = fallback.find(architectures, config)
         whole = model.read(models.Config(source.config))
-        whole = with_drafts(whole, config.speculative)
+        whole = with_drafts(whole, config.speculative, model.names.mtp, source.tensors)
         coding = read_coding(source.config, str(source.files.path), config.worker.quantize, not is_random)
         if model is fallback.MODEL and coding != Coding():
             raise ConfigError(f"{source.files.path}: {architecture} has no model file, which coded weights need")
@@ -161,11 +161,10 @@ def load_model(
         if spec.rope.rotary_dim % 2:
             raise ValueError(f"config: rope turns pairs, and heads have {spec.rope.rotary_dim} numbers to turn")
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
-        if spec.latent is not None and kv_dtype != activation:
-            raise ConfigError(
-                f'kv.dtype is "{config.kv.dtype}": latent attention caches latents as they are; set "auto"'
-            )
         kv_each = config.kv.dtype == "fp8_per_token_head"
+        if spec.latent is not None and kv_dtype != activation and (spec.latent.gate or kv_each):
+            why = "a gate's numbers need 16 bits; set" if spec.latent.gate else 'latents have one scale; set "fp8" or'
+            raise ConfigError(f'kv.dtype is "{config.kv.dtype}": {why} "auto"')
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
         facts = replace(facts, shapes={**facts.shapes, **coding.ops})
         bench = Bench(device, cache_root(config), watched)

@@ -94,25 +94,34 @@ def model_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeT
 
 
 def mtp_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTable) -> Drafts:
-    """By the model's head, which sees each step's hidden states with the tokens after them, and then its own."""
-    head, layer, number = model.mtp, cache.layers[-1], cache.groups[-1]
-    assert head is not None
+    """By the model's heads, which see each step's hidden states, head h with the tokens h + 1 further on: behind the
+    newest one that is a draft. The last head goes on by its own states.
+
+    Where such a draft does not hold, a head's keys and values at those positions stay what they were made of: drafts
+    may be worse for it, tokens are not.
+    """
+    trunk = model.spec.trunk_layers
+    heads = [(head, cache.layers[trunk + i], cache.groups[trunk + i]) for i, head in enumerate(model.mtp)]
     likeliest = bindings(argmax)
 
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
-        step, group = seen.computed, (rows.first, *rows.beside)[number]
-        last = cache.blocks_of(group.group.pool) - 1
-        ids = rows.tokens.view(-1).index_select(0, step.places + 1)
-        hidden = head.trunk(step.hidden)
-        hidden = head(ids, hidden, rope.at(step.positions), layer, *step.groups[number])
+        step, tokens = seen.computed, rows.tokens.view(-1)
+        states, rotations = heads[0][0].trunk(step.hidden), rope.at(step.positions)
         token, slots, _ = seen.begins
+        newest = token + rows.drafts.held[slots]
+        for place, (head, layer, number) in enumerate(heads):
+            ids = tokens.index_select(0, step.places + 1 + place)
+            hidden = head(ids, states, rotations, layer, *step.groups[number])
+            if len(slots):
+                hidden = hidden.index_select(0, newest)
+                put(rows, slots, place, likeliest(head.logits(hidden)))
         if not len(slots):
             return
-        hidden = hidden.index_select(0, token + rows.drafts.held[slots])
-        put(rows, slots, 0, likeliest(head.logits(hidden)))
-        for place in range(1, rows.drafts.most):
-            at = ahead(rows, group, seen.begins, place - 1, last)
+        group = (rows.first, *rows.beside)[number]
+        last = cache.blocks_of(group.group.pool) - 1
+        for place in range(len(heads), rows.drafts.most):
+            at = ahead(rows, group, seen.begins, place - len(heads), last)
             ids = rows.tokens[slots, rows.drafts.lengths[slots] - 1 + place]
             hidden = head(ids, hidden, rope.at(at.positions), layer, at.kv_slots, at.attention)
             put(rows, slots, place, likeliest(head.logits(hidden)))

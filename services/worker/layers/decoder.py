@@ -116,7 +116,7 @@ class Decoder:
         layers: list[DecoderLayer],
         final_norm: Norm,
         head: Linear,
-        mtp: MtpHead | None = None,
+        mtp: Sequence[MtpHead] = (),
     ) -> None:
         self.spec, self.mtp = spec, mtp
         self.embedding, self.layers, self.final_norm, self.head = embedding, layers, final_norm, head
@@ -173,9 +173,8 @@ def build_decoder(spec: DecoderSpec, model: ModelDef, parameters: Parameters, bi
     final_norm = Norm(parameters.tensor(names.final_norm) + spec.norm_offset, spec.rms_eps)
     scaled = ScaledEmbedding(table, spec.embed_scale, final_norm.weight.dtype) if spec.embed_scale != 1.0 else table
     linear = Linear(head, None, bindings)
-    mtp = None
-    if spec.with_mtp:
-        mtp = build_mtp(LayerBuilder(spec, names, spec.trunk_layers, parameters, bindings), scaled, final_norm, linear)
+    builders = [LayerBuilder(spec, names, i, parameters, bindings) for i in range(spec.trunk_layers, spec.num_layers)]
+    mtp = [build_mtp(builder, scaled, final_norm, linear) for builder in builders]
     return Decoder(spec, scaled, layers, final_norm, linear, mtp)
 
 

@@ -32,7 +32,7 @@ class LayerKv(NamedTuple):
 
     keys: Tensor  # [num_blocks, block_tokens, KV heads, head size], or another layout's shape
     values: Tensor
-    scale: KvScale | None  # of 8-bit storage, and only of it
+    scale: KvScale | None  # of 8-bit storage, and only of it; of latents its k, None: 1
 
 
 Parts = list[tuple[Tensor, int]]
@@ -123,7 +123,7 @@ class GroupedCache(KvCache):
         self.layers = [made[layout.groups[group].pool][place] for group, place in layout.layers]
         if storage.pages.itemsize == 1 and not storage.scales_each:
             for number, layer in enumerate(self.layers):
-                if isinstance(layer, LayerKv):
+                if isinstance(layer, LayerKv) and (layer.values.shape[-1] or number in scales.layers):
                     self.layers[number] = layer._replace(scale=scales.of(number, storage.pages, device))
 
 
@@ -162,7 +162,7 @@ def _allocate(
         keys = memory.zeros((blocks, block_tokens, kept.heads, kept.key_dim), storage.pages, device)
         parts.append((keys, 0))
         if not kept.value_dim:
-            made.append(LayerKv(keys, keys[..., :0], unscaled(keys)))  # of latent attention, whose ops know one layout
+            made.append(LayerKv(keys, keys[..., :0], None))  # of latent attention, whose ops know one layout
             continue
         values = memory.zeros((blocks, block_tokens, kept.heads, kept.value_dim), storage.pages, device)
         parts.append((values, 0))

@@ -146,7 +146,11 @@ class LatentAttention:
         Writes the new latents to their slots, then reads every row's context. Returns [T, H * V].
         """
         spec, q, pages = self._latent, projected.q, cache.keys.squeeze(2)
-        self._write(q, projected.kv, *rotation, self.kv_norm, pages, slots, spec.interleaved)
+        scale, norm = None if cache.scale is None else cache.scale.k, self.kv_norm
+        if scale is not None:  # 8 bits hold numbers divided by it: the ops do not know, an index key has none
+            norm = LatentNorm((norm.weight / scale).to(norm.weight.dtype), norm.eps)
+            projected.kv[:, spec.latent :].div_(scale)
+        self._write(q, projected.kv, *rotation, norm, pages, slots, spec.interleaved)
         if self.indexer is not None and projected.indexed is not None:
             self.indexer.write(projected.indexed, rotation, pages, slots)
         out = q.new_empty(len(q), self._heads, spec.value_dim)
@@ -155,21 +159,25 @@ class LatentAttention:
         if spec.indexer is not None and rows.max_context > spec.indexer.top_k:
             if self.indexer is not None and projected.indexed is not None:
                 self.indexer.choose(projected.indexed, pages, rows)
-            self._absorb(q, partial(self._attend_chosen, pages, rows), out)
+            self._absorb(q, partial(self._attend_chosen, pages, rows), out, scale)
         elif parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
-            self._attend_expanded(q[first:], pages, parts, out[first:])
+            self._attend_expanded(q[first:], pages, parts, out[first:], scale)
             if first:
-                self._absorb(q[:first], partial(self._attend_pages, pages, parts), out[:first])
+                self._absorb(q[:first], partial(self._attend_pages, pages, parts), out[:first], scale)
         else:
-            self._absorb(q, partial(self._attend_pages, pages, parts), out)
+            self._absorb(q, partial(self._attend_pages, pages, parts), out, scale)
         return out.view(len(q), -1)
 
-    def _absorb(self, q: Tensor, attend: Callable[[Tensor, Tensor], Tensor], out: Tensor) -> None:
+    def _absorb(self, q: Tensor, attend: Callable[[Tensor, Tensor], Tensor], out: Tensor, scale: Tensor | None) -> None:
         """q: [t, H, N + R]; attend: of latent and rotated queries, [t, H, L] and [t, H, R]; out: [t, H, V]."""
         nope = self._latent.nope_dim
+        if scale is not None:
+            q = (q * scale).to(q.dtype)
         latents = torch.bmm(q[..., :nope].transpose(0, 1), self.kv_up[:, :nope]).transpose(0, 1)
         results = attend(latents, q[..., nope:])
         torch.bmm(results.transpose(0, 1), self.kv_up[:, nope:].transpose(1, 2), out=out.transpose(0, 1))
+        if scale is not None:
+            out.mul_(scale)
 
     def _attend_pages(self, pages: Tensor, parts: RowParts, latents: Tensor, q_rope: Tensor) -> Tensor:
         """Of all tokens of the step, or of the rows that decode."""
@@ -184,10 +192,16 @@ class LatentAttention:
         """Pages of one token, and each token a row whose pages are those that it chose."""
         return self._decode(latents, q_rope, pages.view(-1, 1, pages.shape[2]), chosen(rows), self._scale)
 
-    def _attend_expanded(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor) -> None:
+    def _attend_expanded(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor, scale: Tensor | None) -> None:
         """q: [t, H, N + R], of the chunks; out: [t, H, V]. Some heads at a time, so that a long context fits."""
         spec, chunks = self._latent, parts.chunks
-        rows = pages.view(-1, pages.shape[2]).index_select(0, parts.chunk_slots)
+        kept = pages.view(-1, pages.shape[2])
+        if kept.element_size() > 1:
+            rows = kept.index_select(0, parts.chunk_slots)
+        else:  # 8-bit floats cannot be indexed
+            rows = kept.view(torch.uint8).index_select(0, parts.chunk_slots).view(kept.dtype).to(q.dtype)
+        if scale is not None:
+            rows.mul_(scale)
         latents, keys = rows[:, : spec.latent], rows[:, spec.latent : spec.cached]
         per_head = len(rows) * spec.expanded * rows.element_size()
         together = max(EXPANDED_BYTES // per_head, 1)

@@ -20,18 +20,18 @@ from services.worker.models.spec import DecoderSpec
 from services.worker.quant.contract import Norm
 
 
-def with_mtp(spec: DecoderSpec) -> DecoderSpec:
-    """The model with its layer for multi-token prediction as one layer more. Raises ValueError where it has none."""
+def with_mtp(spec: DecoderSpec, heads: int = 1) -> DecoderSpec:
+    """The model with so many layers for multi-token prediction as layers more. Raises ValueError where it has none."""
     if not spec.mtp_layers:
         raise ValueError(
             'speculative.method is "mtp", but the model has no layer for it, or none that is known here; '
             "others: ngram, draft"
         )
     own, moe = spec.num_layers, spec.moe
-    windows = (*(spec.window_of(layer) for layer in range(own)), spec.mtp_window)
+    windows = (*(spec.window_of(layer) for layer in range(own)), *[spec.mtp_window] * heads)
     if moe is not None and spec.mtp_dense:
-        moe = replace(moe, dense_layers=(*moe.dense_layers, own))
-    return replace(spec, num_layers=own + 1, with_mtp=True, windows=windows if any(windows) else (), moe=moe)
+        moe = replace(moe, dense_layers=(*moe.dense_layers, *range(own, own + heads)))
+    return replace(spec, num_layers=own + heads, with_mtp=heads, windows=windows if any(windows) else (), moe=moe)
 
 
 class Embeds(Protocol):

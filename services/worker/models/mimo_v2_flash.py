@@ -26,9 +26,9 @@ NAMES = replace(
         GLM_NAMES.mtp,
         final_norm="model.layers.{i}.final_layernorm.weight",
         stored={
-            "model.mtp.layers.0.pre_mlp_layernorm.": "model.layers.{i}.post_attention_layernorm.",
-            "model.mtp.layers.0.": "model.layers.{i}.",
-            "model.mtp.": None,  # layers for tokens further ahead
+            "model.mtp.layers.{h}.pre_mlp_layernorm.": "model.layers.{i}.post_attention_layernorm.",
+            "model.mtp.layers.{h}.": "model.layers.{i}.",
+            "model.mtp.": None,  # heads for tokens further ahead than drafts go
         },
         repeated=(),
     ),

@@ -137,7 +137,7 @@ class DecoderSpec:
     mtp_layers: int = 0  # that the checkpoint has, for multi-token prediction
     mtp_window: int = 0  # of their attention, as in `windows`
     mtp_dense: bool = False  # they have an ordinary MLP
-    with_mtp: bool = False  # the first of them is the last of `num_layers`
+    with_mtp: int = 0  # so many of them are the last of `num_layers`
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from common.config import Speculative
 from services.worker.drafting import Drafting, Smaller, choose_drafting
@@ -50,6 +51,49 @@ def test_the_head_predicts_what_its_formula_says(mtp: MtpTiny) -> None:
             hidden = torch.cat((hidden, states[-1:]))
             drafts = rows.tokens[0, len(known) : len(known) + place + 1].tolist()
             states, logits = mtp.further([*known[1:], *drafts], hidden)
+
+
+@pytest.fixture(scope="module")
+def two_heads(tmp_path_factory: pytest.TempPathFactory) -> tuple[MtpTiny, MtpTiny]:
+    """One checkpoint with both, each as its formula knows it: they differ in norms and projection."""
+    first = make_mtp(tmp_path_factory.mktemp("heads"), "MiMoV2FlashForCausalLM")
+    path = first.folder / "model.safetensors"
+    tensors = load_file(path)
+    second = MtpTiny(first.folder, first.whole, {name: values.flip(-1) for name, values in first.own.items()})
+    tensors |= {
+        name.replace(".layers.0.", ".layers.1."): values.clone()
+        for name, values in tensors.items()
+        if name.startswith("model.mtp.")
+    }
+    names = FAMILIES["MiMoV2FlashForCausalLM"][0]
+    tensors |= {names[name].replace(".layers.0.", ".layers.1."): values for name, values in second.own.items()}
+    save_file(tensors, path)
+    return first, second
+
+
+def test_each_head_looks_one_token_further(two_heads: tuple[MtpTiny, MtpTiny]) -> None:
+    """Of the model's states, with the draft before for its newest token; the last one goes on by its own."""
+    first, second = two_heads
+    driver = by_mtp(first.tiny(), tokens=3)
+    prompt = [5, 9, 33, 71, 8, 120, 44, 3, 90, 17, 61]
+    driver.step([(0, 0, 6, False)], added=[driver.start(0, prompt, range(4))])
+    (token,) = driver.step([(0, 6, 5, True)])
+    known = [*prompt, token]
+    rows = driver.runner.rows
+    with torch.inference_mode():
+        hidden = first.hidden(prompt)
+        known.append(int(first.further(known[1:], hidden)[1][-1].argmax()))
+        states, logits = second.further(known[2:], hidden)
+        known.append(int(logits[-1].argmax()))
+        known.append(int(second.further(known[2:], torch.cat((hidden, states[-1:])))[1][-1].argmax()))
+    assert rows.tokens[0, : len(known)].tolist() == known and rows.drafts.drafted[0] == 3
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_drafts_of_two_heads_change_nothing(
+    two_heads: tuple[MtpTiny, MtpTiny], monkeypatch: pytest.MonkeyPatch, replayed: bool
+) -> None:
+    test_the_heads_drafts_change_nothing(two_heads[0], monkeypatch, replayed)
 
 
 @pytest.mark.parametrize("replayed", [False, True])

@@ -337,7 +337,7 @@ def load_decoder(
     assert isinstance(architectures, list)
     _, model = find_model(architectures)
     spec = model.read(Config(source.config))
-    spec = with_drafts(spec, speculative)
+    spec = with_drafts(spec, speculative, model.names.mtp, source.tensors)
     parameters = load_parameters(source.tensors, model, spec, choose_policy("float32", bindings=bindings))
     decoder = build_decoder(spec, model, parameters, bindings)
     assert parameters.unread() == []

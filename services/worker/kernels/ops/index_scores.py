@@ -10,8 +10,10 @@ from services.worker.kernels.ops.paged_attention import AttentionRows, make_atte
 from services.worker.kernels.registry import Case, Tolerance, op
 
 
-def make_index_case(context: Sequence[int], num_heads: int, head_dim: int, before: int, block_tokens: int = 16) -> Case:
-    """A row of one token for each context; `before`: numbers of a page's row before the key."""
+def make_index_case(
+    context: Sequence[int], num_heads: int, head_dim: int, before: int, block_tokens: int = 16, fp8: int = 0
+) -> Case:
+    """A row of one token for each context; `before`: numbers of a page's row before the key. `fp8`: 1 for 8 bits."""
 
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, int]:
         generator = torch.Generator().manual_seed(sum(context) + num_heads)
@@ -21,16 +23,18 @@ def make_index_case(context: Sequence[int], num_heads: int, head_dim: int, befor
         q = torch.randn(len(context), num_heads + 2, head_dim, generator=generator).to(dtype)[:, 2:]
         weights = torch.randn(len(context), num_heads, generator=generator)
         pages = torch.randn(len(pool), block_tokens, before + head_dim, generator=generator).to(dtype)
+        pages = pages.to(torch.float8_e4m3fn) if fp8 else pages
         rows = make_attention_rows([1] * len(context), context, tables, block_tokens)
         return q, weights, pages, rows, max(context) + 3
 
-    return Case(f"{len(context)}x{max(context)}h{num_heads}x{head_dim}b{before}p{block_tokens}", make)
+    return Case(f"{len(context)}x{max(context)}h{num_heads}x{head_dim}b{before}p{block_tokens}{'fp8' * fp8}", make)
 
 
 @op(
     cases=[
         make_index_case((70, 5), 64, 128, 64),
         make_index_case((130, 1, 33), 5, 16, 32, 8),
+        make_index_case((40, 9), 64, 128, 64, fp8=1),
     ],
     tolerances={
         torch.float32: Tolerance(1e-4, 1e-4, "order of sums"),
@@ -49,7 +53,10 @@ def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows,
     used = (position // page).clamp_(max=rows.tables.shape[1] - 1)
     slots = rows.tables[:, used].to(torch.int64) * page + position % page
     seen = position < rows.context_lens[:, None]
-    keys = pages.view(-1, pages.shape[2])[:, -head_dim:][slots.masked_fill(~seen, 0)].float()
+    rows_of = pages.view(-1, pages.shape[2])[:, -head_dim:]
+    narrow = pages.element_size() == 1  # 8-bit floats cannot be indexed
+    taken = (rows_of.view(torch.uint8) if narrow else rows_of)[slots.masked_fill(~seen, 0)]
+    keys = (taken.view(pages.dtype) if narrow else taken).float()
     scores = torch.einsum("thd,tkd->thk", q.float(), keys).relu_()
     return torch.einsum("th,thk->tk", weights, scores).masked_fill(~seen, -torch.inf)
 
@@ -60,4 +67,5 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     for rows in sizes.decode if heads else ():
         context = [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, min(rows, 16)))]
         before = shapes["latent_row"] - shapes["index_head_dim"]
-        yield make_index_case(context, heads, shapes["index_head_dim"], before, shapes["block_tokens"])
+        page, fp8 = shapes["block_tokens"], shapes.get("kv_fp8", 0)
+        yield make_index_case(context, heads, shapes["index_head_dim"], before, page, fp8)

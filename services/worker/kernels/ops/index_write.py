@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.ops.kv_write import put_in_rows
 from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Case, Tolerance, op
 
@@ -19,9 +20,15 @@ class IndexNorm(NamedTuple):
 
 
 def make_index_write_case(
-    num_tokens: int, num_heads: int, head_dim: int, rotated: int, interleaved: bool, before: int
+    num_tokens: int,
+    num_heads: int,
+    head_dim: int,
+    rotated: int,
+    interleaved: bool,
+    before: int,
+    fp8: int = 0,
 ) -> Case:
-    """`before`: numbers of a page's row before the key."""
+    """`before`: numbers of a page's row before the key. `fp8`: 1 for pages of 8 bits."""
 
     def make(dtype: torch.dtype) -> tuple[Tensor | IndexNorm | bool, ...]:
         generator = torch.Generator().manual_seed(num_tokens)
@@ -34,15 +41,21 @@ def make_index_write_case(
         pages = torch.randn(blocks, 8, before + head_dim, generator=generator).to(dtype)
         slots = torch.randperm(blocks * 8, generator=generator)[:num_tokens]
         norm = IndexNorm(*(torch.rand(2, head_dim, generator=generator) + 0.5).to(dtype))
+        if fp8:
+            norm.weight[0] = 4000.0  # so that some saturate
+            pages = pages.to(torch.float8_e4m3fn)
         return q, k, table[..., :rotated], table[..., rotated:], norm, pages, slots, interleaved
 
-    return Case(f"{num_tokens}x{num_heads}x{head_dim}r{rotated}{'i' if interleaved else ''}b{before}", make)
+    return Case(
+        f"{num_tokens}x{num_heads}x{head_dim}r{rotated}{'i' if interleaved else ''}b{before}{'fp8' * fp8}", make
+    )
 
 
 @op(
     cases=[
         make_index_write_case(3, 64, 128, 64, False, 576),
         make_index_write_case(9, 5, 16, 8, True, 32),
+        make_index_write_case(6, 5, 16, 8, False, 32, fp8=1),
         make_index_write_case(0, 64, 128, 64, False, 576),
     ],
     tolerances={
@@ -65,8 +78,8 @@ def index_write(
     """Rotates the first R numbers of q's heads in place; puts layer_norm(k) (eps 1e-6), rotated so, into the pages.
 
     q: [T, H, D], heads of a token side by side; k: [T, D], last dimension dense; cos, sin: [T, 1, R],
-    as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the last D numbers are written; slots:
-    int64 [T], distinct. interleaved: as in latent_write.
+    as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the last D numbers are written, in 8 bits
+    saturated; slots: int64 [T], distinct. interleaved: as in latent_write.
     """
     head_dim, rotated = k.shape[1], cos.shape[-1]
 
@@ -78,7 +91,7 @@ def index_write(
 
     q.copy_(turned(q))
     normed = functional.layer_norm(k.float(), (head_dim,), norm.weight.float(), norm.bias.float(), 1e-6).to(k.dtype)
-    pages.view(-1, pages.shape[2])[slots, pages.shape[2] - head_dim :] = turned(normed[:, None])[:, 0]
+    put_in_rows(pages, slots, pages.shape[2] - head_dim, turned(normed[:, None])[:, 0])
 
 
 def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
@@ -86,4 +99,5 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     heads = shapes.get("index_heads", 0)
     for tokens in sizes.all if heads else ():
         before = shapes["latent_row"] - shapes["index_head_dim"]
-        yield make_index_write_case(tokens, heads, shapes["index_head_dim"], shapes["qk_rope_head_dim"], False, before)
+        dims = shapes["index_head_dim"], shapes["qk_rope_head_dim"]
+        yield make_index_write_case(tokens, heads, *dims, False, before, shapes.get("kv_fp8", 0))

@@ -33,6 +33,17 @@ def store_kv(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     return (x.float() / scale).clamp_(-limit, limit).to(dtype)
 
 
+def put_in_rows(pages: Tensor, slots: Tensor, first: int, values: Tensor) -> None:
+    """Rows' numbers from `first` on become `values` [T, n]. pages: [num_blocks, B, W]; in 8 bits saturated."""
+    end = first + values.shape[1]
+    if pages.element_size() > 1:
+        pages.view(-1, pages.shape[2])[slots, first:end] = values.to(pages.dtype)
+        return
+    stored = store_kv(values, pages.dtype, torch.ones(1, device=values.device))
+    # 8-bit floats have no indexed copy of their own
+    pages.view(torch.uint8).view(-1, pages.shape[2])[slots, first:end] = stored.view(torch.uint8)
+
+
 def own_scales(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x: [T, H, D]; float32 [T, H]: those under which nothing of a cache of `dtype` is saturated."""
     return x.float().abs().amax(-1).clamp_(min=SMALLEST) / torch.finfo(dtype).max

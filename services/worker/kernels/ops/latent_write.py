@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.kv_write import put_in_rows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope import rope
 from services.worker.kernels.registry import Case, Tolerance, op
@@ -19,9 +20,15 @@ class LatentNorm(NamedTuple):
 
 
 def make_latent_write_case(
-    num_tokens: int, num_heads: int, nope: int, sizes: tuple[int, int], interleaved: bool, more: int = 0
+    num_tokens: int,
+    num_heads: int,
+    nope: int,
+    sizes: tuple[int, int],
+    interleaved: bool,
+    more: int = 0,
+    fp8: int = 0,
 ) -> Case:
-    """`sizes`: of latent and rotated key; `more`: numbers of a page's row besides."""
+    """`sizes`: of latent and rotated key; `more`: numbers of a page's row besides. `fp8`: 1 for pages of 8 bits."""
 
     def make(dtype: torch.dtype) -> tuple[Tensor | LatentNorm | bool, ...]:
         latent, rotated = sizes
@@ -35,10 +42,15 @@ def make_latent_write_case(
         pages = torch.randn(blocks, 8, latent + rotated + more, generator=generator).to(dtype)
         slots = torch.randperm(blocks * 8, generator=generator)[:num_tokens]
         norm = LatentNorm((torch.rand(latent, generator=generator) + 0.5).to(dtype), 1e-6)
+        if fp8:
+            norm.weight[0] = 4000.0  # so that some saturate
+            pages = pages.to(torch.float8_e4m3fn)
         return q, kv, table[..., :rotated], table[..., rotated:], norm, pages, slots, interleaved
 
     form = "i" if interleaved else ""
-    return Case(f"{num_tokens}x{num_heads}x{nope}d{sizes[0]}+{sizes[1]}{form}{f'm{more}' if more else ''}", make)
+    return Case(
+        f"{num_tokens}x{num_heads}x{nope}d{sizes[0]}+{sizes[1]}{form}{f'm{more}' if more else ''}{'fp8' * fp8}", make
+    )
 
 
 @op(
@@ -47,6 +59,7 @@ def make_latent_write_case(
         make_latent_write_case(5, 128, 128, (512, 64), True, more=128),
         make_latent_write_case(19, 6, 12, (24, 8), False),
         make_latent_write_case(9, 6, 12, (24, 8), True, more=16),
+        make_latent_write_case(6, 6, 12, (24, 8), True, more=16, fp8=1),
         make_latent_write_case(0, 16, 128, (512, 64), True),
     ],
     tolerances={
@@ -69,7 +82,8 @@ def latent_write(
     """Rotates the last R numbers of q's heads in place; puts rms_norm(kv[:, :L]) and the rotated rest into the pages.
 
     q: [T, H, N + R], heads of a token side by side; kv: [T, L + R], last dimension dense; cos, sin: [T, 1, R],
-    as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written;
+    as `rope` wants them; pages: [num_blocks, B, W], contiguous, of whose rows the first L + R numbers are written, in 8
+    bits saturated;
     slots: int64 [T], distinct. interleaved: a pair to rotate lies side by side; its results lie half of R apart.
     """
     latent, rotated = norm.weight.shape[0], cos.shape[-1]
@@ -78,9 +92,8 @@ def latent_write(
         return rope.meaning(torch.cat((x[..., ::2], x[..., 1::2]), -1) if interleaved else x, cos, sin)
 
     q[..., q.shape[2] - rotated :] = turned(q[..., q.shape[2] - rotated :])
-    row = pages.view(-1, pages.shape[2])
-    row[slots, :latent] = rms_norm.meaning(kv[:, :latent], norm.weight, norm.eps)
-    row[slots, latent : latent + rotated] = turned(kv[:, None, latent:])[:, 0]
+    put_in_rows(pages, slots, 0, rms_norm.meaning(kv[:, :latent], norm.weight, norm.eps))
+    put_in_rows(pages, slots, latent, turned(kv[:, None, latent:])[:, 0])
 
 
 def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
@@ -89,4 +102,5 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
     for tokens in sizes.all if latent else ():
         nope, dims = shapes["qk_nope_head_dim"], (latent, shapes["qk_rope_head_dim"])
         more = shapes["latent_row"] - sum(dims)
-        yield make_latent_write_case(tokens, shapes["num_heads"], nope, dims, True, more)
+        fp8 = shapes.get("kv_fp8", 0)
+        yield make_latent_write_case(tokens, shapes["num_heads"], nope, dims, True, more, fp8)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.paged_attention import (
     AttentionRows,
     AttentionSpec,
@@ -38,9 +39,10 @@ def make_mla_case(
     block_tokens: int = 16,
     more: int = 0,
     table_rows: bool = False,
+    fp8: int = 0,
 ) -> Case:
     """Rows with so many tokens and so many cached positions, in scattered blocks. `more`: numbers of a page's row that
-    are none of attention's."""
+    are none of attention's; `fp8`: 1 for pages of 8 bits."""
 
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, float]:
         generator = torch.Generator().manual_seed(sum(context) + num_heads)
@@ -50,6 +52,7 @@ def make_mla_case(
         tables = [part.tolist() for part in torch.split(pool[: sum(needed)], needed)] if needed else []
         q = torch.randn(sum(queries), num_heads, latent + rope, generator=generator).to(dtype)
         pages = torch.randn(len(pool), block_tokens, latent + rope + more, generator=generator).to(dtype)
+        pages = pages.to(torch.float8_e4m3fn) if fp8 else pages
         rows = make_attention_rows(queries, context, tables, block_tokens)
         if table_rows:
             places = torch.randperm(len(queries) + 2, generator=generator)[: len(queries)]
@@ -63,7 +66,7 @@ def make_mla_case(
     odd = "" if sizes == (LATENT, ROPE) else f"d{sizes[0]}+{sizes[1]}"
     odd += (f"b{block_tokens}" if block_tokens != 16 else "") + (f"m{more}" if more else "")
     most = f"{len(queries)}x{max(queries, default=0)}x{max(context, default=0)}"
-    return Case(f"{most}h{num_heads}{odd}{'r' if table_rows else ''}", make)
+    return Case(f"{most}h{num_heads}{odd}{'r' if table_rows else ''}{'fp8' * fp8}", make)
 
 
 def latent_attention(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionRows, scale: float) -> Tensor:
@@ -72,13 +75,16 @@ def latent_attention(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: Atte
     # what else lies in a row is multiplied by zero
     q = functional.pad(q, (0, pages.shape[2] - q.shape[2]))
     keys = pages.unsqueeze(2)
-    return paged_attention.meaning(q, keys, keys, rows, AttentionSpec(scale))[..., :latent].contiguous()
+    one = torch.ones(1, device=q.device) if pages.element_size() == 1 else None
+    spec = AttentionSpec(scale, kv_scale=None if one is None else KvScale(one, one))
+    return paged_attention.meaning(q, keys, keys, rows, spec)[..., :latent].contiguous()
 
 
 # of no published model: what else pages may be; AITER has no kernels for them
 SMALL: tuple[Any, ...] = (
     ((1, 1), (130, 20), 6, (24, 8), 8, 16),
     ((1, 1, 3), (70, 7, 9), 8, (64, 16), 1),
+    ((1, 1), (70, 9), 16, (64, 16), 16, 16, True, 1),
     ((), (), 16, (64, 16)),
 )
 
@@ -97,7 +103,7 @@ def mla_decode(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionR
 
     q_latent: [T, H, L], queries by the absorbed up-projection of keys; q_rope: [T, H, R], rotated; last dimensions
     dense. pages: [num_blocks, B, W], contiguous, W >= L + R: latents, rotated keys, and what is no part of it; all
-    finite. Rows have at most MAX_VERIFY tokens.
+    finite; 8 bits are read as they are. Rows have at most MAX_VERIFY tokens.
     """
     return latent_attention(q_latent, q_rope, pages, rows, scale)
 
@@ -111,4 +117,5 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
 def latent_case(shapes: Mapping[str, int], queries: Sequence[int], context: Sequence[int]) -> Case:
     latent, rope = shapes["kv_lora_rank"], shapes["qk_rope_head_dim"]
     more = shapes["latent_row"] - latent - rope
-    return make_mla_case(queries, context, shapes["num_heads"], (latent, rope), shapes["block_tokens"], more)
+    sizes, fp8 = (latent, rope), shapes.get("kv_fp8", 0)
+    return make_mla_case(queries, context, shapes["num_heads"], sizes, shapes["block_tokens"], more, fp8=fp8)

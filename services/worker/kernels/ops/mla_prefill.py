@@ -16,6 +16,7 @@ from services.worker.kernels.registry import Case, op
 SMALL: tuple[Any, ...] = (
     ((66, 1, 9), (90, 17, 9), 6, (24, 8), 8, 16),
     ((70, 2), (70, 50), 128, (64, 16), 16, 0, True),
+    ((66, 1), (70, 40), 8, (64, 16), 16, 16, False, 1),
 )
 
 

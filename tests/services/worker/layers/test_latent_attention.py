@@ -12,10 +12,13 @@ from common import config as configuration
 from common.errors import ConfigError
 from services.worker.kernels.ops.paged_attention import ChunkLoad
 from services.worker.layers import latent_attention
+from services.worker.layers.kv_cache import GroupedCache
+from services.worker.layers.kv_scales import KvScales
 from services.worker.layers.latent_attention import LatentAttention, most_captured, prefers_expanded
 from services.worker.model_engine import ModelEngine
 from services.worker.models.spec_latent import IndexerSpec, LatentSpec
 from tests.services.worker.layers.test_decoder import run
+from tests.services.worker.tiny import FLOAT, layout_of
 
 V3 = LatentSpec(latent=512, query_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)
 
@@ -53,11 +56,62 @@ def test_what_is_captured() -> None:
     assert most_captured(None) > 1_000_000
 
 
-def test_8_bits_are_refused(make_tiny: Callable[[str], Any]) -> None:
-    folder = make_tiny("deepseek_v3_yarn").folder
-    settings = [f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "kv.dtype=fp8"]
-    with pytest.raises(ConfigError, match=r'kv\.dtype is "fp8": latent attention caches latents as they are'):
-        ModelEngine(configuration.load(None, settings), lambda progress: None)
+@pytest.mark.parametrize(
+    ("name", "dtype", "why"),
+    [
+        ("EgMlaForCausalLM", "fp8", 'a gate.s numbers need 16 bits; set "auto"'),
+        ("deepseek_v3_yarn", "fp8_per_token_head", 'latents have one scale; set "fp8" or "auto"'),
+    ],
+)
+def test_8_bits_that_are_refused(make_tiny: Callable[[str], Any], name: str, dtype: str, why: str) -> None:
+    settings = [f"model.source={make_tiny(name).folder}", "model.dtype=float32", "worker.device=cpu"]
+    with pytest.raises(ConfigError, match=rf'kv\.dtype is "{dtype}": {why}'):
+        ModelEngine(configuration.load(None, [*settings, f"kv.dtype={dtype}"]), lambda progress: None)
+
+
+def test_a_start_with_8_bits_has_more_tokens(make_tiny: Callable[[str], Any]) -> None:
+    """In the same memory."""
+    given = [f"model.source={make_tiny('deepseek_v3_yarn').folder}", "model.dtype=float32", "worker.device=cpu"]
+    given += ["kv.memory_gib=0.0005", "scheduler.max_rows=200", "scheduler.step_tokens=32", "model.max_len=64"]
+    blocks = []
+    for dtype in ("auto", "fp8"):
+        engine = ModelEngine(configuration.load(None, [*given, f"kv.dtype={dtype}"]), lambda progress: None)
+        blocks.append(engine.facts.num_blocks)
+    assert engine.facts.kv_dtype == "float8_e4m3fn" and blocks[1] // blocks[0] == 4, blocks  # of fp32
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("name", ["deepseek_v2_lite", "deepseek_v3_yarn", "glm_moe_dsa_shared"])
+def test_8_bits_move_logits_a_little_unless_a_scale_is_wrong(
+    make_tiny: Callable[[str], Any], name: str, expanded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latent_attention, "prefers_expanded", lambda *given: expanded)
+    tiny, spec = make_tiny(name), make_tiny(name).decoder.spec
+    tokens = torch.randint(0, 131, (80,), generator=torch.Generator().manual_seed(1)).tolist()
+    wanted = run(tiny.decoder, tokens, [80])[50:]
+    layout = layout_of(tiny.decoder)
+    narrow = FLOAT._replace(pages=torch.float8_e4m3fn)
+
+    def error(*scales: float) -> float:
+        """Of the last positions' logits, relative; each chunk finds other scales."""
+        caches = [
+            GroupedCache(layout, [24], 8, narrow, torch.device("cpu"), scales=KvScales(False, given))
+            for given in (dict.fromkeys(range(spec.num_layers), (each, each)) if each else {} for each in scales)
+        ]
+        for cache in caches[1:]:
+            assert cache.pools[0][0][0].shape == caches[0].pools[0][0][0].shape
+            cache.layers = [
+                own._replace(scale=layer.scale) for own, layer in zip(caches[0].layers, cache.layers, strict=True)
+            ]
+        every = [caches[0], *[caches[-1]] * 2]
+        logits = run(tiny.decoder, tokens, [50, 29, 1], every)[50:]
+        return float((logits - wanted).norm() / wanted.norm())
+
+    unscaled = error(0.0)
+    most = 0.25 if spec.latent.indexer is None else 0.6  # some of the tokens that are chosen are others
+    assert 0 < unscaled < most
+    assert error(1.0) == pytest.approx(unscaled, abs=0.02) and error(0.3) < most
+    assert error(1.0, 3.0) > 2 * unscaled
 
 
 def test_the_rule_counts_products() -> None:

@@ -57,7 +57,7 @@ def refuses_latent(shapes: Mapping[str, int]) -> str | None:
         return f"latents of {LATENT} and {ROPE} numbers, not of {latent} and {rope}"
     if (row := shapes.get("latent_row", LATENT + ROPE)) != LATENT + ROPE:
         return f"pages of {LATENT + ROPE} numbers a token, not of {row}"
-    return None
+    return "pages of 16 bits" if shapes.get("kv_fp8") else None
 
 
 def attended(

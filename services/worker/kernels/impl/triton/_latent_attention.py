@@ -73,6 +73,7 @@ def _attend(  # type: ignore[no-untyped-def]
             keys = tl.load(rope_at)
         else:
             keys = tl.load(rope_at, mask=(turned < ROPE)[None, :], other=0.0)
+        latents, keys = latents.to(q.dtype), keys.to(q.dtype)  # of 8 bits
         scores = tl.dot(q_rope, tl.trans(keys), input_precision="ieee")
         scores = tl.dot(q, tl.trans(latents), scores, input_precision="ieee") * factor
         key = start + tokens
@@ -282,8 +283,8 @@ class Shape(NamedTuple):
     waves: float = 2.0
 
 
-def default_shape(itemsize: int, block_m: int, is_small: bool) -> Shape:
-    """A tile of latents is `block_kv` KiB in 16 bits; sums are `block_m` x 512 numbers in registers.
+def default_shape(itemsize: int, block_m: int, is_small: bool, narrow: bool = False) -> Shape:
+    """A tile of latents is `block_kv` KiB in 16 bits; sums are `block_m` x 512 numbers in registers. narrow: 8 bits.
 
     The largest that compile without spills for all three targets; not yet tuned on a GPU.
     """
@@ -291,7 +292,7 @@ def default_shape(itemsize: int, block_m: int, is_small: bool) -> Shape:
         return Shape(16, 8, 1)
     if is_small:
         return Shape(32 if block_m <= 32 else 16, 4, 1)
-    return Shape(32, 4 if block_m <= 16 else 8, 2)
+    return Shape(32, 4 if block_m <= 16 and not narrow else 8, 2)
 
 
 def share_of(num_heads: int, most: int = MOST_HEADS) -> int:
@@ -349,7 +350,8 @@ def attend_rows(q: Tensor, q_rope: Tensor, out: Tensor, pages: Tensor, rows: Att
     """Rows of one token each, row j's the token j. out: [T, H, L], contiguous."""
     num_rows, device = len(rows.context_lens), q.device
     num_heads, latent, rope = q.shape[1], q.shape[2], q_rope.shape[2]
-    shape = default_shape(q.element_size(), block_rows(share_of(num_heads), 1), small_lds(device))
+    block_m, narrow = block_rows(share_of(num_heads), 1), pages.element_size() == 1
+    shape = default_shape(q.element_size(), block_m, small_lds(device), narrow)
     sizes = _sizes(num_heads, latent, rope, pages.shape[2], rows.block_tokens, 1, shape.block_kv)
     join = _join_sizes(num_heads, latent, shape.block_kv, num_rows)
     blocks = num_heads // sizes["SHARE"]
@@ -382,21 +384,23 @@ def attend_chunks(q: Tensor, q_rope: Tensor, out: Tensor, pages: Tensor, rows: A
     )  # fmt: skip
 
 
-def _aot(name: str, kernel: Any, num_heads: int, is_small: bool) -> AotCase:
+def _aot(name: str, kernel: Any, num_heads: int, is_small: bool, fp8: bool = False) -> AotCase:
     """DeepSeek's latents."""
     share = share_of(num_heads)
     tokens = ROWS // share if kernel is latent_chunks else 1
     block_m = block_rows(share, tokens)
-    shape = default_shape(2, block_m, is_small)
+    shape = default_shape(2, block_m, is_small, fp8)
     signature: dict[str, Constant] = dict.fromkeys(("q_ptr", "rope_ptr", "out_ptr", "pages_ptr"), "*bf16:16")
+    signature["pages_ptr"] = "*fp8e4nv:16" if fp8 else "*bf16:16"
     signature |= dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(POINTERS, "*i32") | dict.fromkeys(STRIDES, "i32:16")
     signature |= {"starts_ptr": "*i32", "sums_ptr": "*fp32:16", "factor": "fp32", "PDL": False, "TOKENS": tokens}
     signature |= _sizes(num_heads, 512, 64, 576, 16, tokens, shape.block_kv)
     signature |= {"JOIN_SHARE": share_of(num_heads, 8), "BLOCK_R": 256}
     targets = ("gfx942", "gfx950") if is_small else ("sm_90",)
     chosen = {key: signature[key] for key in kernel.arg_names}
-    name = f"{name}_{num_heads}_{'amd' if is_small else 'nvidia'}"
-    return AotCase(name, kernel, chosen, shape.num_warps, shape.num_stages, targets=targets)
+    name = f"{name}_{num_heads}{'_fp8' * fp8}_{'amd' if is_small else 'nvidia'}"
+    hot = kernel is latent_decode
+    return AotCase(name, kernel, chosen, shape.num_warps, shape.num_stages, hot, targets)
 
 
 def _aot_join() -> AotCase:
@@ -409,5 +413,7 @@ def _aot_join() -> AotCase:
 AOT = (
     *(_aot("decode", latent_decode, heads, is_small) for heads in (8, 16, 32, 64, 128) for is_small in (True, False)),
     *(_aot("chunks", latent_chunks, heads, is_small) for heads in (16, 128) for is_small in (True, False)),
+    *(_aot("decode", latent_decode, heads, is_small, True) for heads in (16, 128) for is_small in (True, False)),
+    *(_aot("chunks", latent_chunks, 128, is_small, True) for is_small in (True, False)),
     _aot_join(),
 )

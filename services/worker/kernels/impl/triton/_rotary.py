@@ -50,6 +50,15 @@ def stored(x, cache_ptr, scale_ptr, LIMIT: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit
+def held(x, cache_ptr, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As `stored`, without a scale."""
+    if LIMIT > 0:
+        return tl.clamp(x.to(tl.float32), -LIMIT, LIMIT).to(cache_ptr.dtype.element_ty)
+    else:
+        return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
 def own_scale(largest, scale_ptr, mask, LIMIT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Stores the scale of each head of a token, and gives it. largest, scale_ptr, mask: [heads]."""
     scale = tl.div_rn(tl.maximum(largest, 1e-10), tl.full(largest.shape, LIMIT, tl.float32))

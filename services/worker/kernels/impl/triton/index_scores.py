@@ -58,6 +58,7 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
         page = tl.load(tables_ptr + table_row * table_stride + key // PAGE).to(tl.int64)
         place = (page * PAGE + key % PAGE) * ROW + (ROW - HEAD_DIM)
         keys = tl.load(pages_ptr + place[:, None] + dims[None, :], mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        keys = keys.to(q.dtype)  # of 8 bits
         scores = tl.maximum(tl.dot(q, tl.trans(keys), input_precision="ieee"), 0.0)
         total = tl.sum(scores * weights[:, None], 0)
         tl.store(out_ptr + position, tl.where(position < context, total, float("-inf")), mask=position < width)
@@ -101,11 +102,11 @@ def run(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, width: i
 IMPL = Impl(index_scores, "triton", run, needs_gpu)
 
 
-def _aot(name: str, num_heads: int) -> AotCase:
-    signature: dict[str, Constant] = {"q_ptr": "*bf16:16", "pages_ptr": "*bf16:16", "weights_ptr": "*fp32"}
+def _aot(name: str, num_heads: int, pages: str = "*bf16:16") -> AotCase:
+    signature: dict[str, Constant] = {"q_ptr": "*bf16:16", "pages_ptr": pages, "weights_ptr": "*fp32"}
     signature |= {"out_ptr": "*fp32", "context_ptr": "*i32", "tables_ptr": "*i32", "table_rows_ptr": "*i32"}
     signature |= {"q_stride": "i32:16", "table_stride": "i32", "width": "i32", "PDL": False}
     return AotCase(name, index_scores_kernel, signature | _sizes(num_heads, 128, 704, 16, 2))
 
 
-AOT = (_aot("deepseek_v32", 64), _aot("glm_5", 32))
+AOT = (_aot("deepseek_v32", 64), _aot("glm_5", 32), _aot("deepseek_v32_fp8", 64, "*fp8e4nv:16"))

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import load_turned, rotate
+from services.worker.kernels.impl.triton._rotary import held, limit_of, load_turned, rotate
 from services.worker.kernels.ops.index_write import IndexNorm, index_write
 from services.worker.kernels.registry import Impl
 
@@ -34,6 +34,7 @@ def index_write_kernel(  # type: ignore[no-untyped-def]
     HALF_PADDED: tl.constexpr,
     REST_PADDED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid (T, 1 + blocks of HEADS heads); the first program of a token has its key."""
@@ -58,7 +59,6 @@ def index_write_kernel(  # type: ignore[no-untyped-def]
         k_rest = tl.where(others, k_rest - mean, 0.0)
         squares = tl.sum(k_low * k_low + k_high * k_high, 0) + tl.sum(k_rest * k_rest, 0)
         factor = tl.rsqrt(squares / HEAD_DIM + 1e-6)
-        kind = pages_ptr.dtype.element_ty
         k_low = k_low * factor * tl.load(weight_ptr + low_at, mask=inside, other=0.0).to(tl.float32)
         k_high = k_high * factor * tl.load(weight_ptr + high_at, mask=inside, other=0.0).to(tl.float32)
         k_rest = k_rest * factor * tl.load(weight_ptr + rest, mask=others, other=0.0).to(tl.float32)
@@ -71,9 +71,9 @@ def index_write_kernel(  # type: ignore[no-untyped-def]
         sin_high = tl.load(sin_ptr + HALF + offsets, mask=inside, other=0.0)
         turned_low, turned_high = rotate(k_low[None, :], k_high[None, :], cos_low, cos_high, sin_low, sin_high)
         pages_ptr += tl.load(slots_ptr + token).to(tl.int64) * ROW + ROW - HEAD_DIM
-        tl.store(pages_ptr + offsets[None, :], turned_low.to(kind), mask=inside[None, :])
-        tl.store(pages_ptr + HALF + offsets[None, :], turned_high.to(kind), mask=inside[None, :])
-        tl.store(pages_ptr + rest, k_rest.to(kind), mask=others)
+        tl.store(pages_ptr + offsets[None, :], held(turned_low, pages_ptr, LIMIT), mask=inside[None, :])
+        tl.store(pages_ptr + HALF + offsets[None, :], held(turned_high, pages_ptr, LIMIT), mask=inside[None, :])
+        tl.store(pages_ptr + rest, held(k_rest, pages_ptr, LIMIT), mask=others)
     else:
         head = (part - 1) * HEADS + tl.arange(0, HEADS)
         rows = (head * HEAD_DIM)[:, None]
@@ -125,6 +125,7 @@ def run(
         COS_STRIDE=cos.stride(0),
         SIN_STRIDE=sin.stride(0),
         INTERLEAVED=interleaved,
+        LIMIT=limit_of(pages),
         num_warps=1,
         **sizes,
         **options(q.device),
@@ -134,13 +135,14 @@ def run(
 IMPL = Impl(index_write, "triton", run, needs_gpu)
 
 
-def _aot(name: str, num_heads: int, interleaved: bool) -> AotCase:
+def _aot(name: str, num_heads: int, interleaved: bool, fp8: bool = False) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(
         ("q_ptr", "k_ptr", "cos_ptr", "sin_ptr", "weight_ptr", "bias_ptr", "pages_ptr"), "*bf16:16"
     )
     signature |= {"slots_ptr": "*i64", "q_stride": "i32:16", "k_stride": "i32:16", "INTERLEAVED": interleaved}
     signature |= {**_sizes(num_heads, 128, 64, 704), "COS_STRIDE": 128, "SIN_STRIDE": 128, "PDL": False}
+    signature |= {"LIMIT": 448.0, "pages_ptr": "*fp8e4nv:16"} if fp8 else {"LIMIT": 0.0}
     return AotCase(name, index_write_kernel, signature, num_warps=1)
 
 
-AOT = (_aot("deepseek_v32", 64, False), _aot("glm_5", 32, True))
+AOT = (_aot("deepseek_v32", 64, False), _aot("glm_5", 32, True), _aot("deepseek_v32_fp8", 64, False, True))

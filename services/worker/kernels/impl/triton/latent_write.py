@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._rotary import load_turned
+from services.worker.kernels.impl.triton._rotary import held, limit_of, load_turned
 from services.worker.kernels.ops.latent_write import LatentNorm, latent_write
 from services.worker.kernels.registry import Impl
 
@@ -37,6 +37,7 @@ def latent_write_kernel(  # type: ignore[no-untyped-def]
     HALF_PADDED: tl.constexpr,
     LATENT_PADDED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid (T, 1 + blocks of HEADS heads); the first program of a token has its latent."""
@@ -56,11 +57,12 @@ def latent_write_kernel(  # type: ignore[no-untyped-def]
         )
         latent = latent * tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps)
         pages_ptr += tl.load(slots_ptr + token).to(tl.int64) * ROW
-        kind = pages_ptr.dtype.element_ty
-        tl.store(pages_ptr + dims, (latent.to(kind).to(tl.float32) * weight).to(kind), mask=dims < LATENT)
+        kind = kv_ptr.dtype.element_ty  # what is stored is rounded to it first, in 8 bits too
+        latent = (latent.to(kind).to(tl.float32) * weight).to(kind)
+        tl.store(pages_ptr + dims, held(latent, pages_ptr, LIMIT), mask=dims < LATENT)
         place = pages_ptr + LATENT + alone + offsets[None, :]
-        tl.store(place, k_low.to(kind), mask=(offsets < HALF)[None, :])
-        tl.store(place + HALF, k_high.to(kind), mask=(offsets < HALF)[None, :])
+        tl.store(place, held(k_low.to(kind), pages_ptr, LIMIT), mask=(offsets < HALF)[None, :])
+        tl.store(place + HALF, held(k_high.to(kind), pages_ptr, LIMIT), mask=(offsets < HALF)[None, :])
     else:
         head = (part - 1) * HEADS + tl.arange(0, HEADS)
         rows = (head * (PLAIN + 2 * HALF) + PLAIN)[:, None]
@@ -114,6 +116,7 @@ def run(
         COS_STRIDE=cos.stride(0),
         SIN_STRIDE=sin.stride(0),
         INTERLEAVED=interleaved,
+        LIMIT=limit_of(pages),
         num_warps=1,
         **sizes,
         **options(q.device),
@@ -123,14 +126,20 @@ def run(
 IMPL = Impl(latent_write, "triton", run, needs_gpu)
 
 
-def _aot(name: str, num_heads: int, interleaved: bool) -> AotCase:
+def _aot(name: str, num_heads: int, interleaved: bool, fp8: bool = False) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(
         ("q_ptr", "kv_ptr", "cos_ptr", "sin_ptr", "norm_ptr", "pages_ptr"), "*bf16:16"
     )
     sizes: dict[str, Any] = _sizes(num_heads, 128, 64, 512, 576)
     signature |= {"slots_ptr": "*i64", "eps": "fp32", "q_stride": "i32:16", "kv_stride": "i32:16"}
     signature |= {**sizes, "COS_STRIDE": 128, "SIN_STRIDE": 128, "INTERLEAVED": interleaved, "PDL": False}
+    signature |= {"LIMIT": 448.0, "pages_ptr": "*fp8e4nv:16"} if fp8 else {"LIMIT": 0.0}
     return AotCase(name, latent_write_kernel, signature, num_warps=1)
 
 
-AOT = (_aot("deepseek_v3", 128, True), _aot("deepseek_v2_lite", 16, True), _aot("halves", 64, False))
+AOT = (
+    _aot("deepseek_v3", 128, True),
+    _aot("deepseek_v2_lite", 16, True),
+    _aot("halves", 64, False),
+    _aot("deepseek_v3_fp8", 128, True, True),
+)
