@@ -49,7 +49,18 @@ class Request:
         return range(self.submit.seq_id, self.submit.seq_id + self.submit.n)
 
 
-class Sequence:
+class Course:
+    """What has happened to a sequence."""
+
+    __slots__ = ("cached", "goes_on", "starved")
+
+    def __init__(self) -> None:
+        self.cached = -1  # tokens of its prompt that were when it began; -1: not known yet
+        self.goes_on = False  # its reasoning has been ended, if it had to be
+        self.starved = False  # it was taken from a scheduler that had lost its workers
+
+
+class Sequence(Course):
     """One choice. `fast` mirrors its detokenizer's table, so that most tokens need no call.
 
     What another tokenizer has delivered before it died is made again, for the state, and skipped.
@@ -57,18 +68,16 @@ class Sequence:
 
     __slots__ = (
         *("box", "detokenizer", "ending", "fast", "lane", "matcher", "output", "request", "row", "seq_id"),
-        *("cached", "goes_on", "reported", "skip_chars", "skip_tokens", "starved", "turn"),
+        *("reported", "skip_chars", "skip_tokens", "turn"),
     )
 
     def __init__(self, seq_id: int, request: Request, vocabulary: Vocabulary) -> None:
+        super().__init__()
         self.seq_id = seq_id
         self.request = request
         self.box = request.box
         self.output: array[int] = array("i")
         self.lane: Lane | None = None  # of the scheduler that has it
-        self.cached = -1  # tokens of its prompt that were when it began; -1: not known yet
-        self.goes_on = False  # its reasoning has been ended, if it had to be
-        self.starved = False  # it was taken from a scheduler that had lost its workers
         self.turn = self.row = -1  # where its row is in the box, if the box is still at this turn
         self.ending: list[int] | None = None  # tokens that came together with its terminal
         self.matcher: StopMatcher | None = None
