@@ -12,6 +12,7 @@ class FinishReason(IntEnum):
     LENGTH = 4
     ABORT = 5
     ERROR = 6
+    REPETITION = 7  # a pattern of tokens came again and again, which the request does not want
 
 
 class PromptKind(IntEnum):

@@ -17,6 +17,7 @@ from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
 from common.text_format import Options as Options
+from common.text_format import Repetition as Repetition
 from common.text_format import TextFormat as TextFormat
 from common.values import Copies as Copies
 from common.values import Growth as Growth
@@ -293,10 +294,7 @@ class Pause(Message, frozen=True):
 
 
 class TokenBatch(Message, frozen=True):
-    """One step's new tokens for one tokenizer. Row j is output token number first_index[j] of its sequence.
-
-    A sequence listed in `finished` may also have a row here; its row comes first in time.
-    """
+    """One step's new tokens for one tokenizer: row j is output token first_index[j] of its sequence, before its end."""
 
     seq_ids: bytes  # _u64
     first_index: bytes  # _i32
@@ -304,6 +302,7 @@ class TokenBatch(Message, frozen=True):
     finished: list[Finished]
     accepted: bytes = b""  # _u64: first ids of requests that are not refused any more; with the next batch, or a beat
     logprobs: dict[int, TokenLogprobs] = {}  # of sequences that want them, by seq_id
+    cached: dict[int, int] = {}  # with a sequence's first token: as in Finished, by seq_id
 
 
 class StepPlan(Message, frozen=True):

@@ -8,6 +8,14 @@ REASONING, TOOLS = 1, 2  # bits of Submit.parts
 ANSWER, AS_IT_IS, GOES_ON = 0, 1, 2  # Options.prompt_end
 
 
+class Repetition(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Ends an output whose last tokens are `min_count` times the same pattern of `smallest` to `largest` tokens."""
+
+    largest: int
+    smallest: int
+    min_count: int
+
+
 class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Of a Submit: what few requests ask for."""
 
@@ -19,6 +27,8 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     silent: bool = False  # the output is for nobody: only the prompt's log-probabilities are
     bad_words: tuple[str, ...] = ()  # the tokenizer makes Words.banned of them
     suffix: str = ""  # what follows the output, by the model's tokens for that
+    repetition: Repetition | None = None
+    thinking_tokens: int = 0  # of reasoning, after which its end is written for the model; 0: as many as it likes
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -29,6 +29,7 @@ class ReasoningDialect(NamedTuple):
     end: str
     calls: tuple[str, ...] = ()  # markers of calls that end it, too
     markers: tuple[str, ...] = ()  # besides begin and end
+    written: tuple[str, str] | None = None  # how a model begins and ends it, where that is not begin and end
 
 
 def marked(

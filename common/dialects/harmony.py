@@ -75,4 +75,5 @@ FORM = Form(
     " to=functions.", " to=functions.{name}", "", section=(f"{CHANNEL}commentary", ""), arguments=_headed, many=False
 )
 DIALECT = ToolDialect("harmony", ((CHANNEL, MESSAGE),), MARKERS, read, (FORM,), ("gpt_oss",))
-REASONING = ReasoningDialect("harmony", ((CHANNEL, MESSAGE),), "", "", markers=MARKERS)
+WRITTEN = f"{CHANNEL}analysis{MESSAGE}", f"{ENDS[0]}{START}assistant"
+REASONING = ReasoningDialect("harmony", ((CHANNEL, MESSAGE),), "", "", markers=MARKERS, written=WRITTEN)

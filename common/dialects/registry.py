@@ -131,6 +131,11 @@ class Reader:
         """Where reasoning is in the text, its markers included: from, to. The last may still go on."""
         return [(begin, self._scanner.read if end < 0 else end) for begin, end in self._scanner.spans]
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the text so far ends in reasoning."""
+        return any(end < 0 for _, end in self._scanner.spans)
+
     def _advance(self) -> None:
         """As far as the script gets."""
         if not self._running:

@@ -9,7 +9,7 @@ from collections import Counter
 from common.buckets import Buckets
 from common.metrics import METRICS, series
 
-REASONS = ("stop", "length", "abort", "error")
+REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 def buckets(name: str) -> Buckets:

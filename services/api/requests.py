@@ -21,6 +21,7 @@ WORDS = {
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
+    FinishReason.REPETITION: "repetition",
 }
 NOBODY = Peer("tokenizer", 0, 0, "")  # has the choices that wait for a tokenizer
 

@@ -15,6 +15,7 @@ from common.ledger import Standing
 from common.membership import Membership
 from common.metrics import E2E_BOUNDS, ITL_BOUNDS, METRICS, TTFT_BOUNDS, parsed, series
 from common.protocol import Load
+from services.api.figures import REASONS
 
 LABELS = ("model_name", "engine")
 
@@ -66,8 +67,7 @@ COUNTERS = {
     "num_preemptions": plain("Sequences put back to waiting", "preemptions"),
     "request_success": Count(
         "Choices by finish reason",
-        {reason: (f"finished|{{engine}}|{reason}",) for reason in ("stop", "length", "abort", "error")}
-        | {"repetition": NOTHING},
+        {reason: (f"finished|{{engine}}|{reason}",) for reason in REASONS},
         "finished_reason",
     ),
     "admission_rejections": Count(

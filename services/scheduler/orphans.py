@@ -50,14 +50,15 @@ def take_over(state: State, admit: Admit) -> TokenBatch | None:
         state.rename(sequence, admit.seq_id)
         output, finished = bytes(sequence.tokens[len(sequence.request.prompt) :]), []
         records, prompt_records = bytes(sequence.records), bytes(sequence.prompt_records)
+        cached = {admit.seq_id: sequence.cached_tokens} if sequence.cached_tokens >= 0 else {}
     else:
         ended = state.past.rename(admit.origin, admit.seq_id)
         if ended is None:
             return None
         output, finished = ended.output, [ended.finished]
-        records, prompt_records = ended.records, ended.prompt_records
+        records, prompt_records, cached = ended.records, ended.prompt_records, {}
     count = len(output) // TOKEN_BYTES
-    batch = TokenBatch(pack_u64((admit.seq_id,)) * count, pack_i32(range(count)), output, finished)
+    batch = TokenBatch(pack_u64((admit.seq_id,)) * count, pack_i32(range(count)), output, finished, cached=cached)
     if records or prompt_records:
         batch.logprobs[admit.seq_id] = TokenLogprobs(0, records, 1, prompt_records)
     return batch

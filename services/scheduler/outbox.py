@@ -15,7 +15,7 @@ class Outbox:
     """Rows in the order they were added, so a sequence's tokens stay in order."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, TokenBatch] = {}  # by tokenizer; their ends and log-probabilities are still growing
+        self._batches: dict[int, TokenBatch] = {}  # by tokenizer; all but their columns still grows
         self._accepted: dict[int, list[int]] = {}  # by tokenizer: first ids, for its next batch
 
     def add_rows(self, tokenizer: int, seq_ids: bytes, first_index: bytes, tokens: bytes) -> None:
@@ -30,6 +30,7 @@ class Outbox:
                 batch.tokens + tokens,
                 batch.finished,
                 logprobs=batch.logprobs,
+                cached=batch.cached,
             )
 
     def add_row(self, seq_id: int, index: int, token: int) -> None:
@@ -38,6 +39,10 @@ class Outbox:
     def add_logprobs(self, seq_id: int, logprobs: TokenLogprobs) -> None:
         """Of one step, which also has the sequence's tokens; or of its prompt."""
         self._batch(tokenizer_of(seq_id)).logprobs[seq_id] = logprobs
+
+    def add_cached(self, seq_id: int, cached_tokens: int) -> None:
+        """With its first token: a tokenizer may end it before its terminal comes."""
+        self._batch(tokenizer_of(seq_id)).cached[seq_id] = cached_tokens
 
     def finish(self, finished: Finished) -> None:
         self._batch(tokenizer_of(finished.seq_id)).finished.append(finished)

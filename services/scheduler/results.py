@@ -147,6 +147,7 @@ def _apply_first(state: State, worker: Worker, row: Row, token: int) -> None:
     sequence.tokens += token.to_bytes(4, "little")
     if sequence.first_s == inf:
         sequence.first_s = state.now_s
+        state.outbox.add_cached(sequence.seq_id, sequence.cached_tokens)
     state.outbox.add_row(sequence.seq_id, index, token)
     reason = worker.stops.reason(sequence.sampling, token, index)
     if reason is not None:

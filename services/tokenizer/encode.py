@@ -22,6 +22,7 @@ from services.tokenizer.checker import Checker
 from services.tokenizer.formats import asked_of, thinking_after
 from services.tokenizer.infill import filled_in
 from services.tokenizer.source import Loaded
+from services.tokenizer.thinking import Thinking as Bound
 
 MUCH = 1 << 17  # characters of a grammar, some tenths of a second: arguments that need not match are then any object
 ANY_OBJECT = {"type": "object"}
@@ -37,6 +38,7 @@ class Prompt(NamedTuple):
     tokens: "array[int]"  # int32
     grammar: Grammar | None = None  # that the whole output must match
     banned: tuple[tuple[int, ...], ...] = ()  # as in Words
+    thinking: Bound | None = None
 
 
 class Encoder:
@@ -66,7 +68,25 @@ class Encoder:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
         if submit.options.suffix:
             tokens = self._filled_in(submit)
-        return Prompt(tokens, self._grammar(submit, tokens), tuple(dict.fromkeys(self._banned(submit))))
+        banned = tuple(dict.fromkeys(self._banned(submit)))
+        return Prompt(tokens, self._grammar(submit, tokens), banned, self._thinking(submit, tokens))
+
+    def _thinking(self, submit: Submit, tokens: "array[int]") -> Bound | None:
+        """How much reasoning there may be. Raises Reject where nobody can say what is."""
+        most, dialect = submit.options.thinking_tokens, self._dialects.reasoning
+        if not most:
+            return None
+        if dialect is None:
+            text = (
+                "thinking_token_budget: no way of reasoning is known of this model; model.reasoning_parser can name one"
+            )
+            raise Reject(RejectReason.INVALID, text, "thinking_token_budget")
+        opened = thinking_after(tokens, dialect, self._vocabulary) is Thinking.BEGUN
+        begin, end = (
+            tuple(self._encode(text, False, "thinking_token_budget").ids)
+            for text in dialect.written or (dialect.begin, dialect.end)
+        )
+        return Bound(most + (0 if opened else len(begin)), end, dialect, opened)
 
     def _filled_in(self, submit: Submit) -> "array[int]":
         whole, plain = (self._encode(submit.text, special, "prompt").ids for special in (True, False))

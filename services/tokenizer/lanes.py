@@ -84,6 +84,10 @@ class Lanes:
         sequence.lane = lane
         lane.sequences[sequence.seq_id] = sequence
 
+    def go_on(self, sequence: Sequence) -> None:
+        """Its scheduler has ended it; it is to go on behind its output."""
+        self.put(sequence, admission(sequence))
+
     def ask(self, sequence: Sequence) -> None:
         """Looks for a sequence that a dead tokenizer had. A lone scheduler admits it if it does not know it."""
         speakers = self._speakers()

@@ -20,6 +20,7 @@ from common.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from services.tokenizer.sequence import Sequence
 
+LEAST = float("-inf")
 MOST_ENTRIES = 1 << 20  # of a prompt's log-probabilities: they are kept until the answer is whole
 
 
@@ -46,6 +47,13 @@ class Reported:
         return _append(self._output, record_bytes(self.wanted.top), told.first, told.records) and _append(
             self._prompt, record_bytes(self.wanted.prompt), told.first_prompt - 1, told.prompt
         )
+
+    def write(self, token: int) -> None:
+        """The next output token, which nobody has drawn: sure, and without others."""
+        if self.wanted.top >= 0:
+            others = self.wanted.top
+            self._output += array("i", [1, token, *[-1] * others]).tobytes()
+            self._output += array("f", [0.0, *[LEAST] * others]).tobytes()
 
     def lacks(self, count: int) -> bool:
         """Whether one of the first `count` output tokens has no record."""

@@ -1,7 +1,7 @@
 """The state of open requests and their sequences. Plain records: the Streams own and change them."""
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -10,8 +10,10 @@ from common.protocol import Admit, Finished, FinishReason, Sampling, Submit, Tex
 from common.vocabulary import Vocabulary
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
+from services.tokenizer.repetition import repeats
 from services.tokenizer.reports import Reported
 from services.tokenizer.stop import StopMatcher
+from services.tokenizer.thinking import Thinking
 
 if TYPE_CHECKING:
     from services.tokenizer.lanes import Lane
@@ -19,10 +21,18 @@ if TYPE_CHECKING:
 SEED_RANGE = 1 << 64
 
 
+class Ended(NamedTuple):
+    """Why a sequence ended here, and behind how many tokens."""
+
+    reason: FinishReason
+    count: int
+    stop: str = ""
+
+
 class Request:
     """What the choices of one Submit share."""
 
-    __slots__ = ("admitted", "box", "format", "live", "readmitted", "sampling", "submit", "tokens")
+    __slots__ = ("admitted", "box", "format", "live", "readmitted", "sampling", "submit", "thinking", "tokens")
 
     def __init__(self, submit: Submit, box: Outbox) -> None:
         self.submit = submit
@@ -30,6 +40,7 @@ class Request:
         self.sampling = submit.sampling
         self.tokens: array[int] = array("i")  # the prompt, once it is encoded
         self.format: TextFormat | None = None  # as the API was told
+        self.thinking: Thinking | None = None  # how much of it there may be
         self.admitted = self.readmitted = False
         self.live = submit.n  # choices without a terminal
 
@@ -38,7 +49,18 @@ class Request:
         return range(self.submit.seq_id, self.submit.seq_id + self.submit.n)
 
 
-class Sequence:
+class Course:
+    """What has happened to a sequence."""
+
+    __slots__ = ("cached", "goes_on", "starved")
+
+    def __init__(self) -> None:
+        self.cached = -1  # tokens of its prompt that were when it began; -1: not known yet
+        self.goes_on = False  # its reasoning has been ended, if it had to be
+        self.starved = False  # it was taken from a scheduler that had lost its workers
+
+
+class Sequence(Course):
     """One choice. `fast` mirrors its detokenizer's table, so that most tokens need no call.
 
     What another tokenizer has delivered before it died is made again, for the state, and skipped.
@@ -46,16 +68,16 @@ class Sequence:
 
     __slots__ = (
         *("box", "detokenizer", "ending", "fast", "lane", "matcher", "output", "request", "row", "seq_id"),
-        *("reported", "skip_chars", "skip_tokens", "starved", "turn"),
+        *("reported", "skip_chars", "skip_tokens", "turn"),
     )
 
     def __init__(self, seq_id: int, request: Request, vocabulary: Vocabulary) -> None:
+        super().__init__()
         self.seq_id = seq_id
         self.request = request
         self.box = request.box
         self.output: array[int] = array("i")
         self.lane: Lane | None = None  # of the scheduler that has it
-        self.starved = False  # it was taken from a scheduler that had lost its workers
         self.turn = self.row = -1  # where its row is in the box, if the box is still at this turn
         self.ending: list[int] | None = None  # tokens that came together with its terminal
         self.matcher: StopMatcher | None = None
@@ -78,7 +100,7 @@ class Sequence:
     def watched(self) -> bool:
         """Whether each of its rows is seen here, since more than text goes with it, or none does."""
         options = self.request.submit.options
-        return options.token_ids or options.silent or self.reported is not None
+        return options.token_ids or options.silent or options.repetition is not None or self.reported is not None
 
     def feed(self, token: int, shown: bool = True) -> str:
         """The text that its next token completes; not `shown`: it has none."""
@@ -86,6 +108,62 @@ class Sequence:
         if self.reported is not None:
             self.reported.place(token, text)
         return text
+
+    def take(self, index: int, token: int, with_text: bool = True, last: bool = False) -> Ended | None:
+        """Adds output token `index`, which is in `output`, and its text. What ended it: a stop string or, but for the
+        last token, that it repeats itself."""
+        stop = self._show(index, 1, self.feed(token, with_text))
+        if stop is not None:
+            return Ended(FinishReason.STOP_STRING, index + 1, stop)
+        wanted = self.request.submit.options.repetition
+        if wanted is None or last or index + 1 < self.request.sampling.min_tokens:
+            return None
+        return self.end(FinishReason.REPETITION, index + 1) if repeats(self.output, index + 1, wanted) else None
+
+    def take_last(self, hidden: int) -> Ended | None:
+        """The tokens that came with its terminal; `hidden` has no text as the last one."""
+        for index, token in enumerate(tokens := self.ending or (), len(self.output) - len(tokens)):
+            last = index == len(self.output) - 1
+            if (ended := self.take(index, token, not (last and token == hidden), last)) is not None:
+                return ended
+        return None
+
+    def end(self, reason: FinishReason, count: int = -1) -> Ended:
+        """Adds what was held back, which may be a stop string; `count` -1: behind all tokens."""
+        count = len(self.output) if count < 0 else count
+        rest = self.detokenizer.flush()
+        if rest and (stop := self._show(count, 0, rest)) is not None:
+            return Ended(FinishReason.STOP_STRING, count, stop)
+        if self.matcher is not None and (held := self.matcher.flush()):
+            self.add_row(count, 0, held)
+        return Ended(reason, count)
+
+    def more(self, vocabulary: Vocabulary) -> tuple[int, ...] | None:
+        """What to write before it goes on, if only the part that may be reasoning has ended by its length."""
+        request = self.request
+        if request.thinking is None or self.goes_on:
+            return None
+        return request.thinking.left(self.output, request.sampling.max_tokens, vocabulary)
+
+    def write(self, tokens: tuple[int, ...]) -> Ended | None:
+        """Adds tokens that nobody has drawn, behind which it goes on."""
+        self.goes_on, self.ending = True, None
+        for token in tokens:
+            self.output.append(token)
+            if self.reported is not None:
+                self.reported.write(token)
+            if (ended := self.take(len(self.output) - 1, token)) is not None:
+                return ended
+        return None
+
+    def _show(self, index: int, count: int, text: str) -> str | None:
+        """Adds the text of output tokens index .. index + count - 1, but what may become a stop string; or the one that
+        ended it."""
+        stop = None
+        if self.matcher is not None:
+            text, stop = self.matcher.feed(text, index + count >= self.request.sampling.min_tokens)
+        self.add_row(index, count, text)
+        return stop
 
     def add_row(self, index: int, count: int, text: str) -> None:
         """Text of output tokens index .. index + count - 1, into this sequence's row of the batch being filled."""
@@ -155,6 +233,8 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
     request.readmitted |= again
     seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
     sampling, reported = msgspec.structs.replace(request.sampling, seed=seed), sequence.reported
+    if request.thinking is not None and not sequence.goes_on:
+        sampling = request.thinking.first(sampling)
     if reported is not None:
         sampling = msgspec.structs.replace(sampling, report=reported.left(len(request.tokens)))
     return Admit(
@@ -183,7 +263,7 @@ def terminal(
         reason,
         len(sequence.request.tokens),
         0 if sequence.request.submit.options.silent else count,
-        finished.cached_tokens,
+        max(sequence.cached, 0),
         finished.stop_token,
         stop_string,
         finished.message,

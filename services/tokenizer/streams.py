@@ -114,7 +114,9 @@ class Streams:
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=prompt.grammar, words=words)
         check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
-        admit = first_admission(submit, tokens.tobytes(), sampling)
+        request.thinking = prompt.thinking
+        first = sampling if prompt.thinking is None else prompt.thinking.first(sampling)
+        admit = first_admission(submit, tokens.tobytes(), first)
         moved = submit.origin >= 0  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
@@ -188,6 +190,9 @@ class Streams:
                 self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
         for lost in take_reports(batch.logprobs, lane.sequences) if batch.logprobs else ():
             self._lost(lost, "log-probabilities were lost between services")
+        for seq_id, cached in batch.cached.items():
+            if (begun := find(seq_id)) is not None and begun.cached < 0:
+                begun.cached = cached
         for finished in batch.finished:
             if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -241,28 +246,11 @@ class Streams:
         if sequence.ending is not None:
             sequence.ending.append(token)
             return
-        text = sequence.feed(token)
-        if sequence.matcher is None:
-            sequence.add_row(index, 1, text)
-            if not (sequence.skip_tokens or sequence.watched):
-                sequence.fast = sequence.detokenizer.table()
-        elif self._matched(sequence, index, 1, text):
+        if (ended := sequence.take(index, token)) is not None:
             self.lanes.put(sequence, Stop(sequence.seq_id))
-
-    def _matched(
-        self, sequence: Sequence, index: int, count: int, text: str, finished: Finished = NOT_FINISHED
-    ) -> bool:
-        """Adds text that a stop string may hold back or end; True if one did."""
-        matcher, stop = sequence.matcher, None
-        if matcher is not None:
-            text, stop = matcher.feed(text, index + count >= sequence.request.sampling.min_tokens)
-        sequence.add_row(index, count, text)
-        if stop is None:
-            return False
-        if finished is not NOT_FINISHED:
-            finished = msgspec.structs.replace(finished, stop_token=-1, message="")
-        self._finish(sequence, FinishReason.STOP_STRING, index + count, stop, finished=finished)
-        return True
+            self._finish(sequence, *ended)
+        elif sequence.matcher is None and not (sequence.skip_tokens or sequence.watched):
+            sequence.fast = sequence.detokenizer.table()
 
     def _end(self, finished: Finished, lane: Lane) -> None:
         """The scheduler's terminal. The token that ended the sequence is counted, but is no text."""
@@ -272,21 +260,20 @@ class Streams:
         hidden = finished.stop_token
         if sequence.request.submit.include_stop and hidden not in self.vocabulary.special:
             hidden = NO_TOKEN
-        self.counts.cached_tokens += finished.cached_tokens
-        tokens = sequence.ending or []
-        index = len(sequence.output) - len(tokens)
-        for token in tokens:
-            last = index == len(sequence.output) - 1
-            text = sequence.feed(token, not (last and token == hidden))
-            if self._matched(sequence, index, 1, text, finished):
+        if sequence.cached < 0:
+            sequence.cached = finished.cached_tokens
+        ended = sequence.take_last(hidden)
+        if (
+            ended is None
+            and finished.reason is FinishReason.LENGTH
+            and (more := sequence.more(self.vocabulary)) is not None
+        ):
+            ended = sequence.write(more)
+            if ended is None and len(sequence.output) < sequence.request.sampling.max_tokens:
+                self.lanes.go_on(sequence)
                 return
-            index += 1
-        rest = sequence.detokenizer.flush()
-        if rest and self._matched(sequence, index, 0, rest, finished):
-            return
-        if sequence.matcher is not None and (held := sequence.matcher.flush()):
-            sequence.add_row(index, 0, held)
-        self._finish(sequence, finished.reason, finished=finished)
+        ended = ended or sequence.end(finished.reason)
+        self._finish(sequence, *ended, finished=finished if ended.reason is finished.reason else NOT_FINISHED)
 
     def _lost(self, sequence: Sequence, message: str) -> None:
         self.lanes.put(sequence, Abort(sequence.seq_id))
@@ -303,6 +290,7 @@ class Streams:
     ) -> None:
         """The one terminal. `finished` is the scheduler's, if it came."""
         request = sequence.request
+        self.counts.cached_tokens += max(sequence.cached, 0)
         reasoning = self.formats.reasoning_tokens(request.submit, request.format, sequence.output)
         if message:
             finished = msgspec.structs.replace(finished, message=message)

@@ -59,3 +59,40 @@ def test_a_message_goes_on(client: openai.OpenAI) -> None:
     events = client.chat.completions.create(**asked, extra_body=more, stream=True)
     ids = [token for event in events for token in getattr(event.choices[0], "token_ids", None) or []]
     assert ids == reply.choices[0].token_ids
+
+
+def test_an_output_that_goes_round_in_circles(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 40, "prompt": "la la la"}
+    more = {"allowed_token_ids": [300], "repetition_detection": {"max_pattern_size": 3, "min_count": 4}}
+    asked["extra_body"] = more | {"return_token_ids": True}
+    (whole,) = client.completions.create(**asked).choices
+    assert (whole.finish_reason, whole.stop_reason) == ("repetition", "repetition_detected")
+    assert whole.token_ids == [300] * 4
+    events = [event.choices[0] for event in client.completions.create(**asked, stream=True)]
+    assert "".join(event.text for event in events) == whole.text and events[-1].finish_reason == "repetition"
+    with pytest.raises(openai.BadRequestError, match="min_count"):
+        client.completions.create(**asked | {"extra_body": {"repetition_detection": {"max_pattern_size": 3}}})
+
+
+def test_a_stop_string_does_not_hide_what_was_cached(client: openai.OpenAI) -> None:
+    ids = list(range(700, 740))
+    asked = {"model": MODEL, "prompt": ids, "max_tokens": 30, "temperature": 0}
+    text = client.completions.create(**asked).choices[0].text
+    reply = client.completions.create(**asked, stop=text[8:10])
+    assert reply.choices[0].finish_reason == "stop" and reply.usage is not None
+    assert reply.usage.prompt_tokens_details is not None and reply.usage.prompt_tokens_details.cached_tokens == 32
+
+
+def test_log_probabilities_from_ids_to_ids(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": [1, 300, 301, 302], "max_tokens": 3, "temperature": 0}
+    (said,) = client.completions.create(**asked, logprobs=2).choices
+    params = {"max_tokens": 3, "temperature": 0, "logprobs": 2, "prompt_logprobs": 1}
+    body = {"token_ids": asked["prompt"], "sampling_params": params}
+    reply = client.post("/inference/v1/generate".replace("/", "/../", 1), cast_to=dict[str, Any], body=body)
+    (choice,) = reply["choices"]
+    content = choice["logprobs"]["content"]
+    assert [each["token"] for each in content] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert said.logprobs is not None
+    assert [each["logprob"] for each in content] == pytest.approx(said.logprobs.token_logprobs, abs=1e-3)
+    assert all(len(each["top_logprobs"]) == 2 for each in content)
+    assert reply["prompt_logprobs"][0] is None and len(reply["prompt_logprobs"]) == 4

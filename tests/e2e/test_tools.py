@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -143,6 +144,40 @@ def test_lost_services_in_the_middle_of_a_call_change_nothing(hermes: openai.Ope
                 victims.pop().kill()
     assert not victims and words == ["tool_calls"] and reasoning == "Hm."
     assert arguments == f'{{"city": "{city}"}}'
+
+
+def test_reasoning_is_bounded(hermes: openai.OpenAI, system: System) -> None:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 4}
+    reply = both(hermes, " " + " ".join(words), tools=[], extra_body=thinks)
+    (choice,) = reply.choices
+    assert choice.message.reasoning_content == " ".join(words[:4])
+    assert choice.message.content == " ".join(words[5:]), "the script goes on behind the marker"
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 5
+    (early,) = both(hermes, "Hm.</think>Yes, indeed.", tools=[], extra_body=thinks).choices
+    assert (early.message.reasoning_content, early.message.content) == ("Hm.", "Yes, indeed.")
+    (mine,) = both(
+        hermes, "<think> one two three four five six", tools=[], n=1, extra_body={"thinking_token_budget": 3}
+    ).choices
+    assert mine.message.reasoning_content == "one two three"
+    body = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": " " + " ".join(words)}]}
+    body |= {"thinking": {"type": "enabled", "budget_tokens": 4}}
+    thinking, text = httpx.post(f"{system.url}/v1/messages", json=body).json()["content"]
+    assert (thinking["thinking"], text["text"]) == (" ".join(words[:4]), " ".join(words[5:]))
+
+
+def test_lost_services_before_the_bound_of_reasoning_change_nothing(hermes: openai.OpenAI, system: System) -> None:
+    asked = ASKED | {"messages": [{"role": "user", "content": " so" * 600}], "tools": [], "max_tokens": 500}
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 300}
+    victims = [process for service in ("tokenizer", "scheduler") for process in system.processes()[service]]
+    content, reasoning = "", ""
+    for chunk in hermes.chat.completions.create(**asked, stream=True, extra_body=thinks):
+        reasoning += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
+        content += chunk.choices[0].delta.content or ""
+        while victims and len(reasoning) > 100:
+            assert not content, "it is still going on"
+            victims.pop().kill()
+    assert not victims and (reasoning.count("so"), content.count("so")) == (300, 199)
 
 
 def test_channels_of_gpt_oss(harmony: openai.OpenAI) -> None:

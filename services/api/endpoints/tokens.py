@@ -13,6 +13,7 @@ from services.api.hub import Request
 from services.api.route import Endpoint, json, read_body, request_id
 from services.api.schema import chat, completion, tokens
 from services.api.schema.conversion import renamed
+from services.api.schema.logprobs import chosen, content_of, prompt_logprobs_of
 from services.api.schema.replies import ids_of, stop_reason, usage_of
 from services.api.schema.tokens import Generated, GeneratedChoice, Rendered, TokenizerInfo
 
@@ -52,18 +53,20 @@ async def generate_tokens(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     asked = tokens.BODY.parse(body)
     with renamed(tokens.names(asked)):
         same = tokens.completion_of(asked)
-        submits = completion.submits_of(same, facts, gateway.max_choices)
+        submits = completion.submits_of(same, facts, gateway.max_choices, gateway.config.api.max_logprobs)
         return await generate(gateway, http, facts.name, same, submits, generated)
 
 
 def generated(identity: str, created: int, model: str, request: Request) -> Generated:
     choices = []
-    for choice in request.choices:
+    for index, choice in enumerate(chosen(request)):
         assert choice.finished is not None
         _, ids = ids_of(choice)
         found = ids if isinstance(ids, list) else []
-        choices.append(GeneratedChoice(choice.index, found, choice.word, stop_reason(choice.finished)))
-    return Generated(request.form.name, choices, usage_of(request))
+        told = stop_reason(choice.finished), content_of(choice)
+        choices.append(GeneratedChoice(index, found, choice.word, *told))
+    scored = prompt_logprobs_of(request.choices[0])
+    return Generated(request.form.name, choices, usage_of(request), scored)
 
 
 async def tokenizer_info(gateway: Gateway, http: HttpRequest) -> Response:

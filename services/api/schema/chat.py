@@ -16,6 +16,7 @@ from services.api.errors import invalid
 from services.api.schema.generation import (
     ABSENT,
     EMPTY_LIST,
+    I32_MAX,
     MAX_LOGPROBS,
     OFF,
     UNSUPPORTED,
@@ -103,6 +104,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None  # -1: no bound
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     logprobs: bool | None = None
@@ -311,6 +313,12 @@ def submits_of(
     tools = tools_of(request)
     sampling = sampling_of(request, facts, 0, report_in_chat(request, max_logprobs))
     fields = submit_fields(request, prompt_end(request))
+    if request.thinking_token_budget == 0:
+        text = "thinking_token_budget is 0: reasoning_effort none, or chat_template_kwargs, ask for none at all"
+        raise invalid(text, "thinking_token_budget")
+    if request.thinking_token_budget is not None and request.thinking_token_budget > 0:
+        bound = request.thinking_token_budget
+        fields["options"] = msgspec.structs.replace(fields["options"], thinking_tokens=bound)
     if use := use_of(request, tools, sampling.grammar is not None):
         fields["options"] = msgspec.structs.replace(fields["options"], calls=use)
     return [

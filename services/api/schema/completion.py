@@ -47,6 +47,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
 UNSUPPORTED_IN_COMPLETION = UNSUPPORTED | {
     "prompt_embeds": ABSENT,
+    "thinking_token_budget": ABSENT,
     "add_special_tokens": one_of(True),
 }
 BODY = Body(CompletionRequest, UNSUPPORTED_IN_COMPLETION)

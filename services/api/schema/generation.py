@@ -12,6 +12,7 @@ from msgspec import Meta
 from common.errors import Reject, RejectReason
 from common.logprobs import Report
 from common.protocol import ModelFacts, Options, Sampling, Words
+from common.text_format import Repetition
 from services.api.errors import invalid
 from services.api.logprobs import Form
 from services.api.schema.parse import Harmless, anything, one_of
@@ -24,6 +25,7 @@ TokenId = Annotated[int, Meta(ge=0, le=I32_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+PatternSize = Annotated[int, Meta(ge=0, le=1024)]
 MAX_STOPS = 64
 MAX_ALLOWED, MAX_BAD_WORDS = 4096, 256
 MAX_LOGPROBS = 20
@@ -33,6 +35,14 @@ NO_REPORT = Report()
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # every chunk has the usage so far
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True):
+    """Ends an output whose last tokens are one pattern `min_count` times. Of no size there is none to look for."""
+
+    max_pattern_size: PatternSize = 0
+    min_pattern_size: PatternSize = 0
+    min_count: TokenId = 0
 
 
 class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
@@ -68,6 +78,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     def form(self) -> Form:
         """How it wants to be told."""
@@ -84,8 +95,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "stop_regex": ABSENT,
     "spaces_between_special_tokens": one_of(True, False),  # tokens are joined as the tokenizer joins them
     "kv_transfer_params": ABSENT,
-    "repetition_detection": ABSENT,
-    "thinking_token_budget": ABSENT,
     "logits_processors": EMPTY_LIST,
     "vllm_xargs": one_of({}),
     "service_tier": one_of("auto", "default"),
@@ -159,6 +168,21 @@ def report_of(request: GenerationRequest, top: int | None, most: int, param: str
     return Report(*(-1 if value is None else value for value in (top, request.prompt_logprobs)))
 
 
+def repetition_of(request: GenerationRequest) -> Repetition | None:
+    """Raises Reject."""
+    asked = request.repetition_detection
+    if asked is None:
+        return None
+    smallest, largest = asked.min_pattern_size, asked.max_pattern_size
+    if smallest > largest:
+        text = f"min_pattern_size {smallest} is more than max_pattern_size {largest}"
+        raise invalid(f"repetition_detection: {text}", "repetition_detection.min_pattern_size")
+    if largest and asked.min_count < 2:
+        text = f"repetition_detection: min_count must be at least 2, not {asked.min_count}"
+        raise invalid(text, "repetition_detection.min_count")
+    return Repetition(largest, max(smallest, 1), asked.min_count) if largest else None
+
+
 def given(value: float | None, default: float) -> float:
     return default if value is None else value
 
@@ -204,7 +228,9 @@ def submit_fields(request: GenerationRequest, prompt_end: int = 0) -> dict[str, 
     ids = bool(request.return_token_ids)
     keep, tell = request.truncate_prompt_tokens or 0, continuous_usage(request) or ids
     return {
-        "options": Options(prompt_end, keep, tell, ids, bad_words=tuple(request.bad_words or ())),
+        "options": Options(
+            prompt_end, keep, tell, ids, bad_words=tuple(request.bad_words or ()), repetition=repetition_of(request)
+        ),
         "n": request.n or 1,
         "stop": stops_of(request),
         "include_stop": bool(request.include_stop_str_in_output),

@@ -52,7 +52,7 @@ class MessageToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Tokens | None = None  # taken, not enforced: max_tokens bounds all
+    budget_tokens: Tokens | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -116,6 +116,7 @@ NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -193,6 +194,7 @@ def chat_fields(asked: CountRequest, talk: Conversation) -> dict[str, Any]:
         thinks = asked.thinking.type != "disabled"
         switches = {"enable_thinking": thinks, "thinking": thinks}
         fields["chat_template_kwargs"] = switches | (asked.chat_template_kwargs or {})
+        fields["thinking_token_budget"] = asked.thinking.budget_tokens if thinks else None
         fields["include_reasoning"] = thinks and asked.thinking.display != "omitted"
     else:
         fields["chat_template_kwargs"] = asked.chat_template_kwargs

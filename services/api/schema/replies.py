@@ -157,7 +157,9 @@ def usage_of(request: Request) -> Usage:
 
 
 def stop_reason(finished: TextFinished) -> int | str | None:
-    """vLLM's extension: the stop string or stop token id, None for the model's own end."""
+    """vLLM's extension: the stop string or stop token id, or that it repeated itself; None for the model's own end."""
     if finished.reason is FinishReason.STOP_STRING:
         return finished.stop_string
+    if finished.reason is FinishReason.REPETITION:
+        return "repetition_detected"
     return finished.stop_token if finished.reason is FinishReason.STOP_TOKEN else None

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from services.api.errors import invalid
 from services.api.schema import completion
 from services.api.schema.completion import CompletionRequest, TokenIds
 from services.api.schema.generation import ABSENT, GenerationRequest, Milliseconds
+from services.api.schema.logprobs import ChatLogprobs, PromptLogprobs
 from services.api.schema.parse import Body, Harmless, anything
 from services.api.schema.replies import Usage
 
@@ -40,13 +42,14 @@ class GeneratedChoice(msgspec.Struct, frozen=True):
     token_ids: list[int]
     finish_reason: str
     stop_reason: int | str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class Generated(msgspec.Struct, frozen=True):
     request_id: str
     choices: list[GeneratedChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 UNSUPPORTED: dict[str, Harmless] = {
@@ -58,8 +61,11 @@ UNSUPPORTED: dict[str, Harmless] = {
 }
 BODY = Body(GenerateRequest, UNSUPPORTED)
 OUTSIDE = ("model", "request_id", "cache_salt", "priority", "deadline_ms")  # of the parameters of sampling
-NOT_TOLD = ("echo", "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids")  # by this endpoint
-NO_SAMPLING = (*OUTSIDE, "stream", "stream_options", "user", "truncate_prompt_tokens", "return_token_ids")
+NOT_TOLD = ("echo", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")  # by this endpoint
+NO_SAMPLING = (
+    *(*OUTSIDE, "stream", "stream_options", "user", "truncate_prompt_tokens", "return_token_ids"),
+    "return_tokens_as_token_ids",
+)
 
 
 def completion_of(asked: GenerateRequest) -> CompletionRequest:
@@ -73,7 +79,7 @@ def completion_of(asked: GenerateRequest) -> CompletionRequest:
                 f"sampling_params.{name} is not supported here; use /v1/completions", f"sampling_params.{name}"
             )
     fields = {name: getattr(asked, name) for name in OUTSIDE} | given
-    fields |= {"prompt": asked.token_ids, "return_token_ids": True}
+    fields |= {"prompt": asked.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
     return completion.BODY.parse(msgspec.json.encode(fields))
 
 

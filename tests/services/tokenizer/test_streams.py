@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from common.columns import pack_i32, pack_u64, unpack_i32, unpack_u64
 from common.dialects.registry import REASONING, TOOLS, Dialects
+from common.dialects.think import THINK
 from common.errors import Reject, RejectReason
+from common.logprobs import Report, TokenLogprobs, record_bytes
 from common.protocol import (
     Abort,
     Admit,
@@ -26,13 +28,17 @@ from common.protocol import (
     TokenBatch,
     make_seq_id,
 )
+from common.text_format import Repetition
 from common.vocabulary import Vocabulary
+from services.api.logprobs import Reported
 from services.tokenizer.encode import Prompt
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.sequence import Request
 from services.tokenizer.streams import Streams, box_key
+from services.tokenizer.thinking import Thinking
+from services.worker.null import record
 
 EOS = 256
 WORDS = Vocabulary([bytes([byte]) for byte in range(256)] + [b"</s>"], special=[EOS], lead_spaces=1)
@@ -524,3 +530,107 @@ def test_tools_of_a_model_without_calls_are_refused(bench: Bench) -> None:
 def test_a_prompt_keeps_its_last_tokens(bench: Bench) -> None:
     bench.admit(prompt=b"abcdef", options=Options(keep_tokens=2))
     assert bench.to_scheduler[0].tokens == pack_i32(list(b"ef"))
+
+
+def test_a_pattern_that_comes_again_and_again_ends_the_sequence(bench: Bench) -> None:
+    bench.admit(options=Options(repetition=Repetition(3, 1, 3)), stop=("xyz",))
+    bench.speak("no abxyabxyabxy")
+    rows, ends = bench.flush()
+    assert not ends, "a pattern of four"
+    bench.speak("ababab", start=15)
+    assert bench.to_scheduler[-1] == Stop(FIRST)
+    more, (end,) = bench.flush()
+    assert "".join(row[3] for row in rows + more) == "no abxyabxyabxyababab", "what was held back, too"
+    assert (end.reason, end.output_tokens) == (FinishReason.REPETITION, 21)
+    assert not bench.streams.open_requests
+
+
+def test_a_repetition_waits_for_min_tokens_and_gives_way_to_other_ends(bench: Bench) -> None:
+    options = Options(repetition=Repetition(1, 1, 2))
+    bench.admit(sampling=Sampling(10, min_tokens=4), options=options, stop=("ddd",))
+    bench.speak("aab")
+    bench.take((FIRST, 3, ord("d")), (FIRST, 4, ord("d")), finished=[Finished(FIRST, FinishReason.LENGTH)])
+    assert bench.flush()[1][0].reason is FinishReason.LENGTH, "the last token was the last one anyway"
+    bench.admit(FIRST + 1, options=options)
+    rows = [(FIRST + 1, place, ord("a")) for place in range(3)]
+    bench.take(*rows, finished=[Finished(FIRST + 1, FinishReason.LENGTH)])
+    (_, _, count, text), (end,) = bench.flush()[0][0], bench.flush()[1] or [None]
+    assert (count, text, end) == (2, "aa", None), "what came with it is dropped"
+
+
+def test_a_stop_string_tells_what_was_cached(bench: Bench) -> None:
+    bench.admit(stop=("b",))
+    columns = pack_u64([FIRST]), pack_i32([0]), pack_i32([ord("a")])
+    bench.streams.take(TokenBatch(*columns, [], cached={FIRST: 2}), 0)
+    bench.speak("b", start=1)
+    (end,) = bench.flush()[1]
+    assert (end.reason, end.cached_tokens) == (FinishReason.STOP_STRING, 2)
+    assert bench.streams.counts.cached_tokens == 2
+
+
+def thinks(bench: Bench, bound: int, **fields: Any) -> Request:
+    """A request whose prompt has begun the reasoning."""
+    request = bench.open(**fields)
+    thinking = Thinking(bound, tuple(b"</think>"), THINK, True)
+    bench.streams.admit(request, Prompt(array("i", list(b"hi")), thinking=thinking), MODEL)
+    return request
+
+
+def test_reasoning_is_ended_at_its_bound_and_the_answer_goes_on(bench: Bench) -> None:
+    thinks(bench, 3, sampling=Sampling(40, seed=7))
+    assert bench.to_scheduler[-1].sampling == Sampling(3, seed=7)
+    bench.speak("ab")
+    bench.take((FIRST, 2, ord("c")), finished=[Finished(FIRST, FinishReason.LENGTH, cached_tokens=1)])
+    output = pack_i32(list(b"abc</think>"))
+    assert bench.to_scheduler[-1] == Admit(
+        FIRST, pack_i32(list(b"hi")), Sampling(40, seed=7), output=output, again=True
+    )
+    bench.streams.lanes.renewed(0)
+    assert bench.to_scheduler[-1] == bench.to_scheduler[-2], "another scheduler gets the same"
+    bench.speak("d", start=11)
+    bench.take((FIRST, 12, EOS), finished=[Finished(FIRST, FinishReason.EOS, EOS, cached_tokens=9)])
+    rows, (end,) = bench.flush()
+    assert "".join(row[3] for row in rows) == "abc</think>d"
+    assert (end.output_tokens, end.cached_tokens) == (13, 1), "what was cached when it began"
+
+
+def test_reasoning_that_has_ended_goes_on_as_it_is(bench: Bench) -> None:
+    thinks(bench, 10, sampling=Sampling(40))
+    text = b"a</think>b"
+    rows = [(FIRST, place, token) for place, token in enumerate(text)]
+    bench.take(*rows, finished=[Finished(FIRST, FinishReason.LENGTH)])
+    assert bench.to_scheduler[-1].output == pack_i32(list(text)) and bench.to_scheduler[-1].sampling.max_tokens == 40
+    bench.take(finished=[Finished(FIRST, FinishReason.LENGTH)])
+    assert bench.flush()[1][0].reason is FinishReason.LENGTH, "a scheduler whose limit is less ends it"
+
+
+def test_the_end_of_reasoning_counts_and_can_be_the_last(bench: Bench) -> None:
+    thinks(bench, 2, sampling=Sampling(5))
+    bench.take(*((FIRST, place, ord("a")) for place in (0, 1)), finished=[Finished(FIRST, FinishReason.LENGTH)])
+    rows, (end,) = bench.flush()
+    assert "".join(row[3] for row in rows) == "aa</t" and (end.reason, end.output_tokens) == (FinishReason.LENGTH, 5)
+    assert not isinstance(bench.to_scheduler[-1], Admit) or not bench.to_scheduler[-1].output
+
+
+def test_a_stop_string_in_the_end_of_reasoning(bench: Bench) -> None:
+    thinks(bench, 2, sampling=Sampling(50), stop=("</th",))
+    bench.take(*((FIRST, place, ord("a")) for place in (0, 1)), finished=[Finished(FIRST, FinishReason.LENGTH)])
+    rows, (end,) = bench.flush()
+    assert "".join(row[3] for row in rows) == "aa" and end.reason is FinishReason.STOP_STRING
+    assert not bench.streams.open_requests
+
+
+def test_tokens_that_were_written_have_records(bench: Bench) -> None:
+    thinks(bench, 1, sampling=Sampling(50, report=Report(1)))
+    columns = pack_u64([FIRST]), pack_i32([0]), pack_i32([ord("a")])
+    records = {FIRST: TokenLogprobs(0, record(ord("a"), 1))}
+    bench.streams.take(TokenBatch(*columns, [Finished(FIRST, FinishReason.LENGTH)], logprobs=records), 0)
+    assert len(bench.to_scheduler[-1].logprobs) == 9 * record_bytes(1)
+    bench.flush()
+    reported = Reported(Report(1))
+    assert reported.add(bench.to_api[-1].logprobs[FIRST])
+    assert [(each.own.token, each.own.logprob, len(each.best)) for each in reported.output[:3]] == [
+        (ord("a"), -0.5, 1),
+        (ord("<"), 0.0, 0),
+        (ord("/"), 0.0, 0),
+    ]

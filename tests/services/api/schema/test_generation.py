@@ -1,4 +1,5 @@
 import json
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,16 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "return_tokens_as_token_ids": ([True, False, None], [1]),
     "allowed_token_ids": ([[0, 999], None], [[], [1000], [-1], 5, [1] * 4097]),
     "bad_words": ([["a", "b c"], [], None], [[""], "a", [5], ["x"] * 257, ["x" * 257]]),
+    "repetition_detection": (
+        [{"max_pattern_size": 4, "min_count": 2}, {}, {"min_count": 1}, None],
+        [
+            {"max_pattern_size": 4},
+            {"min_pattern_size": 2, "max_pattern_size": 1, "min_count": 2},
+            3,
+            {"max_pattern_size": 1025, "min_count": 2},
+            {"max_pattern_size": -1},
+        ],
+    ),
     "prompt_logprobs": ([0, 20, None], [-1, 21, True, 2**31]),
 }
 
@@ -78,7 +89,7 @@ def test_values_that_are_accepted(name: str, value: Any) -> None:
 def test_values_that_are_refused_by_name(name: str, value: Any) -> None:
     reject = refused(**{name: value})
     assert reject.reason is RejectReason.INVALID
-    assert reject.param is not None and reject.param.split("[")[0] == name and name in reject.message
+    assert reject.param is not None and re.split(r"[\[.]", reject.param)[0] == name and name in reject.message
 
 
 def test_the_table_has_every_field() -> None:

@@ -70,6 +70,7 @@ def test_fields() -> None:
     assert made.tools and made.tools[0].function.parameters == {"type": "object"}
     assert made.parallel_tool_calls is False and made.tool_choice == "auto"
     assert made.chat_template_kwargs == {"enable_thinking": True, "thinking": True} and made.include_reasoning
+    assert made.thinking_token_budget == 1024
     off = chat(thinking={"type": "disabled"})
     assert off.chat_template_kwargs == {"enable_thinking": False, "thinking": False} and off.include_reasoning is False
     choices = {

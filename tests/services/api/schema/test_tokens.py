@@ -34,7 +34,8 @@ def generate(**fields: Any) -> None:
         ({"sampling_params": {"temperature": 9}}, "sampling_params.temperature"),
         ({"sampling_params": {"prompt": "x"}}, "sampling_params.prompt"),
         ({"sampling_params": {"model": "x"}}, "sampling_params.model"),
-        ({"sampling_params": {"logprobs": 1}}, "sampling_params.logprobs"),
+        ({"sampling_params": {"logprobs": "1"}}, "sampling_params.logprobs"),
+        ({"sampling_params": {"echo": True}}, "sampling_params.echo"),
         ({"features": {}}, "features"),
     ],
 )
