@@ -59,6 +59,7 @@ def seat(step: Step, rows: Rows, choice: Choice, inputs: HostInputs, scratch: Se
     size, chunks, row_len = choice.key.decode, choice.chunks, rows.tokens.shape[1]
     sampled = step.slots[step.samples]
     ends = np.stack((sampled * row_len, -rows.num_prompt[sampled]))
+    index: tuple[Index, Index, Index, Index, Index]
     if len(chunks):
         places, begins = np.empty((2, len(step.slots)), np.int64)
         places[choice.decode] = begins[choice.decode] = np.arange(len(choice.decode))
