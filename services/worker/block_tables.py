@@ -52,8 +52,10 @@ class BlockTables:
 
 def places_of(tables: npt.NDArray[np.int32], slots: Ints, positions: Ints, block_tokens: int) -> Ints:
     """Where the token at `positions` of each slot has its key and value, by tables [..., max_rows, width]."""
-    block, offset = np.divmod(positions, block_tokens)
-    return tables[..., slots, block] * np.int64(block_tokens) + offset
+    block = positions // block_tokens
+    flat = tables.reshape(*tables.shape[:-2], -1)
+    found: Ints = (flat.take(slots * tables.shape[-1] + block, -1) - block) * np.int64(block_tokens) + positions
+    return found
 
 
 class GroupTables(NamedTuple):

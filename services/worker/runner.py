@@ -217,7 +217,7 @@ class Runner:
         seats.move(entries.step, self.rows)
         columns.ring[0] = turn
         if seated.plain:
-            staged = self._staging.put(seats.inputs.buffer)
+            staged = self._staging.put_bytes(seats.inputs.buffer)
             self._staging.send()
             self._graphs.replay(seats.key, staged)
             return None
@@ -233,7 +233,7 @@ class Runner:
             tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
             first = begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows)
             write_begins(first, rows, columns)
-        staged = put(seats.inputs.buffer)
+        staged = self._staging.put_bytes(seats.inputs.buffer)
         sampling = None
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]

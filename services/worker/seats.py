@@ -29,26 +29,26 @@ class Seats(NamedTuple):
     places: Ints  # [R], among the graph's rows
     drawn: Ints  # [S], of those that sample
     sampled: Ints  # [S], their slots
-    tokens: Index  # [T], among the graph's tokens
-    of: Index  # [T], each token's row
-    ahead: Ints | int  # [T], tokens of its row before it
     token_slots: Ints  # [T]
-    draws: bool  # some row has a temperature
+    starts: Ints  # [2, T]: where the token's row begins in Rows.tokens, and 0
+    ends: Ints  # [2, S]: where the row begins in Rows.tokens, and less its prompt
+    ahead: Ints  # [T], tokens of its row before each
+    # the same rows and tokens as indices, which are slices where the rows are all that the step has, in its order
+    of_row: Index  # [T], a token's row
+    sampling: Index  # [S], of the step's rows
+    at_rows: Index
+    at_drawn: Index
+    at_tokens: Index  # [T], among the graph's tokens
 
     def move(self, step: Step, rows: Rows) -> None:
         """Writes the step's positions, and what follows from them."""
-        columns, row_len = self.inputs.columns, rows.tokens.shape[1]
-        tokens, draw = columns.tokens, columns.draw
-        positions = step.positions[self.of] + self.ahead
-        tokens[0, self.tokens] = self.token_slots * row_len + positions
-        tokens[1, self.tokens] = positions
-        tokens[2:, self.tokens] = places_of(rows.tables_of.pages, self.token_slots, positions, rows.block_tokens)
+        columns, at = self.inputs.columns, self.at_tokens
+        positions = step.positions[self.of_row] + self.ahead
+        columns.tokens[:2, at] = self.starts + positions
+        columns.tokens[2:, at] = places_of(rows.tables_of.pages, self.token_slots, positions, rows.block_tokens)
         context = step.positions + step.counts
-        columns.context_lens[self.places] = context
-        context = context[step.samples]
-        draw[0, self.drawn] = self.sampled * row_len + context
-        if self.draws:
-            draw[2, self.drawn] = context - rows.num_prompt[self.sampled]
+        columns.context_lens[self.at_rows] = context
+        columns.draw[0:3:2, self.at_drawn] = self.ends + context[self.sampling]
 
 
 def seat(step: Step, rows: Rows, choice: Choice, inputs: HostInputs, scratch: Sequence[int]) -> Seats:
@@ -56,7 +56,10 @@ def seat(step: Step, rows: Rows, choice: Choice, inputs: HostInputs, scratch: Se
 
     Places that the step leaves free read and write the padding row and the block `scratch` of each group.
     """
-    size, chunks = choice.key.decode, choice.chunks
+    size, chunks, row_len = choice.key.decode, choice.chunks, rows.tokens.shape[1]
+    sampled = step.slots[step.samples]
+    ends = np.stack((sampled * row_len, -rows.num_prompt[sampled]))
+    index: tuple[Index, Index, Index, Index, Index]
     if len(chunks):
         places, begins = np.empty((2, len(step.slots)), np.int64)
         places[choice.decode] = begins[choice.decode] = np.arange(len(choice.decode))
@@ -65,22 +68,24 @@ def seat(step: Step, rows: Rows, choice: Choice, inputs: HostInputs, scratch: Se
         begins[chunks] = bounds[:-1]
         of = np.repeat(np.arange(len(step.slots)), step.counts)
         ahead = np.arange(len(of)) - np.repeat(np.cumsum(step.counts) - step.counts, step.counts)
-        where = places, places[step.samples], step.slots[step.samples]
-        seats = Seats(step.slots, choice.key, inputs, *where, begins[of] + ahead, of, ahead, step.slots[of], False)
+        drawn, token_slots = places[step.samples], step.slots[of]
+        index = of, np.flatnonzero(step.samples), places, drawn, begins[of] + ahead
     else:  # rows that decode, in their order
-        bounds = np.array([size])
-        places, whole = np.arange(len(step.slots)), slice(len(step.slots))
-        where = places, places, step.slots
-        seats = Seats(step.slots, choice.key, inputs, *where, whole, slice(None), 0, step.slots, False)
+        bounds, whole, every = np.array([size]), slice(len(step.slots)), slice(None)
+        places = drawn = np.arange(len(step.slots))
+        token_slots, ahead = step.slots, np.zeros_like(places)
+        index = every, every, whole, whole, whole
+    starts = np.stack((token_slots * row_len, np.zeros_like(token_slots)))
+    where = places, drawn, sampled, token_slots
+    seats = Seats(step.slots, choice.key, inputs, *where, starts, ends, ahead, *index)
     _write_layout(seats, rows, bounds)
     _write_padding(seats, rows, int(bounds[-1]), scratch)
     columns = inputs.columns
     for line, more in zip(columns.states, (more for more in rows.beside if more.is_state), strict=True):
         line[seats.places] = more.tables[step.slots, 0]
-    columns.temperature[seats.drawn] = rows.sampling["temperature"][seats.sampled]
-    if draws := bool(columns.temperature.any()):
-        columns.draw[1, seats.drawn] = rows.sampling["seed"][seats.sampled]
-    return seats._replace(draws=draws)
+    columns.temperature[drawn] = rows.sampling["temperature"][sampled]
+    columns.draw[1, drawn] = rows.sampling["seed"][sampled]
+    return seats
 
 
 def _write_layout(seats: Seats, rows: Rows, bounds: Ints) -> None:
@@ -90,7 +95,7 @@ def _write_layout(seats: Seats, rows: Rows, bounds: Ints) -> None:
     columns.slots[:] = rows.padding_row
     columns.slots[seats.places] = seats.slots
     columns.token_rows[:] = rows.padding_row
-    columns.token_rows[seats.tokens] = seats.token_slots
+    columns.token_rows[seats.at_tokens] = seats.token_slots
     columns.context_lens[:] = 1
     columns.query_starts[:size] = columns.draw[3, :size] = np.arange(size)
     columns.query_starts[size : last + 1] = bounds

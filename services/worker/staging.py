@@ -33,6 +33,10 @@ class Staging(Protocol):
         """The device tensor of `values`; for what is launched after `send`, until the turn comes again."""
         ...
 
+    def put_bytes(self, values: Array) -> Tensor:
+        """The same for uint8 [n], the first that is put in a step; the tensor may be the same again."""
+        ...
+
     def send(self) -> None:
         """Starts the copy of all that was put since the last one."""
         ...
@@ -63,6 +67,9 @@ class HostStaging:
     def put(self, values: Array) -> Tensor:
         return torch.from_numpy(values)
 
+    def put_bytes(self, values: Array) -> Tensor:
+        return torch.from_numpy(values)
+
     def send(self) -> None: ...
 
 
@@ -75,13 +82,11 @@ class _Place:
         self.device = torch.empty(size, dtype=torch.uint8, device=device)
         self._first: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def part(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """On the device, and pinned."""
-        if start:
-            return self.device[start:end], self.pinned[start:end]
-        if end not in self._first:
-            self._first[end] = self.device[:end], self.pinned[:end]
-        return self._first[end]
+    def first(self, size: int) -> tuple[Tensor, Tensor]:
+        """The first bytes on the device, and pinned."""
+        if size not in self._first:
+            self._first[size] = self.device[:size], self.pinned[:size]
+        return self._first[size]
 
 
 class DeviceStaging:
@@ -106,12 +111,21 @@ class DeviceStaging:
             return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
         place.bytes[offset:end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self._used = aligned(end)
-        return view(place.device, offset, values) if values.dtype != np.uint8 else place.part(offset, end)[0]
+        return view(place.device, offset, values)
+
+    def put_bytes(self, values: Array) -> Tensor:
+        place, end = self._place, len(values)
+        assert not self._used and end <= len(place.bytes), f"{end} bytes of inputs"
+        place.bytes[:end] = values
+        self._used = aligned(end)
+        return place.first(end)[0]
 
     def send(self) -> None:
         if self._sent == self._used:
             return
-        target, source = self._place.part(self._sent, self._used)
+        target, source = self._place.first(self._used)
+        if self._sent:
+            target, source = target[self._sent :], source[self._sent :]
         torch.cuda.set_stream(self._stream)
         try:
             target.copy_(source, non_blocking=True)

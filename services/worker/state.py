@@ -7,8 +7,6 @@ not fit the rows is a broken invariant and ends the process.
 """
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import and_
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +34,14 @@ SAMPLING = np.dtype(
         ("seed", np.int64),
         ("min_tokens", np.int64),
     ]
+)
+
+
+RULES = (  # of a step's rows
+    "positions are not what is computed",
+    "tokens that the row does not have",
+    "a row samples before its end",
+    "a row lacks blocks",
 )
 
 
@@ -325,12 +331,12 @@ class Rows:
         if step.drafting:
             known = ends.copy()  # but for drafts
             known[: step.drafting] -= step.counts[: step.drafting] - 1
-        rules = {
-            "positions are not what is computed": step.positions == self.computed[slots],
-            "tokens that the row does not have": known <= length,
-            "a row samples before its end": (known == length) | ~step.samples,
-            "a row lacks blocks": ends <= self.tables_of.blocks(slots) * self.block_tokens,
-        }
-        if not reduce(and_, rules.values()).all():
-            broken = ", ".join(text for text, held in rules.items() if not held.all())
+        fits = (
+            step.positions == self.computed[slots],
+            known <= length,
+            (known == length) | ~step.samples,
+            ends <= self.tables_of.blocks(slots) * self.block_tokens,
+        )
+        if np.count_nonzero(fits[0] & fits[1] & fits[2] & fits[3]) < len(slots):
+            broken = ", ".join(text for text, held in zip(RULES, fits, strict=True) if not held.all())
             raise AssertionError(f"step {number}: {broken}")

@@ -33,7 +33,7 @@ def test_all_that_is_put_arrives_in_one_copy(first: int) -> None:
         for step in range(2 * RING):
             staging.begin(step % RING)
             values = [np.arange(first, dtype=np.uint8), *(column + step for column in COLUMNS)]
-            tensors = [staging.put(column) for column in values]
+            tensors = [staging.put_bytes(values[0]), *map(staging.put, values[1:])]
             staging.send()
             later = np.full(3, step, np.int32)
             tensors.append(staging.put(later))

@@ -27,6 +27,8 @@ TILE = 2048
 LEAST_TILES = 128  # so that the vocabularies of today share a compiled kernel
 PIVOTS = 8
 WARPS = 8
+FEW_ROWS = 64  # up to here programs are fewer than processors, and each has one for itself
+FEW_WARPS = 16  # no more than what has 1024 threads on AMD
 
 NO_KEY = tl.constexpr(2**31 - 1)
 LOWEST = tl.constexpr(-2139095041)  # the key of -inf
@@ -308,7 +310,7 @@ def floors(
     find_floor[(num_rows,)](
         logits, logits.stride(0) if num_rows > 1 else vocab_size, temperature, top_k, top_p, min_p, stats, sums,
         places, few, out, vocab_size, -(-vocab_size // CHUNK), CHUNK, chunks, tile, tiles, PIVOTS,
-        num_warps=WARPS, **launch,
+        num_warps=WARPS if num_rows > FEW_ROWS else FEW_WARPS, **launch,
     )  # fmt: skip
     return out
 
@@ -336,4 +338,8 @@ def aot_cases(name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool) -
         "PIVOTS": PIVOTS,
         "PDL": False,
     }
-    return (*aot_stats(name, dtype), AotCase(f"{name}_search", find_floor, signature, num_warps=WARPS, hot=False))
+    searches = {"search": WARPS, "search_few": FEW_WARPS}
+    cases = (
+        AotCase(f"{name}_{how}", find_floor, signature, num_warps=warps, hot=False) for how, warps in searches.items()
+    )
+    return (*aot_stats(name, dtype), *cases)
