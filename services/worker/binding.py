@@ -17,7 +17,8 @@ from services.worker import compile as levels
 from services.worker.compile_cache import content_key
 from services.worker.group import Group
 from services.worker.kernels.ops.all_reduce import all_reduce
-from services.worker.kernels.registry import Bindings, Facts, bind
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
+from services.worker.kernels.registry import Bindings, Facts, Op, bind
 from services.worker.models.spec import DecoderSpec
 from services.worker.self_test import Job, Kept, NotTested, SelfTest, Verdict, finder_without, tell, wanted
 
@@ -100,13 +101,18 @@ def with_right_sums(
     config: Config, facts: Facts, level: int, bindings: Bindings, verdicts: tuple[Verdict, ...], group: Group
 ) -> Bindings:
     """A provider's sums over ranks can be tried only by all of them: the bindings, or such without a wrong one."""
-    provider = bindings.provider(all_reduce)
-    if provider == "torch" or group.sums_rightly(bindings(all_reduce), facts.dtype, facts.shapes["hidden_size"]):
-        return bindings
-    wrong = Verdict(all_reduce.name, provider, f"{provider}: its sums over {group.rank.ranks} ranks are wrong")
-    tell((wrong,), known=False)
-    finder = finder_without(facts, (*verdicts, wrong))
-    return bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER)
+    trials: tuple[tuple[Op[Any], Callable[..., bool]], ...]
+    trials = ((all_reduce, group.sums_rightly), (all_reduce_add_norm, group.norms_rightly))
+    for op, right in trials:
+        provider = bindings.provider(op)
+        if provider == "torch" or right(bindings(op), facts.dtype, facts.shapes["hidden_size"]):
+            continue
+        wrong = Verdict(op.name, provider, f"{provider}: its sums over {group.rank.ranks} ranks are wrong")
+        tell((wrong,), known=False)
+        verdicts = (*verdicts, wrong)
+        finder = finder_without(facts, verdicts)
+        bindings = bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER)
+    return bindings
 
 
 def judged(job: Job, config: Config, bench: Bench, report: Callable[[str, int], None]) -> tuple[Verdict, ...]:
