@@ -18,7 +18,7 @@ from services.worker.compile_cache import content_key
 from services.worker.group import Group
 from services.worker.kernels.ops.all_reduce import all_reduce
 from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
-from services.worker.kernels.registry import Bindings, Facts, Op, bind
+from services.worker.kernels.registry import Bindings, Facts, bind
 from services.worker.models.spec import DecoderSpec
 from services.worker.self_test import Job, Kept, NotTested, SelfTest, Verdict, finder_without, tell, wanted
 
@@ -101,11 +101,14 @@ def with_right_sums(
     config: Config, facts: Facts, level: int, bindings: Bindings, verdicts: tuple[Verdict, ...], group: Group
 ) -> Bindings:
     """A provider's sums over ranks can be tried only by all of them: the bindings, or such without a wrong one."""
-    trials: tuple[tuple[Op[Any], Callable[..., bool]], ...]
+    trials: tuple[tuple[Any, Callable[..., bool]], ...]  # an Op of any signature
     trials = ((all_reduce, group.sums_rightly), (all_reduce_add_norm, group.norms_rightly))
     for op, right in trials:
         provider = bindings.provider(op)
-        if provider == "torch" or right(bindings(op), facts.dtype, facts.shapes["hidden_size"]):
+        if provider == "torch":
+            continue
+        run: Callable[..., Any] = bindings(op)
+        if right(run, facts.dtype, facts.shapes["hidden_size"]):
             continue
         wrong = Verdict(op.name, provider, f"{provider}: its sums over {group.rank.ranks} ranks are wrong")
         tell((wrong,), known=False)
