@@ -18,7 +18,7 @@ from services.worker.compile_cache import content_key
 from services.worker.group import Group
 from services.worker.kernels.ops.all_reduce import all_reduce
 from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
-from services.worker.kernels.registry import Bindings, Facts, bind
+from services.worker.kernels.registry import Bindings, F, Facts, Op, bind
 from services.worker.models.spec import DecoderSpec
 from services.worker.self_test import Job, Kept, NotTested, SelfTest, Verdict, finder_without, tell, wanted
 
@@ -101,21 +101,25 @@ def with_right_sums(
     config: Config, facts: Facts, level: int, bindings: Bindings, verdicts: tuple[Verdict, ...], group: Group
 ) -> Bindings:
     """A provider's sums over ranks can be tried only by all of them: the bindings, or such without a wrong one."""
-    trials: tuple[tuple[Any, Callable[..., bool]], ...]  # an Op of any signature
-    trials = ((all_reduce, group.sums_rightly), (all_reduce_add_norm, group.norms_rightly))
-    for op, right in trials:
-        provider = bindings.provider(op)
-        if provider == "torch":
-            continue
-        run: Callable[..., Any] = bindings(op)
-        if right(run, facts.dtype, facts.shapes["hidden_size"]):
-            continue
-        wrong = Verdict(op.name, provider, f"{provider}: its sums over {group.rank.ranks} ranks are wrong")
-        tell((wrong,), known=False)
-        verdicts = (*verdicts, wrong)
-        finder = finder_without(facts, verdicts)
-        bindings = bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER)
-    return bindings
+    wrong = (
+        *wrong_sums(all_reduce, group.sums_rightly, bindings, facts, group.rank.ranks),
+        *wrong_sums(all_reduce_add_norm, group.norms_rightly, bindings, facts, group.rank.ranks),
+    )
+    if not wrong:
+        return bindings
+    tell(wrong, known=False)
+    finder = finder_without(facts, (*verdicts, *wrong))
+    return bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER)
+
+
+def wrong_sums(
+    op: Op[F], rightly: Callable[[F, torch.dtype, int], bool], bindings: Bindings, facts: Facts, ranks: int
+) -> tuple[Verdict, ...]:
+    """At most one verdict, about the op's provider. The process group's own sums need no trial."""
+    provider = bindings.provider(op)
+    if provider == "torch" or rightly(bindings(op), facts.dtype, facts.shapes["hidden_size"]):
+        return ()
+    return (Verdict(op.name, provider, f"{provider}: its sums over {ranks} ranks are wrong"),)
 
 
 def judged(job: Job, config: Config, bench: Bench, report: Callable[[str, int], None]) -> tuple[Verdict, ...]:
