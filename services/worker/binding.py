@@ -17,7 +17,8 @@ from services.worker import compile as levels
 from services.worker.compile_cache import content_key
 from services.worker.group import Group
 from services.worker.kernels.ops.all_reduce import all_reduce
-from services.worker.kernels.registry import Bindings, Facts, bind
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
+from services.worker.kernels.registry import Bindings, F, Facts, Op, bind
 from services.worker.models.spec import DecoderSpec
 from services.worker.self_test import Job, Kept, NotTested, SelfTest, Verdict, finder_without, tell, wanted
 
@@ -100,13 +101,25 @@ def with_right_sums(
     config: Config, facts: Facts, level: int, bindings: Bindings, verdicts: tuple[Verdict, ...], group: Group
 ) -> Bindings:
     """A provider's sums over ranks can be tried only by all of them: the bindings, or such without a wrong one."""
-    provider = bindings.provider(all_reduce)
-    if provider == "torch" or group.sums_rightly(bindings(all_reduce), facts.dtype, facts.shapes["hidden_size"]):
+    wrong = (
+        *wrong_sums(all_reduce, group.sums_rightly, bindings, facts, group.rank.ranks),
+        *wrong_sums(all_reduce_add_norm, group.norms_rightly, bindings, facts, group.rank.ranks),
+    )
+    if not wrong:
         return bindings
-    wrong = Verdict(all_reduce.name, provider, f"{provider}: its sums over {group.rank.ranks} ranks are wrong")
-    tell((wrong,), known=False)
-    finder = finder_without(facts, (*verdicts, wrong))
+    tell(wrong, known=False)
+    finder = finder_without(facts, (*verdicts, *wrong))
     return bind(config.worker.kernels, facts, finder=finder, opaque=level > levels.EAGER)
+
+
+def wrong_sums(
+    op: Op[F], rightly: Callable[[F, torch.dtype, int], bool], bindings: Bindings, facts: Facts, ranks: int
+) -> tuple[Verdict, ...]:
+    """At most one verdict, about the op's provider. The process group's own sums need no trial."""
+    provider = bindings.provider(op)
+    if provider == "torch" or rightly(bindings(op), facts.dtype, facts.shapes["hidden_size"]):
+        return ()
+    return (Verdict(op.name, provider, f"{provider}: its sums over {ranks} ranks are wrong"),)
 
 
 def judged(job: Job, config: Config, bench: Bench, report: Callable[[str, int], None]) -> tuple[Verdict, ...]:

@@ -8,17 +8,20 @@ waits for the dead: a group whose process has died ends as a whole (ranks.py).
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
 
 from common import env
 from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
+from services.worker.kernels.registry import Op
 from services.worker.shares import Rank
 
 PATIENCE = timedelta(days=1)  # kernels may be built for long; who is stuck is found by the scheduler's deadlines
 TRIED_TOKENS = (1, 16, 2048)  # small sums and large ones are not done in one way
+EPS = 1e-6
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -70,17 +73,31 @@ class Group:
 
     def sums_rightly(self, run: Callable[[torch.Tensor], None], dtype: torch.dtype, width: int) -> bool:
         """Whether sums by `run` are those of the process group at all ranks, for one token, and for many."""
-        device = torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda")
-        near = all_reduce.tolerances[dtype]
         right = True
-        for num_tokens in TRIED_TOKENS:
-            generator = torch.Generator().manual_seed(self.rank.rank)
-            x = torch.randn(num_tokens, width, generator=generator).to(device, dtype)
+        for x, _ in self._trials(dtype, width):
             wanted = x.clone()
             run(x)
             dist.all_reduce(wanted)
-            right &= torch.allclose(x, wanted, near.relative, near.absolute)
+            right &= _near(all_reduce, x, wanted)
         return bool(self.least(int(right)))
+
+    def norms_rightly(self, run: Callable[..., torch.Tensor], dtype: torch.dtype, width: int) -> bool:
+        """The same of `run` as the op all_reduce_add_norm."""
+        right = True
+        for x, residual in self._trials(dtype, width):
+            weight, share, stream = residual[0].abs() + 0.5, x.clone(), residual.clone()
+            wanted = all_reduce_add_norm.meaning(share, stream, weight, EPS)
+            right &= _near(all_reduce_add_norm, run(x, residual, weight, EPS), wanted)
+            right &= _near(all_reduce_add_norm, residual, stream)
+        return bool(self.least(int(right)))
+
+    def _trials(self, dtype: torch.dtype, width: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A share of this rank's own, and a residual stream that all have; each [T, width]."""
+        device = torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda")
+        for num_tokens in TRIED_TOKENS:
+            own, common = (torch.Generator().manual_seed(seed) for seed in (self.rank.rank, num_tokens))
+            x, residual = (torch.randn(num_tokens, width, generator=generator) for generator in (own, common))
+            yield x.to(device, dtype), residual.to(device, dtype)
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
@@ -96,3 +113,8 @@ class Group:
         values = self.tell(value)
         if len(set(values)) > 1:
             raise RuntimeError(f"the ranks of this group have different {what}: {', '.join(values)}")
+
+
+def _near(op: Op[Any], got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    near = op.tolerances[wanted.dtype]
+    return torch.allclose(got, wanted, near.relative, near.absolute)

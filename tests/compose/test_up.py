@@ -204,6 +204,12 @@ def test_the_front_image_has_no_torch(stack: Stack) -> None:
     assert stack.execute("worker", "python3", "-c", script).strip() == "['torch', 'numba']"
 
 
+def test_every_image_can_trace(stack: Stack) -> None:
+    """`traces.endpoint` is a setting like others, and its exporter an extra that an image may lack."""
+    for service in ("api", "worker"):
+        stack.execute(service, "python3", "-c", "import opentelemetry.exporter.otlp.proto.http.trace_exporter")
+
+
 def test_services_are_scaled_and_share_one_port(stack: Stack) -> None:
     stack.compose("up", "-d", "--no-build", "--no-recreate", "--scale", "tokenizer=3", "--scale", "api=2")
     stack.wait_healthy()
@@ -238,6 +244,16 @@ def answered(stack: Stack, container: str, route: str) -> int:
     every = (line for line in lines if line.startswith("valence_http_requests_total") and f'"{route}"' in line)
     own = (line for line in every if f'instance="{number}"' in line)
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in own)
+
+
+def test_files_of_users_outlive_the_api(stack: Stack) -> None:
+    """They lie in a volume of their own, which all replicas write; the root is read-only."""
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body(1)}).encode()
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        made = client.files.create(file=("requests.jsonl", line), purpose="batch")
+        stack.compose("restart", "api")
+        stack.wait_healthy()
+        assert client.files.content(made.id).read() == line
 
 
 @pytest.mark.parametrize("service", ["worker", "scheduler", "tokenizer", "api"])

@@ -167,11 +167,10 @@ class Bindings:
         return next(row.provider for row in self.table if row.op == wanted.name)
 
     def capturing(self) -> ExitStack:
-        """The context around the capture of graphs: what those ops want that somebody has asked for."""
+        """The context around the capture of graphs: what those ops want that somebody has asked for, each once."""
         with ExitStack() as stack:
-            for name, enter in self._around_capture.items():
-                if name in self.asked:
-                    stack.enter_context(enter())
+            for enter in dict.fromkeys(enter for name, enter in self._around_capture.items() if name in self.asked):
+                stack.enter_context(enter())
             return stack.pop_all()
 
     @property

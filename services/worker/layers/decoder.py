@@ -54,18 +54,43 @@ class DecoderLayer:
         self.attention, self.mlp, self.rope, self.after_attention = attention, mlp, rope, after_attention
         self.input_norm, self.post_norm = norms
         self._rms_norm = bindings(rms_norm)
+        # who takes rows that a sum over ranks has normed, and whose own sum norms them for the next layer
+        joinable = None if isinstance(mlp, NormedMlp) else mlp
+        joined = joinable is not None and joinable.takes_normed and after_attention is None
+        self._takes_normed = joinable if joined and attention.out.joins_norm else None
+        self._joins = joinable if joinable is not None and joinable.joins_norm else None
 
     def project(self, x: Tensor) -> Queries:
         """x: [T, N]; returns queries, keys and values [T, (H + 2K) * D], or what latent attention has for them."""
         return self.attention.project.after_norm(x, self.input_norm)
 
+    @property
+    def joins_norm(self) -> bool:
+        """Whether `finish_and_norm` may be called: one op sums its result over ranks and norms the stream."""
+        return self._joins is not None
+
     def finish(self, x: Tensor, attended: Tensor) -> None:
         """x: [T, N], changed in place; attended: [T, H * D]."""
+        if self._takes_normed is not None:
+            self._takes_normed.add_to(x, self.attention.out.add_and_norm(x, attended, self.post_norm))
+        else:
+            self._add(x, attended)
+            self.mlp(x, self.post_norm)
+
+    def finish_and_norm(self, x: Tensor, attended: Tensor, following: Norm) -> Tensor:
+        """`finish`; returns what `following` makes of x then, [T, N], new."""
+        assert self._joins is not None
+        if self._takes_normed is not None:
+            normed = self.attention.out.add_and_norm(x, attended, self.post_norm)
+            return self._joins.add_and_norm(x, normed, None, following)
+        self._add(x, attended)
+        return self._joins.add_and_norm(x, x, self.post_norm, following)
+
+    def _add(self, x: Tensor, attended: Tensor) -> None:
         if self.after_attention is None:
             self.attention.out.add_to(x, attended)
         else:
             x.add_(self._rms_norm(self.attention.out(attended), *self.after_attention))
-        self.mlp(x, self.post_norm)
 
 
 class ScaledEmbedding:
@@ -89,6 +114,9 @@ def start(embedding: Embedding, first: DecoderLayer, ids: Tensor) -> tuple[Tenso
 
 def between(layer: DecoderLayer, following: DecoderLayer, x: Tensor, attended: Tensor) -> Queries:
     """From one layer's attention to the next one's: changes x in place, returns the next projection."""
+    if layer.joins_norm:
+        queries: Queries = following.attention.project(layer.finish_and_norm(x, attended, following.input_norm))
+        return queries
     layer.finish(x, attended)
     return following.project(x)
 

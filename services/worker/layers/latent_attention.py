@@ -86,14 +86,16 @@ class LatentProjection:
 
     def after_norm(self, x: Tensor, norm: Norm) -> Projected:
         """x: [T, N], the residual stream."""
-        spec, size, width = self._spec, len(x), self._heads * self._spec.query_dim
+        if self.index_weights is None:
+            return self._plain(self.down.after_norm(x, norm))
+        return self(self._rms_norm(x, norm.weight, norm.eps))
+
+    def __call__(self, normed: Tensor) -> Projected:
+        """normed: [T, N], normed rows of it."""
+        spec, size, width = self._spec, len(normed), self._heads * self._spec.query_dim
         if self.index_weights is None or spec.indexer is None:
-            fused = self.down.after_norm(x, norm)
-            first, kv = fused[:, : -spec.cached], fused[:, -spec.cached :]
-            q = self._up(first).view(size, self._heads, spec.query_dim)
-            return Projected(q, kv)
+            return self._plain(self.down(normed))
         indexer = spec.indexer
-        normed = self._rms_norm(x, norm.weight, norm.eps)
         sizes = [spec.query_rank, spec.cached, indexer.head_dim]
         first, kv, key = torch.split(self.down(normed), sizes, -1)
         queries = self._up(first)
@@ -103,6 +105,10 @@ class LatentProjection:
         index_q = queries[:, width:].view(size, indexer.num_heads, indexer.head_dim)
         q = queries[:, :width].view(size, self._heads, spec.query_dim)
         return Projected(q, kv, IndexQueries(index_q, key, weights))
+
+    def _plain(self, fused: Tensor) -> Projected:
+        first, kv = fused[:, : -self._spec.cached], fused[:, -self._spec.cached :]
+        return Projected(self._up(first).view(len(fused), self._heads, self._spec.query_dim), kv)
 
     def _up(self, first: Tensor) -> Tensor:
         if self.q_up is None or self.q_norm is None:

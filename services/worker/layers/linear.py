@@ -6,7 +6,7 @@ from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.registry import Bindings
-from services.worker.quant.contract import Norm, TakesGate, Weight
+from services.worker.quant.contract import JoinsNorm, Norm, TakesGate, Weight
 
 
 class Linear:
@@ -14,6 +14,7 @@ class Linear:
         self.weight = weight
         self.bias = bias
         self.takes_gate = isinstance(weight, TakesGate) and weight.takes_gate
+        self.joins_norm = isinstance(weight, JoinsNorm) and weight.joins_norm
         self._rms_norm = bindings(rms_norm)
         self._gates = {"silu": bindings(silu_and_mul), "gelu_tanh": bindings(gelu_and_mul)}
 
@@ -49,3 +50,8 @@ class Linear:
         """residual += self(silu(gate) * up), in place, if `takes_gate`. halves: [T, 2 * in], gate first."""
         assert isinstance(self.weight, TakesGate)
         residual.add_(self.weight.after_gate(halves, self.bias))
+
+    def add_and_norm(self, residual: Tensor, x: Tensor, norm: Norm, gated: bool = False) -> Tensor:
+        """`add_to`, or if `gated` `add_after_gate`, if `joins_norm`; returns the norm of residual, [T, out], new."""
+        assert isinstance(self.weight, JoinsNorm)
+        return self.weight.add_and_norm(residual, x, self.bias, gated, norm)

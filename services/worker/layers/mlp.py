@@ -9,26 +9,41 @@ from services.worker.quant.contract import Norm
 
 
 class GatedMlp:
+    """`joins_norm`: whether the next norm may come with the result, by `add_and_norm`."""
+
+    takes_normed = True
+
     def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
         self.gate_up, self.down, self.activation = gate_up, down, activation
+        self.joins_norm = down.joins_norm
+        self._gates_down = down.takes_gate and activation == "silu"
 
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
-        if self.down.takes_gate and self.activation == "silu":
-            self.down.add_after_gate(x, self.gate_up.after_norm(x, norm))
-        else:
-            self.down.add_to(x, self.gate_up.gated(x, norm, self.activation))
+        self.add_to(x, x, norm)
 
-    def add_to(self, residual: Tensor, normed: Tensor) -> None:
-        """residual += the MLP of rows that are normed already. Both [T, N]."""
-        if self.down.takes_gate and self.activation == "silu":
-            self.down.add_after_gate(residual, self.gate_up(normed))
-            return
-        self.down.add_to(residual, self.gate_up.gated(normed, None, self.activation))
+    def add_to(self, residual: Tensor, x: Tensor, norm: Norm | None = None) -> None:
+        """residual += the MLP of norm(x); without a norm x is normed already. Both [T, N]."""
+        if self._gates_down:
+            self.down.add_after_gate(residual, self._inner(x, norm))
+        else:
+            self.down.add_to(residual, self._inner(x, norm))
+
+    def add_and_norm(self, residual: Tensor, x: Tensor, norm: Norm | None, following: Norm) -> Tensor:
+        """`add_to`; returns what `following` makes of residual then, [T, N], new."""
+        return self.down.add_and_norm(residual, self._inner(x, norm), following, self._gates_down)
+
+    def _inner(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """What `down` takes: gated, or if it does that itself both halves."""
+        if not self._gates_down:
+            return self.gate_up.gated(x, norm, self.activation)
+        return self.gate_up(x) if norm is None else self.gate_up.after_norm(x, norm)
 
 
 class NormedMlp:
     """A gated MLP whose result is normed before it is added."""
+
+    joins_norm = False
 
     def __init__(self, mlp: GatedMlp, after: Norm, bindings: Bindings) -> None:
         self.mlp, self.after = mlp, after

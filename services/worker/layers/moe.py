@@ -13,7 +13,7 @@ from services.worker.kernels.ops.sigmoid_gate import sigmoid_gate
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.mlp import GatedMlp
 from services.worker.models.spec import MoeSpec
-from services.worker.quant.contract import ExpertWeights, Norm
+from services.worker.quant.contract import ExpertsJoinNorm, ExpertWeights, Norm
 
 
 class Router(NamedTuple):
@@ -28,7 +28,10 @@ class Router(NamedTuple):
 
 
 class MoeMlp:
-    """`shared`: an MLP for every token; `shared_gate`: [1, N], of the sigmoid that its result is multiplied with."""
+    """`shared`: an MLP for every token; `shared_gate`: [1, N], of the sigmoid that its result is multiplied with.
+
+    `joins_norm`: whether the next norm may come with the result, by `add_and_norm`.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class MoeMlp:
         self.router, self.experts, self.shared, self.shared_gate = router, experts, shared, shared_gate
         self._sigmoid_gate = bindings(sigmoid_gate) if shared_gate is not None else None
         self._spec = spec
+        self.joins_norm = isinstance(experts, ExpertsJoinNorm) and experts.joins_norm
         # only what is called is asked for: what a start compiles depends on it
         grouped = spec.grouped
         self._norm_route = bindings(norm_route) if grouped is None else None
@@ -49,26 +53,46 @@ class MoeMlp:
         self._route_biased = bindings(moe_route_biased) if grouped is not None and not grouped.softmax else None
         self._route_grouped = bindings(moe_route_grouped) if grouped is not None and grouped.softmax else None
 
+    @property
+    def takes_normed(self) -> bool:
+        """Whether it gains by rows that are normed already: norm_route would norm them beside the rest."""
+        return self._norm_route is None
+
     def __call__(self, x: Tensor, norm: Norm) -> None:
         """x: [T, N], the residual stream, changed in place."""
+        self.add_to(x, x, norm)
+
+    def add_to(self, residual: Tensor, x: Tensor, norm: Norm | None = None) -> None:
+        """residual += the mixture of norm(x); without a norm, only if `takes_normed`, x is normed already."""
         normed, weights, experts = self._route(x, norm)
+        self._add_shared(residual, normed)
+        self.experts.add_to(residual, normed, weights, experts)
+
+    def add_and_norm(self, residual: Tensor, x: Tensor, norm: Norm | None, following: Norm) -> Tensor:
+        """`add_to`, if `joins_norm`; returns what `following` makes of residual then, [T, N], new."""
+        assert isinstance(self.experts, ExpertsJoinNorm)
+        normed, weights, experts = self._route(x, norm)
+        self._add_shared(residual, normed)
+        return self.experts.add_and_norm(residual, normed, weights, experts, following)
+
+    def _add_shared(self, residual: Tensor, normed: Tensor) -> None:
         if self.shared is not None and self._sigmoid_gate is not None and self.shared_gate is not None:
             # on the way down, so that the result is added as any other
             inner = self.shared.gate_up.gated(normed, None, self.shared.activation)
             gate = functional.linear(normed, self.shared_gate)
-            self.shared.down.add_to(x, self._sigmoid_gate(inner[:, None], gate[:, None])[:, 0])
+            self.shared.down.add_to(residual, self._sigmoid_gate(inner[:, None], gate[:, None])[:, 0])
         elif self.shared is not None:
-            self.shared.add_to(x, normed)
-        self.experts.add_to(x, normed, weights, experts)
+            self.shared.add_to(residual, normed)
 
-    def _route(self, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+    def _route(self, x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor, Tensor]:
         """The normed rows [T, N], and the weights and numbers of their experts [T, K]."""
         spec, grouped, correction = self._spec, self._spec.grouped, self.router.correction
         if self._norm_route is not None:
+            assert norm is not None
             weight, bias, _ = self.router
             return self._norm_route(x, norm.weight, norm.eps, weight, bias, spec.top_k, spec.renormalize)
         assert grouped is not None
-        normed = self._rms_norm(x, norm.weight, norm.eps)
+        normed = x if norm is None else self._rms_norm(x, norm.weight, norm.eps)
         # not the op: kernels are bound for the activations' dtype
         logits = functional.linear(normed.float(), self.router.weight, self.router.bias)
         groups, manner = (grouped.num_groups, grouped.top_groups, spec.top_k), spec.renormalize

@@ -88,6 +88,20 @@ class TakesGate(Protocol):
         ...
 
 
+@runtime_checkable
+class JoinsNorm(Protocol):
+    """A weight of which each rank has a share, if `joins_norm`: the sum over ranks and the next norm are one op."""
+
+    @property
+    def joins_norm(self) -> bool: ...
+
+    def add_and_norm(
+        self, residual: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, gated: bool, norm: Norm
+    ) -> torch.Tensor:
+        """residual += linear(x), in place, or if `gated` after_gate(x); returns the norm of residual, [T, N], new."""
+        ...
+
+
 class StoredTensor(Protocol):
     """One tensor of a checkpoint, still in its file; reading it gives a new tensor, so that nothing is kept twice."""
 
@@ -165,6 +179,20 @@ class ExpertWeights(Protocol):
 
         residual, x: [T, N], contiguous, activation dtype; weights: float32 [T, K]; experts: int32 [T, K].
         """
+        ...
+
+
+@runtime_checkable
+class ExpertsJoinNorm(Protocol):
+    """Experts as JoinsNorm has weights."""
+
+    @property
+    def joins_norm(self) -> bool: ...
+
+    def add_and_norm(
+        self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, norm: Norm
+    ) -> torch.Tensor:
+        """`add_to`; returns the norm of residual, [T, N], new."""
         ...
 
 

@@ -12,8 +12,14 @@ from torch.nn import functional
 
 from services.worker.kernels.ops.all_gather import all_gather
 from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
 from services.worker.kernels.registry import Bindings
-from services.worker.quant.contract import ExpertWeights, TakesGate, Weight
+from services.worker.quant.contract import ExpertWeights, Norm, TakesGate, Weight
+
+
+def has_joined(bindings: Bindings) -> bool:
+    """Whether somebody has the sum, the add and the norm in one. Else products take the norm, which is faster."""
+    return bindings.provider(all_reduce_add_norm) != "torch"
 
 
 class SummedWeight:
@@ -26,6 +32,8 @@ class SummedWeight:
         self.out_features, self.in_features = part.out_features, part.in_features
         self.format_name, self.num_bytes = part.format_name, part.num_bytes
         self._all_reduce = bindings(all_reduce)
+        self.joins_norm = has_joined(bindings)
+        self._joined = bindings(all_reduce_add_norm) if self.joins_norm else None
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         y = self.part.linear(x, bias)
@@ -41,6 +49,17 @@ class SummedWeight:
         y = self.part.after_gate(halves, bias)
         self._all_reduce(y)
         return y
+
+    def add_and_norm(
+        self, residual: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, gated: bool, norm: Norm
+    ) -> torch.Tensor:
+        assert self._joined is not None
+        if gated:
+            assert isinstance(self.part, TakesGate)
+            share = self.part.after_gate(x, bias)
+        else:
+            share = self.part.linear(x, bias)
+        return self._joined(share, residual, norm.weight, norm.eps)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Of this rank's columns."""
@@ -94,9 +113,19 @@ class SummedExperts:
         self.part = part
         self.num_experts, self.format_name, self.num_bytes = part.num_experts, part.format_name, part.num_bytes
         self._all_reduce = bindings(all_reduce)
+        self.joins_norm = has_joined(bindings)
+        self._joined = bindings(all_reduce_add_norm) if self.joins_norm else None
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> None:
         share = torch.zeros_like(residual)
         self.part.add_to(share, x, weights, experts)
         self._all_reduce(share)
         residual.add_(share)
+
+    def add_and_norm(
+        self, residual: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, norm: Norm
+    ) -> torch.Tensor:
+        assert self._joined is not None
+        share = torch.zeros_like(residual)
+        self.part.add_to(share, x, weights, experts)
+        return self._joined(share, residual, norm.weight, norm.eps)

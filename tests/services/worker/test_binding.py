@@ -16,6 +16,7 @@ from services.worker import binding
 from services.worker.binding import Bench, bind_tested, content_of, shapes_of, with_right_sums
 from services.worker.kernels import registry
 from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
 from services.worker.kernels.ops.linear import linear
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.real_cases import SHAPES
@@ -137,6 +138,8 @@ class Alone:
         self.tried.append((run, dtype, width))
         return self.right
 
+    norms_rightly = sums_rightly
+
 
 @pytest.mark.parametrize(("right", "kept"), [(True, "triton"), (False, "torch")])
 def test_sums_over_ranks_that_are_wrong_are_dropped(
@@ -144,16 +147,21 @@ def test_sums_over_ranks_that_are_wrong_are_dropped(
 ) -> None:
     def summed(x: torch.Tensor) -> None: ...
 
-    impls = {"all_reduce": Impl(all_reduce, "triton", summed)}
+    def normed(share: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...  # type: ignore[empty-body]
+
+    impls = {
+        "all_reduce": Impl(all_reduce, "triton", summed),
+        "all_reduce_add_norm": Impl(all_reduce_add_norm, "triton", normed),
+    }
     monkeypatch.setattr(registry, "find_for", lambda facts, provider: (impls, ""))
     facts = facts_of(CPU, torch.float32, spec, 16, torch.float32)
     first, group = registry.bind(("triton", "torch"), facts), Alone(right)
     bindings = with_right_sums(ON, facts, 0, first, (), group)  # type: ignore[arg-type]
-    assert bindings.provider(all_reduce) == kept
-    assert group.tried == [(summed, torch.float32, spec.hidden_size)]
+    assert bindings.provider(all_reduce) == bindings.provider(all_reduce_add_norm) == kept
+    assert group.tried == [(run, torch.float32, spec.hidden_size) for run in (summed, normed)]
     assert ("its sums over 2 ranks are wrong" in caplog.text) is not right
     again = with_right_sums(ON, facts, 0, registry.bind(("torch",), facts), (), group)  # type: ignore[arg-type]
-    assert again.provider(all_reduce) == "torch" and len(group.tried) == 1, "the group's own need no trial"
+    assert again.provider(all_reduce) == "torch" and len(group.tried) == 2, "the group's own need no trial"
 
 
 def test_off_on_a_cpu_unless_asked(spec: Any, tmp_path: Path) -> None:

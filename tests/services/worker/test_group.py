@@ -67,6 +67,7 @@ def test_every_rank_has_the_same_bits(said: list[dict[str, Any]], what: str) -> 
 
 def test_all_ranks_know_that_a_sum_is_wrong_at_one(said: list[dict[str, Any]]) -> None:
     assert [each["sums"] for each in said] == [[True, False]] * RANKS
+    assert [each["norms"] for each in said] == [[True, False, False]] * RANKS
 
 
 def test_nobody_beyond_this_host_is_listened_to(said: list[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from torch import distributed as dist
 
 from services.worker.group import Group, Place
 from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
 from services.worker.kernels.registry import Facts, bind
 from services.worker.quant.none import DenseWeight
 from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight
@@ -89,6 +90,19 @@ def wrong_at_last(x: torch.Tensor) -> None:
         x[-1] += 1
 
 
+def norms(group: Group) -> list[bool]:
+    """Of one that is right, of one that leaves the last rank's residual stream, and of one whose norm is another."""
+
+    def keeps(share: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        last = group.rank.rank == group.rank.ranks - 1
+        return all_reduce_add_norm.meaning(share, residual.clone() if last else residual, weight, eps)
+
+    def other(share: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return all_reduce_add_norm.meaning(share, residual, weight + 1, eps)
+
+    return [group.norms_rightly(run, torch.bfloat16, HIDDEN) for run in (all_reduce_add_norm.meaning, keeps, other)]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     group = Group(Place(int(sys.argv[2]), int(sys.argv[3]), sys.argv[1]), torch.device("cpu"))
@@ -98,6 +112,7 @@ def main() -> None:
         all_reduce.meaning(x)
         said[str(dtype)] = bits(x)
     said["sums"] = [group.sums_rightly(run, torch.bfloat16, HIDDEN) for run in (all_reduce.meaning, wrong_at_last)]
+    said["norms"] = norms(group)
     said |= {"listens": listening(), "interfaces": [os.environ.get(f"{name}_SOCKET_IFNAME") for name in LIBRARIES]}
     group.meet()
     print(json.dumps(said))

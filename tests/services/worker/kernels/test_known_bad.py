@@ -40,7 +40,9 @@ def on(arch: str, **shapes: int) -> Facts:
         ("mla_decode", "aiter", on("gfx942", verify_tokens=4), GOOD, ""),
         ("mla_decode", "aiter", on("gfx950", verify_tokens=8), GOOD, ""),
         ("all_reduce", "aiter", on("gfx950"), Host("0.1.20", "7.2.0"), "ROCm/aiter PR 3290"),
-        ("all_reduce_add_norm", "aiter", on("gfx942"), Host("0.1.20", "7.2.4"), ""),
+        ("all_reduce_add_norm", "aiter", on("gfx950"), Host("0.1.20", "7.2.4"), ""),
+        ("all_reduce_add_norm", "aiter", on("gfx942"), Host("0.1.20", "7.2.4"), "ROCm/aiter#4888"),
+        ("all_reduce", "aiter", on("gfx942"), Host("0.1.20", "7.2.4"), ""),
     ],
 )
 def test_rules(op: str, provider: str, facts: Facts, host: Host, reference: str) -> None:

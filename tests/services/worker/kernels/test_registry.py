@@ -12,6 +12,7 @@ from torch import Tensor
 from services.worker.kernels import registry
 from services.worker.kernels.layout import SHUFFLED, TOKENS
 from services.worker.kernels.ops.all_reduce import all_reduce
+from services.worker.kernels.ops.all_reduce_add_norm import all_reduce_add_norm
 from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
@@ -156,12 +157,15 @@ def test_graphs_are_captured_in_the_contexts_of_the_ops_that_are_asked_for() -> 
 
     def sum_in_place(x: Tensor) -> None: ...
 
+    summing, joined = partial(around, "sum"), all_reduce_add_norm
     impls = {
         "rms_norm": Impl(rms_norm, "triton", fast_norm, around_capture=partial(around, "norm")),
-        "all_reduce": Impl(all_reduce, "triton", sum_in_place, around_capture=partial(around, "sum")),
+        "all_reduce": Impl(all_reduce, "triton", sum_in_place, around_capture=summing),
+        "all_reduce_add_norm": Impl(joined, "triton", joined.meaning, around_capture=summing),
     }
     bindings = bind(("triton", "torch"), Facts("cpu"), finder=lambda provider: (impls, ""))
     bindings(all_reduce)
+    bindings(joined)  # in the same context, which is entered once
     with bindings.capturing():
         assert entered == ["sum"]
     assert entered == ["sum", "sum left"]

@@ -5,7 +5,7 @@ multiple of 16 bytes, goes through the process group (RCCL), and so does everyth
 each to each, or are not 2, 4, 6 or 8. The environment variable AITER_CUSTOM_AR_MAX_SIZE=0 sends everything there.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -13,15 +13,34 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.worker.kernels.impl.aiter._host import find
+from services.worker.kernels.impl.aiter._host import find, parameters_of
 
 CUSTOM = ("aiter.dist.device_communicators.custom_all_reduce:CustomAllreduce",)
+# Older ones give the two results in another order, and nothing at all for most widths.
+NORMED = ("input", "residual_inp", "weight", "eps", "use_1stage")
+NORM_WIDEST, PACK = 8192, 8  # numbers of a row: one block of 1,024 threads has it, 16 bytes each
+NORM_TOKENS = 80  # blocks, one for each row
+# Bytes up to which each rank sums everything itself, and the norm comes along. Above that two kernels are as fast: on
+# an MI355X 3 to 15 % slower one way, 5 to 8 % the other (vllm-project/vllm PR 54787).
+NORM_BYTES = {2: 256 << 10, 4: 256 << 10, 8: 128 << 10}
 
 
 def missing() -> str | None:
     """Why this host's AITER has no such object, or None."""
     found = find(CUSTOM)
     return found if isinstance(found, str) else None
+
+
+def norm_missing() -> str | None:
+    """The same of sums with the norm behind them."""
+    found = find((f"{CUSTOM[0]}.custom_fused_ar_rms",))
+    if isinstance(found, str):
+        return found
+    known = parameters_of(*found)
+    if isinstance(known, str):
+        return known
+    unknown = [name for name in NORMED if name not in known]
+    return f"custom_fused_ar_rms of this host does not take {', '.join(unknown)}" if unknown else None
 
 
 class AllReduce:
@@ -31,6 +50,7 @@ class AllReduce:
         found = find(CUSTOM)
         assert not isinstance(found, str), found
         self._custom: Any = found[1](group=handles, device=device)
+        self._norm_bytes = NORM_BYTES.get(dist.get_world_size(handles), 0)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks of x, contiguous: a new tensor, or x itself; every rank calls in the same order."""
@@ -39,6 +59,18 @@ class AllReduce:
             dist.all_reduce(x)
             return x
         return result
+
+    def sum_and_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
+        """Norm and new residual, both new; None: not in one kernel at this size, which is the same at all ranks.
+
+        Only where `norm_missing` says None. x, residual: contiguous [T, N].
+        """
+        if x.nbytes >= self._norm_bytes or len(x) > NORM_TOKENS or x.shape[1] > NORM_WIDEST or x.shape[1] % PACK:
+            return None
+        results: tuple[Tensor, Tensor] | None = self._custom.custom_fused_ar_rms(
+            input=x, residual_inp=residual, weight=weight, eps=eps, use_1stage=True
+        )
+        return results
 
     def capture(self) -> AbstractContextManager[Any]:
         """Around the capture of graphs, in which sums read the graph's own buffers; outside of the capture inside of
@@ -55,3 +87,8 @@ def of_process() -> AllReduce:
 
 def own_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def around_capture() -> AbstractContextManager[Any]:
+    """Of every op that sums by this object: graphs are captured in one such context."""
+    return of_process().capture() if dist.is_initialized() else nullcontext()

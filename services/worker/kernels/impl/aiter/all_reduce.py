@@ -1,8 +1,5 @@
 """The sum over ranks by AITER's kernels, put back in place: others may still read what was summed."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 from torch import Tensor
 from torch import distributed as dist
 
@@ -23,8 +20,4 @@ def refuses(facts: Facts) -> str | None:
     return refusal(facts) or _all_reduce.missing()
 
 
-def around_capture() -> AbstractContextManager[Any]:
-    return _all_reduce.of_process().capture() if dist.is_initialized() else nullcontext()
-
-
-IMPL = Impl(all_reduce, "aiter", summed, refuses, around_capture=around_capture)
+IMPL = Impl(all_reduce, "aiter", summed, refuses, around_capture=_all_reduce.around_capture)

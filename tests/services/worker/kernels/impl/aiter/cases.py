@@ -4,6 +4,7 @@ import torch
 
 from services.worker.kernels.ops.kv_write import make_kv_case
 from services.worker.kernels.ops.mla_decode import mla_decode
+from services.worker.kernels.ops.mla_expanded import mla_expanded
 from services.worker.kernels.ops.mla_prefill import mla_prefill
 from services.worker.kernels.ops.paged_attention import Extras, make_attention_case
 from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
@@ -65,6 +66,7 @@ SCALED = (
     "argmax",
     "block_scaled_linear",
     "mla_decode",
+    "mla_expanded",
     "mla_prefill",
     "moe_block_scaled",
     "moe_mxfp4",
@@ -86,5 +88,6 @@ SCALED = (
     "tensor_scaled_linear",
 )
 CASES |= {name: all_ops()[name].cases for name in SCALED}
+CASES["mla_expanded"] = tuple(case for case in mla_expanded.cases if case.make(torch.float32)[0].shape[2] >= 192)
 LATENT = (mla_decode, mla_prefill)
 CASES |= {op.name: tuple(c for c in op.cases if c.make(torch.float32)[2].shape[2] == 576) for op in LATENT}

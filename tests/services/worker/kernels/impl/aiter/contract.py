@@ -90,6 +90,9 @@ def answer(op: str, arguments: tuple[Any, ...]) -> Any:
         return torch.zeros(len(arguments[0]), arguments[1].shape[1], dtype=arguments[0].dtype)
     if op == "mha_batch_prefill":
         return torch.zeros_like(arguments[0]), torch.zeros(0), torch.zeros(0), torch.zeros(2)
+    if op in ("mha_varlen_fwd", "fmha_v3_varlen_fwd"):
+        q, v = arguments[0], arguments[2]
+        return q.new_zeros(*q.shape[:2], v.shape[2]), torch.zeros(0), torch.zeros(0), torch.zeros(2)
     return None
 
 

@@ -6,19 +6,21 @@ table says what is chosen by shape, architecture and signature; the self-test at
 """
 
 import argparse
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.models import SHAPES, config_of
-from services.worker.kernels.registry import Bindings, Facts, bind, find_impls
+from services.worker.kernels.registry import Bindings, Facts, all_ops, bind, find_impls
 from services.worker.model_engine import facts_of
 from services.worker.models import registry
 from services.worker.models.spec import Config
 from tests.services.worker.kernels.impl.aiter.fake import NEW, OLD, install
 
-MODELS = ("0.6b", "8b", "30b-a3b")
+MODELS = ("0.6b", "8b", "30b-a3b", "gpt-oss-20b", "glm-air-16", "deepseek-v3-cut")
 ARCHES = ("gfx942", "gfx950")
 BEGIN = "<!-- python -m tests.services.worker.kernels.impl.aiter.op_table --write docs/rocm.md -->"
 END = "<!-- end of the op table -->"
@@ -40,27 +42,23 @@ def bound(model: str, arch: str, release: str) -> Bindings:
 
 
 def table() -> str:
-    """Markdown: ops by model and architecture; the older release behind a slash where it differs."""
-    columns = [(model, arch) for model in MODELS for arch in ARCHES]
-    found = {(column, release): bound(*column, release) for column in columns for release in (NEW, OLD)}
-    ops = [row.op for row in found[columns[0], NEW].table]
-    lines = [
-        "| op | " + " | ".join(f"{model}, {arch}" for model, arch in columns) + " |",
-        "| --- |" + " --- |" * len(columns),
-    ]
+    """Markdown: ops by model; the older release behind a slash, gfx950 behind a dot, where they differ."""
+    found = {key: bound(*key) for key in itertools.product(MODELS, ARCHES, (NEW, OLD))}
+    lines = ["| op | " + " | ".join(MODELS) + " |", "| --- |" + " --- |" * len(MODELS)]
 
-    def cell(op: str, column: tuple[str, str]) -> str:
-        both = [next(row.provider for row in found[column, release].table if row.op == op) for release in (NEW, OLD)]
-        return " / ".join(dict.fromkeys(both))
+    def cell(model: str, of: Callable[[Bindings], str]) -> str:
+        by_arch = [" / ".join(dict.fromkeys(of(found[model, arch, new]) for new in (NEW, OLD))) for arch in ARCHES]
+        return " · ".join(dict.fromkeys(by_arch))
 
-    for op in ops:
-        cells = [cell(op, column) for column in columns]
+    rest: list[str] = []
+    for name, op in all_ops().items():
+        cells = [cell(model, lambda bindings, op=op: bindings.provider(op)) for model in MODELS]
         if "aiter" in " ".join(cells):
-            lines.append(f"| `{op}` | " + " | ".join(cells) + " |")
-    rest = sorted(op for op in ops if not any("aiter" in cell(op, column) for column in columns))
-    layouts = [" / ".join(dict.fromkeys(found[column, release].layout for release in (NEW, OLD))) for column in columns]
-    lines.append("| KV pages | " + " | ".join(layouts) + " |")
-    lines += ["", "By Triton or torch everywhere: " + ", ".join(f"`{op}`" for op in rest) + "."]
+            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+        else:
+            rest.append(name)
+    lines.append("| KV pages | " + " | ".join(cell(model, lambda bindings: bindings.layout) for model in MODELS) + " |")
+    lines += ["", "By Triton or torch everywhere: " + ", ".join(f"`{op}`" for op in sorted(rest)) + "."]
     return "\n".join(lines)
 
 

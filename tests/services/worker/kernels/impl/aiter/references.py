@@ -229,6 +229,23 @@ class References(Scaled):
         _attend(a.q, a.out, (a.k, a.v), rows, (a.softmax_scale, window, a.logits_soft_cap, a.sink_ptr))
         return a.out
 
+    def flash_attn_varlen_func(self, a: Any) -> Tensor:
+        self._float(a.q, a.k, a.v)
+        need(all(x.dim() == 3 and x.stride(2) == 1 for x in (a.q, a.k, a.v)), "dense heads")
+        need(a.k.shape[:2] == a.v.shape[:2] and a.q.shape[2] == a.k.shape[2] <= 256, "keys and values of one place")
+        rows = a.cu_seqlens_q, a.cu_seqlens_k
+        need(all(x.dtype == INT32 and x.is_contiguous() and int(x[0]) == 0 for x in rows), "starts of rows")
+        need(len(rows[0]) == len(rows[1]) and int(rows[0][-1]) == len(a.q) > 0, "a start each, and the end")
+        need(a.max_seqlen_q >= int(rows[0].diff().max()) and a.max_seqlen_k >= int(rows[1].diff().max()), "the grid")
+        out = a.q.new_empty(*a.q.shape[:2], a.v.shape[2])
+        spans = zip(*(x.unfold(0, 2, 1).tolist() for x in rows), strict=True)
+        for (first, last), (begin, end) in spans:
+            scores = torch.einsum("thd,chd->htc", a.q[first:last].float(), a.k[begin:end].float()) * a.softmax_scale
+            hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(end - begin - (last - first) + 1)
+            weights = scores.masked_fill(hidden & bool(a.causal), -torch.inf).softmax(-1)
+            out[first:last] = torch.einsum("htc,chd->thd", weights, a.v[begin:end].float()).to(out.dtype)
+        return out
+
     def _check_rows(self, starts: Tensor, lens: Tensor, tables: Tensor) -> None:
         need(starts.dtype == lens.dtype == tables.dtype == INT32, "int32 rows")
         need(starts.is_contiguous() and lens.is_contiguous() and tables.stride(1) == 1, "contiguous rows")

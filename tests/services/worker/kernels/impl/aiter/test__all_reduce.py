@@ -1,9 +1,7 @@
 """Sums over ranks: which of AITER's calls are made, with what, and what is left to the process group."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,7 +9,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.worker.kernels.impl.aiter._all_reduce import AllReduce, missing
+from services.worker.kernels.impl.aiter import _all_reduce
+from services.worker.kernels.impl.aiter._all_reduce import AllReduce, missing, norm_missing
+from services.worker.kernels.ops.rms_norm import normalized
+from tests.services.worker.kernels.impl.aiter import custom
 from tests.services.worker.kernels.impl.aiter.fake import install
 
 OTHER = 3.0  # what each of the other rank's numbers is
@@ -30,6 +31,20 @@ class Custom:
         if self.disabled or input.nbytes % 16 or input.nbytes > self._max_size:
             return None
         return input + OTHER
+
+    def custom_fused_ar_rms(
+        self,
+        input: Tensor,  # noqa: A002
+        residual_inp: Tensor,
+        weight: Tensor,
+        eps: float,
+        use_1stage: bool,
+    ) -> tuple[Tensor, Tensor] | None:
+        assert use_1stage and len(input) <= 80
+        if self.disabled:
+            return None
+        total = input + OTHER + residual_inp
+        return normalized(total, weight, eps), total
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -52,13 +67,9 @@ def summed(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> AllRedu
     return AllReduce(group, CPU)
 
 
-def give_custom(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    module = ModuleType("aiter.dist.device_communicators.custom_all_reduce")
-    module.CustomAllreduce = Custom  # type: ignore[attr-defined]
-    for name in ("aiter.dist", "aiter.dist.device_communicators"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def give_custom(monkeypatch: pytest.MonkeyPatch, exact: bool = False) -> None:
+    install(monkeypatch, exact=exact)
+    custom.give_custom(monkeypatch, Custom)
 
 
 def test_small_sums_are_aiters_and_others_the_groups(summed: AllReduce) -> None:
@@ -88,4 +99,29 @@ def test_a_host_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_host_with_it_is_not_missing(summed: AllReduce) -> None:
-    assert missing() is None
+    assert missing() is None and norm_missing() is None
+
+
+def test_few_rows_are_normed_in_the_kernel_that_sums_them(summed: AllReduce, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the bounds two kernels are faster, or the one cannot; a group of one, as here, has no such kernel."""
+    weight = torch.rand(64)
+    assert summed.sum_and_norm(torch.ones(4, 64), torch.ones(4, 64), weight, 1e-6) is None
+    monkeypatch.setattr(summed, "_norm_bytes", _all_reduce.NORM_BYTES[8])
+    x, residual = torch.randn(2, 4, 64).unbind(0)
+    both = summed.sum_and_norm(x, residual, weight, 1e-6)
+    assert both is not None and torch.equal(both[1], x + OTHER + residual)
+    assert torch.equal(both[0], normalized(both[1], weight, 1e-6))
+    for rows, width in ((81, 64), (4, 8200), (512, 64), (4, 60)):
+        x = torch.ones(rows, width)
+        assert summed.sum_and_norm(x, x, torch.ones(width), 1e-6) is None, (rows, width)
+    summed._custom.disabled = True
+    assert summed.sum_and_norm(residual, residual, weight, 1e-6) is None
+
+
+def test_an_older_norm_is_refused(summed: AllReduce, monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(self: Any, input: Tensor, residual_inp: Tensor, weight: Tensor, eps: float) -> None: ...  # noqa: A002
+
+    monkeypatch.setattr(Custom, "custom_fused_ar_rms", older)
+    assert norm_missing() == "custom_fused_ar_rms of this host does not take use_1stage"
+    monkeypatch.delattr(Custom, "custom_fused_ar_rms")
+    assert "has no aiter.dist.device_communicators.custom_all_reduce.CustomAllreduce" in str(norm_missing())

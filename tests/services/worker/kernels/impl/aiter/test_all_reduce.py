@@ -7,7 +7,8 @@ import torch
 from torch import distributed as dist
 
 from services.worker.kernels.impl.aiter import _all_reduce
-from services.worker.kernels.impl.aiter.all_reduce import IMPL, around_capture, refuses
+from services.worker.kernels.impl.aiter._all_reduce import around_capture
+from services.worker.kernels.impl.aiter.all_reduce import IMPL, refuses
 from services.worker.kernels.registry import Facts
 from tests.services.worker.kernels.impl.aiter.fake import install
 from tests.services.worker.kernels.impl.aiter.test__all_reduce import CPU, OTHER, give_custom

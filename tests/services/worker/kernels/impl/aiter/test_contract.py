@@ -78,6 +78,11 @@ def report(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest
 
 def test_every_call_binds_and_runs(report: dict[str, Any]) -> None:
     assert report["failed"] == {}
+    varlen = {
+        call[1] for run, calls in report["runs"].items() if run.startswith("mla_expanded") for call in calls or []
+    }
+    # keys of 192 numbers have an assembly kernel on gfx950
+    assert varlen == {"mha_varlen_fwd", *(["fmha_v3_varlen_fwd"] if report["arch"] == "gfx950" else [])}
     for name in CASES:
         ran = [calls for run, calls in report["runs"].items() if run.split()[0] == name]
         here = name not in LACKING and ONLY_ON.get(name, report["arch"]) == report["arch"]
