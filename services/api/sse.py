@@ -225,6 +225,9 @@ class Stream(ABC):
         """The last bytes. A client that was cut for not reading gets a few seconds to take them."""
         last = self._drain() + await self._last()
         message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
+        if self._wire.writable:  # it does not wait
+            await send(message)
+            return
         try:
             async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._patience.wait_s):
                 await send(message)
