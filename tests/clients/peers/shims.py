@@ -28,8 +28,9 @@ CHECKOUT = Path(os.environ["PEER_CHECKOUT"])
 REASONS: dict[str, str] = tomllib.loads(Path(__file__).with_name("not_applicable.toml").read_text())[SUITE]
 BUNDLED = "SmolLM2-135M-Instruct"
 SETTINGS = ("model.dtype=float32", "kv.blocks=2048", "scheduler.max_rows=32", "links.dead_after_s=120")
-# Tokens of prompt and output: a model this small may never end by itself, and many tests set no limit.
-LONGEST = 320
+LONGEST = 1400  # tokens of prompt and output
+UNASKED = 48  # tokens of an answer where a test sets no limit: a model this small may never end by itself
+UNASKED_JSON = 256  # of one that is a whole only where it ends
 
 
 def serve(*settings: str) -> System:
@@ -103,7 +104,8 @@ class Server:
             pytest.skip(f"not applicable: {flag}: {self.REFUSED[flag]}")
         settings = {"model.name": model, "model.max_len": str(LONGEST)}
         settings |= {key: named[flag] for flag, key in self.READ.items() if flag in named}
-        settings["model.max_len"] = str(min(int(settings["model.max_len"]), LONGEST))
+        if int(settings["model.max_len"]) > LONGEST:
+            settings["model.max_len"] = str(LONGEST)
         if "--tool-call-parser" in named:
             settings["model.tool_parser"] = "hermes"
         if "--reasoning-parser" in named:
@@ -146,6 +148,8 @@ class Server:
 
 
 def stand_in_vllm() -> None:
+    """Its tests start servers of their own, and import much of it."""
+    _limit_answers()
     sys.meta_path.insert(0, Absentees("vllm"))
     stand_ins = AbsentModule("tests.utils")
     stand_ins.__dict__.update(RemoteOpenAIServer=Server, ROCM_EXTRA_ARGS=[], ROCM_ENV_OVERRIDES={})
@@ -198,10 +202,7 @@ def stand_in_llama() -> None:
     utils.__dict__["match_regex"] = lambda _pattern, text: isinstance(text, str)
     for name in ("make_request", "make_stream_request"):
         setattr(utils.ServerProcess, name, _as_ours(getattr(utils.ServerProcess, name)))
-    from openai.resources import chat, completions, responses
-
-    for kind in (chat.completions.Completions, completions.Completions, responses.Responses):
-        kind.create = _of_our_model(kind.create)  # type: ignore[method-assign]
+    _limit_answers("tinyllama-2")
 
 
 def _as_ours(ask: Any) -> Any:
@@ -215,11 +216,25 @@ def _as_ours(ask: Any) -> Any:
     return asked
 
 
-def _of_our_model(create: Any) -> Any:
-    def created(*args: Any, **kwargs: Any) -> Any:
-        return create(*args, **kwargs | {"model": "tinyllama-2"})
+def _limit_answers(model: str = "") -> None:
+    """OpenAI's client asks for no more than UNASKED tokens where a test sets no limit; always for this `model`."""
+    from openai.resources import chat, completions
 
-    return created
+    def limited(create: Any, limits: tuple[str, ...]) -> Any:
+        def created(*args: Any, **kwargs: Any) -> Any:
+            own = (
+                {}
+                if any(limit in kwargs for limit in limits)
+                else {limits[0]: UNASKED_JSON if "response_format" in kwargs else UNASKED}
+            )
+            return create(*args, **kwargs | own | ({"model": model} if model else {}))
+
+        return created
+
+    for kind in (chat.completions.Completions, chat.completions.AsyncCompletions):
+        kind.create = limited(kind.create, ("max_completion_tokens", "max_tokens"))
+    for kind in (completions.Completions, completions.AsyncCompletions):
+        kind.create = limited(kind.create, ("max_tokens",))
 
 
 RUNNING: list[System] = []
@@ -258,6 +273,7 @@ class Teller:
             self._reporter.write_line(f"\nFAILED {report.nodeid}\n{report.longreprtext[-1500:]}")
 
 
+@pytest.hookimpl(trylast=True)  # the reporter has come by then
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Teller(config.pluginmanager.get_plugin("terminalreporter")))
 
