@@ -57,6 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("checkout", type=Path)
+    parser.add_argument("--model", help="a folder; else the bundled model. small_model.py writes one that is quick")
     options, more = parser.parse_known_args()
     place, *files = SUITES[options.suite]
     chosen = [word for word in more if ".py" in word or "/" in word]
@@ -66,6 +67,7 @@ def main() -> int:
         "PYTHONPATH": os.pathsep.join((str(FOLDER), str(FOLDER.parents[2]))),
         "PEER_SUITE": options.suite,
         "PEER_CHECKOUT": str(options.checkout.resolve()),
+        "PEER_MODEL": options.model or "bundled",
     }
     options_of_pytest = ("-p", "shims", "-p", "no:cacheprovider", "-v", "-rs", "--tb=short")
     command = [sys.executable, "-m", "pytest", *options_of_pytest, *asked]

@@ -34,7 +34,7 @@ UNASKED_JSON = 256  # of one that is a whole only where it ends
 
 
 def serve(*settings: str) -> System:
-    return System(*SETTINGS, *settings)
+    return System(f"model.source={os.environ['PEER_MODEL']}", *SETTINGS, *settings)
 
 
 class Absent(type):
@@ -218,7 +218,7 @@ def _as_ours(ask: Any) -> Any:
 
 def _limit_answers(model: str = "") -> None:
     """OpenAI's client asks for no more than UNASKED tokens where a test sets no limit; always for this `model`."""
-    from openai.resources import chat, completions
+    from openai.resources import chat, completions, responses
 
     def limited(create: Any, limits: tuple[str, ...]) -> Any:
         def created(*args: Any, **kwargs: Any) -> Any:
@@ -235,6 +235,8 @@ def _limit_answers(model: str = "") -> None:
         kind.create = limited(kind.create, ("max_completion_tokens", "max_tokens"))
     for kind in (completions.Completions, completions.AsyncCompletions):
         kind.create = limited(kind.create, ("max_tokens",))
+    for kind in (responses.Responses, responses.AsyncResponses):
+        kind.create = limited(kind.create, ("max_output_tokens",))
 
 
 RUNNING: list[System] = []
