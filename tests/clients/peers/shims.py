@@ -28,7 +28,8 @@ CHECKOUT = Path(os.environ["PEER_CHECKOUT"])
 REASONS: dict[str, str] = tomllib.loads(Path(__file__).with_name("not_applicable.toml").read_text())[SUITE]
 BUNDLED = "SmolLM2-135M-Instruct"
 SETTINGS = ("model.dtype=float32", "kv.blocks=2048", "scheduler.max_rows=32", "links.dead_after_s=120")
-LONGEST = 1400  # tokens of prompt and output
+CONTEXT = 8192  # the bundled model's
+LONGEST = 1400  # tokens of prompt and output, where a suite does not say
 UNASKED = 48  # tokens of an answer where a test sets no limit: a model this small may never end by itself
 UNASKED_JSON = 256  # of one that is a whole only where it ends
 
@@ -104,8 +105,7 @@ class Server:
             pytest.skip(f"not applicable: {flag}: {self.REFUSED[flag]}")
         settings = {"model.name": model, "model.max_len": str(LONGEST)}
         settings |= {key: named[flag] for flag, key in self.READ.items() if flag in named}
-        if int(settings["model.max_len"]) > LONGEST:
-            settings["model.max_len"] = str(LONGEST)
+        settings["model.max_len"] = str(min(int(settings["model.max_len"]), CONTEXT))
         if "--tool-call-parser" in named:
             settings["model.tool_parser"] = "hermes"
         if "--reasoning-parser" in named:
