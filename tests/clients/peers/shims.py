@@ -42,6 +42,8 @@ class Absent(type):
     """The class of what stands for the peer's own code: it can be named, inherited and indexed, not called."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "PYTEST_CURRENT_TEST" not in os.environ:  # a module is being read
+            return Absent("made", (), {"__module__": f"{cls.__module__}.{cls.__name__}"})
         pytest.skip(f"not applicable: {cls.__module__}.{cls.__name__} is the peer's Python, not its HTTP")
 
     def __getattr__(cls, name: str) -> Any:
