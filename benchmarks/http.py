@@ -1,6 +1,7 @@
 """Cost of the HTTP service alone: the real API process between a null tokenizer and a load generator.
 
     python -m benchmarks.http [--json OUT] [--streams 64,256] [--tokens 256] [--step-us 8000] [--concurrency 1,64]
+    python -m benchmarks.http --streams "" --concurrency "" --instructions 200   # of a short chat: times are noisy
 
 The null tokenizer sends one TextBatch per step with one token for every open stream, as a model would; with step 0 it
 sends as fast as the link takes it, so that the API lags and joins tokens. Figures: processor time of the API process
@@ -12,13 +13,14 @@ to the first event is what the front end adds.
 import argparse
 import asyncio
 import multiprocessing
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,6 +57,7 @@ from valence.serve import free_port
 
 FACTS = ModelFacts("null", "null", 50_000, 8192, (0,), 16, 4096)
 BEAT_S = 0.2
+TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)  # of callgrind
 TOKEN = " token"
 ASKED_TOKENS = (8, 96)
 
@@ -160,9 +163,38 @@ def asker(pipe: Connection, port: int, concurrency: int, requests: int) -> None:
     pipe.send(found)
 
 
+def ask_shortly(port: int, requests: int) -> None:
+    """Chats of one token, one after the other, each on a connection of its own."""
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    encoded = encode_request("/v1/chat/completions", body)
+
+    async def everything() -> None:
+        for _ in range(requests):
+            result = await run_stream("127.0.0.1", port, encoded)
+            assert not result.error, result.error
+
+    uvloop.run(everything())
+
+
+def instructions(requests: int) -> Result:
+    """What the API's own thread executes for a short chat, counted by Valgrind."""
+    with tempfile.TemporaryDirectory(prefix="va-") as folder:
+        output = Path(folder) / "counted"
+        tool = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"]
+        with served(0.0005, True, (*tool, f"--callgrind-out-file={output}")) as (port, api):
+            ask_shortly(port, 50)
+            subprocess.run(["vgdb", f"--pid={api.pid}", "instrumentation", "on"], check=True, capture_output=True)
+            ask_shortly(port, requests)
+            subprocess.run(["vgdb", f"--pid={api.pid}", "dump"], check=True, capture_output=True)
+        found = TOTALS.search(output.with_name("counted.1-01").read_text())
+    assert found is not None, "Valgrind has counted nothing"
+    conditions = f"{requests} chats of one token, each on its own connection, one API process"
+    return Result("http_instructions_per_request", round(int(found[1]) / requests), "", conditions)
+
+
 @contextmanager
-def served(step_s: float, eager: bool = False) -> Iterator[tuple[int, psutil.Process]]:
-    """The API process, ready, on a free port."""
+def served(step_s: float, eager: bool = False, under: Sequence[str] = ()) -> Iterator[tuple[int, psutil.Process]]:
+    """The API process, ready, on a free port; `under` a tool."""
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="va-") as folder:
         port = free_port("127.0.0.1", 0)
@@ -171,7 +203,7 @@ def served(step_s: float, eager: bool = False) -> Iterator[tuple[int, psutil.Pro
         tokenizer = spawn.Process(target=null_tokenizer, args=null, daemon=True)
         tokenizer.start()
         options = [option for setting in settings for option in ("--set", setting)]
-        api = subprocess.Popen([sys.executable, "-m", "services.api", *options], cwd=Path(__file__).parents[1])
+        api = subprocess.Popen([*under, sys.executable, "-m", "services.api", *options], cwd=Path(__file__).parents[1])
         try:
             await_ready(port)
             yield port, psutil.Process(api.pid)
@@ -261,8 +293,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs of each case; the one with the least CPU counts")
     parser.add_argument("--concurrency", default="1,64", help="clients at a time, for the time to the first byte")
     parser.add_argument("--requests", type=int, default=1280, help="of these")
+    parser.add_argument("--instructions", type=int, default=0, help="short chats to count them for; needs Valgrind")
     arguments = parser.parse_args()
-    results: list[Result] = []
+    results = [instructions(arguments.instructions)] if arguments.instructions else list[Result]()
     with served(arguments.step_us / 1e6, eager=True) as (port, _):
         first_bytes(port, 16, 64)  # warm-up
         for concurrency in map(int, filter(None, arguments.concurrency.split(","))):

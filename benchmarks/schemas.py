@@ -2,6 +2,7 @@
 
     pip download --no-deps --no-binary :all: jsonschema   # its sdist brings JSON-Schema-Test-Suite along
     python -m benchmarks.schemas jsonschema-4.26.0.tar.gz [--drafts draft2020-12,draft7] [--max-tokens 160] [--first 60]
+                                 [--answers FILE]   # keeps them, and asks only for what is not finished there
 
 Each schema is asked of the bundled model at temperature 1, `strict`. What is finished is held against another
 implementation, formats included. Then the time to a first token: of a grammar that is new, of the same again, of none.
@@ -34,7 +35,8 @@ DRAFTS = {
 }
 ASKED = {"prompt": "A JSON value:", "temperature": 1.0}
 ENDS = ('"', "}", "]", '"}', '"]', "}}")  # made likelier: else half of the answers of so small a model would not end
-BIAS = 4.0
+BIAS = 6.0
+CALM = ("links.dead_after_s=120", "scheduler.step_deadline_s=600")  # a machine may have others to serve
 
 
 class Case(NamedTuple):
@@ -103,21 +105,47 @@ def body(schema: Any, **more: Any) -> dict[str, Any]:
     return ASKED | {"response_format": {"type": "json_schema", "json_schema": named}} | more
 
 
-async def say_all(url: str, cases: Iterable[Case], max_tokens: int, at_once: int = 24) -> list[Said]:
+class Answers:
+    """Said by earlier runs and by this one, by the case's name and schema, in a file of JSON lines, if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path is not None and path.exists() else ()
+        self._said = {key: (reason, text) for key, reason, text in map(json.loads, lines)}
+
+    def finished(self, case: Case) -> Said | None:
+        reason, text = self._said.get(self._key(case), ("length", ""))
+        return None if reason == "length" else Said(case, reason, text)
+
+    def add(self, said: Said) -> Said:
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps([self._key(said.case), said.reason, said.text]) + "\n")
+        return said
+
+    def _key(self, case: Case) -> str:
+        return json.dumps([case.name, case.schema], sort_keys=True)
+
+
+async def say_all(
+    url: str, cases: Iterable[Case], max_tokens: int, answers: Answers | None = None, at_once: int = 32
+) -> list[Said]:
     """Every case's answer, `at_once` at a time. Raises AssertionError for what is neither an answer nor a refusal."""
-    turns = asyncio.Semaphore(at_once)
+    turns, kept = asyncio.Semaphore(at_once), answers or Answers(None)
 
     async def say(client: httpx.AsyncClient, number: int, case: Case) -> Said:
+        if (known := kept.finished(case)) is not None:
+            return known
         async with turns:
             asked = body(case.schema, max_tokens=max_tokens, seed=number, logit_bias=bias)
             response = await client.post(f"{url}/v1/completions", json=asked)
         if response.status_code == 400:
-            return Said(case, response.json()["error"]["message"].partition(": ")[2], "")
+            return kept.add(Said(case, response.json()["error"]["message"].partition(": ")[2], ""))
         assert response.status_code == 200, (case, response.text)
         (choice,) = response.json()["choices"]
-        return Said(case, choice["finish_reason"], choice["text"])
+        return kept.add(Said(case, choice["finish_reason"], choice["text"]))
 
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=at_once)) as client:
+    async with httpx.AsyncClient(timeout=3600, limits=httpx.Limits(max_connections=at_once)) as client:
         tokens = [(await client.post(f"{url}/tokenize", json={"prompt": end})).json()["tokens"] for end in ENDS]
         bias = {str(ids[0]): BIAS for ids in tokens if len(ids) == 1}
         return list(await asyncio.gather(*(say(client, number, case) for number, case in enumerate(cases))))
@@ -168,11 +196,12 @@ def main() -> None:
     parser.add_argument("--drafts", default=",".join(DRAFTS))
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--first", type=int, default=60)
+    parser.add_argument("--answers", type=Path)
     options = parser.parse_args()
     console, cases = Console(width=140, highlight=False), suite(options.suite, options.drafts.split(","))
     hold_instances(console, cases)
-    with System("scheduler.max_rows=32", "kv.blocks=1024") as system:
-        said = asyncio.run(say_all(system.url, cases, options.max_tokens))
+    with System("scheduler.max_rows=32", "kv.blocks=2048", *CALM) as system:
+        said = asyncio.run(say_all(system.url, cases, options.max_tokens, Answers(options.answers)))
     wrong = report(console, said)
     usable = [each.case.schema for each in said if each.text]
     with System() as system:  # which has not seen them

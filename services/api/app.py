@@ -5,11 +5,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,9 @@ from services.api.guard import Guard
 from services.api.keys import Keyring
 from services.api.route import Endpoint, TooLarge, discover, offered, request_id
 from services.api.traces import Http
+
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+Refusals = Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]
 
 log = logging.getLogger("api")
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
@@ -86,6 +90,28 @@ class Edge:
         return next((label for prefix, label in self._prefixes if path.startswith(prefix)), "other")
 
 
+class Direct:
+    """Finds what has a fixed path in a dictionary: a search through all routes and the layers around each cost more
+    than most handlers do. `rest` has the other routes, and answers for unknown ones and for other methods."""
+
+    def __init__(self, rest: ASGIApp, handlers: Mapping[tuple[str, str], Handler], refusals: Refusals) -> None:
+        self._rest, self._handlers, self._refusals = rest, handlers, refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handle = self._handlers.get((scope["method"], scope["path"]))
+        if handle is None:
+            await self._rest(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await handle(request)
+            await response(scope, receive, send)
+        except (Reject, HTTPException) as error:
+            kind = Reject if isinstance(error, Reject) else HTTPException
+            response = await self._refusals[kind](request, error)
+            await response(scope, receive, send)
+
+
 RATES = tuple(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset"))
 EXPOSED = ("x-request-id", "retry-after", *RATES)
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -134,9 +160,13 @@ def build(gateway: Gateway, keyring: Keyring, admin: bool = False) -> Edge:
     async def on_fault(request: Request, error: Exception) -> Response:
         return refuse(request, 500, errors.problem(500, "internal error; the log of the server has more"), {})
 
+    routes = [(each, _handler(gateway, each)) for each in endpoints]
+    fixed = {(each.method, each.path): handle for each, handle in routes if "{" not in each.path}
+    refusals: Refusals = {Reject: on_reject, HTTPException: on_http}
     app = Starlette(
-        routes=[Route(each.path, _handler(gateway, each), methods=[each.method]) for each in endpoints],
-        exception_handlers={Reject: on_reject, HTTPException: on_http, Exception: on_fault},
+        routes=[Route(each.path, handle, methods=[each.method]) for each, handle in routes],
+        middleware=[Middleware(Direct, fixed, refusals)],
+        exception_handlers={**refusals, Exception: on_fault},
     )
     app.router.redirect_slashes = False
     public = [each.path for each in endpoints if each.public]
@@ -162,7 +192,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _handler(gateway: Gateway, endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
+def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
     async def handle(request: Request) -> ASGIApp:
         return await endpoint.handle(gateway, request)
 

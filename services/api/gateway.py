@@ -159,8 +159,8 @@ class Gateway:
         age_us = int((time.monotonic() - request.opened_s) * 1e6)
         for choice in request.choices:
             if choice.seq_id == choice.first:
-                count = sum(same.first == choice.first for same in request.choices)
-                self.recorder.requests.add(Kind.RECEIVED, choice.first, count, age_us, text=identity.encode())
+                asked = choice.first, choice.submit.n, age_us
+                self.recorder.requests.add(Kind.RECEIVED, *asked, text=identity.encode())
 
     async def ask(self, message: Tokenize | Detokenize | Describe) -> Tokenized | Detokenized:
         """One question to a tokenizer. Raises Reject."""

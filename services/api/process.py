@@ -6,6 +6,7 @@ kernel gives new connections to the sibling; alone it keeps listening, so that c
 """
 
 import asyncio
+import gc
 import logging
 import time
 
@@ -57,6 +58,8 @@ async def run(
     stopping = asyncio.create_task(process.stopping.wait())
     if door:
         background.append(asyncio.create_task(door.watch()))
+    gc.collect()
+    gc.freeze()  # code and routes live as long as the process: no collection needs to look at them
     gateway.node.state = "ready"
     admin_server = Server(build(gateway, keyring, admin=True), gateway.config.api) if admin else None
     serving_admin = None

@@ -20,6 +20,7 @@ from common.config import Api
 from services.api import endpoints, errors
 from services.api.gateway import Gateway
 from services.api.schema.parse import Body
+from services.api.server import wire_of
 
 METRICS_PATH = "/metrics"  # other servers have it at the main address, so ours may be there
 DISCARD_BYTES, DISCARD_S = 16 << 20, 2.0
@@ -66,6 +67,8 @@ def request_id(request: Request) -> str:
 async def read_body(request: Request, api: Api) -> bytes:
     """The whole body. Raises HTTPException 413 as soon as it is known to be too large, 408 if it takes too long, and
     Reject if this replica holds too many bytes of bodies already."""
+    if wire_of(request.scope).whole:
+        return await _read_body(request, api.max_body_bytes)
     try:
         async with asyncio.timeout(api.max_body_s):
             return await _read_body(request, api.max_body_bytes)

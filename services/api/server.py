@@ -70,7 +70,9 @@ class Protocol(HttpToolsProtocol):
     config: Settings
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        """As uvicorn's, but for the two addresses of the connection: nobody asks for them, and they cost."""
+        self.connections.add(self)
+        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
         self._wires: list[Wire] = []  # of requests being answered; several when a client pipelines
         self._part = Part.BEGIN
         self._head_bytes = self._header_bytes = self._body_bytes = self._payload_bytes = 0
@@ -131,6 +133,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._part = Part.BEGIN
+        self._wires[-1].whole = True
         self._disarm()
         super().on_message_complete()
 
@@ -187,9 +190,10 @@ class Protocol(HttpToolsProtocol):
 class Wire:
     """The writing side of one response, and its two events. Used from the event loop only."""
 
-    __slots__ = ("_flow", "_transport", "on_lost", "on_writable")
+    __slots__ = ("_flow", "_transport", "on_lost", "on_writable", "whole")
 
     def __init__(self, protocol: Protocol) -> None:
+        self.whole = False  # the request's body is here
         self._flow: FlowControl = protocol.flow
         self._transport = protocol.transport
         self.on_writable: Callable[[], None] | None = None

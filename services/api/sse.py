@@ -81,9 +81,9 @@ class Chunks:
         values = self._head, index, self._empty, encode(ids)[1:-1], self._tail
         return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":null,%b}]%b' % values
 
-    def with_usage(self, chunks: bytes, request: Request) -> bytes:
+    def with_usage(self, chunks: bytes, request: Request, opening: bool = False) -> bytes:
         """The same chunks with the usage so far; no text can look like the place of it, with its line ends."""
-        return chunks.replace(NO_USAGE, b',"usage":%b}\n\n' % encode(usage_so_far(request)))
+        return chunks.replace(NO_USAGE, b',"usage":%b}\n\n' % encode(usage_so_far(request, opening)))
 
     def opening(self, index: int, echo: str = "") -> bytes:
         """The first chunk of a chat choice tells the role; that of a completion what it echoes, if it does."""
@@ -225,6 +225,9 @@ class Stream(ABC):
         """The last bytes. A client that was cut for not reading gets a few seconds to take them."""
         last = self._drain() + await self._last()
         message: dict[str, Any] = {"type": "http.response.body", "body": last, "more_body": False}
+        if self._wire.writable:  # it does not wait
+            await send(message)
+            return
         try:
             async with asyncio.timeout(LAST_WRITE_S if self._request.failure else self._patience.wait_s):
                 await send(message)
@@ -251,7 +254,7 @@ class EventStream(Stream):
 
     def _opening(self) -> bytes:
         opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
-        return self._chunks.with_usage(opening, self._request) if self._chunks.continuous else opening
+        return self._chunks.with_usage(opening, self._request, opening=True) if self._chunks.continuous else opening
 
     async def _last(self) -> bytes:
         if self._request.failure is not None:

@@ -93,6 +93,7 @@ UNSUPPORTED: dict[str, Harmless] = {
     "use_beam_search": OFF,
     "length_penalty": one_of(1, 1.0),
     "stop_regex": ABSENT,
+    "truncation_side": one_of("left"),  # truncate_prompt_tokens keeps the end
     "spaces_between_special_tokens": one_of(True, False),  # tokens are joined as the tokenizer joins them
     "kv_transfer_params": ABSENT,
     "logits_processors": EMPTY_LIST,
@@ -216,11 +217,13 @@ def check_model(model: str | None, facts: ModelFacts) -> None:
 
 def wants_usage(request: GenerationRequest) -> bool:
     options = request.stream_options
-    return options is not None and bool(options.include_usage or options.continuous_usage_stats)
+    return options is not None and bool(options.include_usage or continuous_usage(request))
 
 
 def continuous_usage(request: GenerationRequest) -> bool:
-    return request.stream_options is not None and bool(request.stream_options.continuous_usage_stats)
+    """Whoever says that no usage is wanted gets none."""
+    options = request.stream_options
+    return options is not None and bool(options.continuous_usage_stats) and options.include_usage is not False
 
 
 def submit_fields(request: GenerationRequest, prompt_end: int = 0) -> dict[str, Any]:

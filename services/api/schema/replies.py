@@ -132,11 +132,14 @@ def ids_of(choice: Choice) -> tuple[list[int] | UnsetType, list[int] | UnsetType
     return unpack_i32(choice.answer.told.prompt).tolist(), choice.answer.take_ids()
 
 
-def usage_so_far(request: Request) -> Usage:
-    """Of a request that may go on: its tokens that have come. Cached ones are known at the end."""
+def usage_so_far(request: Request, opening: bool = False) -> Usage:
+    """Of a request that may go on: its tokens that have come. Cached ones are known at the end.
+
+    `opening`: of a chunk before all of them.
+    """
     answers = [choice.answer for choice in request.choices if choice.origin == choice.first]
     prompt = sum(answer.told.prompt_tokens for answer in answers if answer is not None)
-    output = sum(choice.received for choice in request.choices)
+    output = 0 if opening else sum(choice.received for choice in request.choices)
     return Usage(prompt, output, prompt + output, PromptTokensDetails(0))
 
 

@@ -1,11 +1,16 @@
+import asyncio
 import json
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.errors import Reject, RejectReason
 from services.api import route
+from services.api.app import Direct
 from services.api.gateway import Gateway
 from services.api.route import Endpoint
 from tests.services.api.system import COMPLETION, running, scenario
@@ -98,6 +103,51 @@ def test_a_fault_is_a_500_and_the_service_goes_on(monkeypatch: pytest.MonkeyPatc
             assert (await client.get("/health/live")).status_code == 200
 
     scenario(main)
+
+
+def test_fixed_paths_are_found_without_a_search_and_refused_like_others() -> None:
+    seen: list[str] = []
+
+    async def rest(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(f"searched {scope['method']} {scope['path']}")
+
+    async def good(request: Request) -> ASGIApp:
+        return Response(b"good")
+
+    async def bad(request: Request) -> ASGIApp:
+        raise Reject(RejectReason.INVALID, "bad")
+
+    async def worse(request: Request) -> ASGIApp:
+        raise HTTPException(413)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        return Response(b"refused", error.status_code if isinstance(error, HTTPException) else 400)
+
+    async def send(message: Message) -> None:
+        seen.append(str(message.get("status", message.get("body"))))
+
+    async def receive() -> Message:
+        raise AssertionError("nobody reads the body")
+
+    direct = Direct(
+        rest,
+        {("POST", "/good"): good, ("POST", "/bad"): bad, ("POST", "/worse"): worse},
+        {Reject: refuse, HTTPException: refuse},
+    )
+
+    async def ask(method: str, path: str) -> list[str]:
+        seen.clear()
+        await direct({"type": "http", "method": method, "path": path, "headers": []}, receive, send)
+        return list(seen)
+
+    async def main() -> None:
+        assert await ask("POST", "/good") == ["200", "b'good'"]
+        assert await ask("POST", "/bad") == ["400", "b'refused'"]
+        assert await ask("POST", "/worse") == ["413", "b'refused'"]
+        assert await ask("GET", "/good") == ["searched GET /good"]
+        assert await ask("POST", "/good/1") == ["searched POST /good/1"]
+
+    asyncio.run(main())
 
 
 def test_answers_are_counted_by_route() -> None:

@@ -513,6 +513,8 @@ def test_streams_say_what_whole_replies_say() -> None:
                 if usage["continuous_usage_stats"]:
                     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
                     assert counts == sorted(counts)
+                    roles = [c for c in chunks if c["choices"][0].get("delta", {}).get("role")]
+                    assert not any(chunk["usage"]["completion_tokens"] for chunk in roles)
 
     scenario(main)
 

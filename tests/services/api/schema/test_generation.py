@@ -188,12 +188,28 @@ def test_stops_and_fields_of_the_submit() -> None:
         ("store", False, True),
         ("logprob_token_ids", [], [5]),
         ("prompt_embeds", None, "AAAA"),
+        ("truncation_side", "left", "right"),
     ],
 )
 def test_unsupported_fields_are_refused_only_when_they_ask_for_something(name: str, harmless: Any, asking: Any) -> None:
     assert parse(**{name: harmless}).prompt == "x"
     assert parse(**{name: None}).prompt == "x"
     assert refused(**{name: asking}).param == name
+
+
+@pytest.mark.parametrize(
+    ("include", "continuous", "at_the_end", "everywhere"),
+    [
+        (True, None, True, False),
+        (True, True, True, True),
+        (None, True, True, True),
+        (False, True, False, False),
+        (False, None, False, False),
+    ],
+)
+def test_no_usage_for_who_wants_none(include: Any, continuous: Any, at_the_end: bool, everywhere: bool) -> None:
+    asked = parse(stream=True, stream_options={"include_usage": include, "continuous_usage_stats": continuous})
+    assert (generation.wants_usage(asked), generation.continuous_usage(asked)) == (at_the_end, everywhere)
 
 
 def test_some_token_may_come() -> None:
