@@ -19,6 +19,7 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     silent: bool = False  # the output is for nobody: only the prompt's log-probabilities are
     bad_words: tuple[str, ...] = ()  # the tokenizer makes Words.banned of them
     suffix: str = ""  # what follows the output, by the model's tokens for that
+    plain: bool = False  # a text is encoded without special tokens
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

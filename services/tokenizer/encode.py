@@ -37,6 +37,7 @@ class Prompt(NamedTuple):
     tokens: "array[int]"  # int32
     grammar: Grammar | None = None  # that the whole output must match
     banned: tuple[tuple[int, ...], ...] = ()  # as in Words
+    tail: int = 0  # special tokens that the tokenizer has put behind a text
 
 
 class Encoder:
@@ -52,6 +53,7 @@ class Encoder:
 
     def prompt(self, submit: Submit, vocab_size: int) -> Prompt:
         """What a request says, made ready and checked; at least one token. Raises Reject."""
+        tail = 0
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
@@ -61,12 +63,13 @@ class Encoder:
             text = up_to_mark(text) if end == GOES_ON else text
             tokens = array("i", self._encode(text, False, "messages").ids)
         else:
-            tokens = array("i", self._encode(submit.text, True, "prompt").ids)
+            encoding = self._encode(submit.text, not submit.options.plain, "prompt")
+            tokens, tail = array("i", encoding.ids), tail_of(encoding)
         if not tokens:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
         if submit.options.suffix:
             tokens = self._filled_in(submit)
-        return Prompt(tokens, self._grammar(submit, tokens), tuple(dict.fromkeys(self._banned(submit))))
+        return Prompt(tokens, self._grammar(submit, tokens), tuple(dict.fromkeys(self._banned(submit))), tail)
 
     def _filled_in(self, submit: Submit) -> "array[int]":
         whole, plain = (self._encode(submit.text, special, "prompt").ids for special in (True, False))
@@ -112,7 +115,7 @@ class Encoder:
         """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
         if call.submit is not None:
             prompt = self.prompt(call.submit, self._vocabulary.size)
-            return Encoded(shortened(prompt.tokens, call.submit, max_model_len), [])
+            return Encoded(shortened(prompt, call.submit, max_model_len), [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
@@ -175,12 +178,20 @@ def up_to_mark(text: str) -> str:
     return before
 
 
-def shortened(tokens: "array[int]", submit: Submit, max_model_len: int) -> "array[int]":
-    """The prompt's last tokens, if the request says how many."""
-    keep = submit.options.keep_tokens
+def tail_of(encoding: Encoding) -> int:
+    return next((place for place, special in enumerate(reversed(encoding.special_tokens_mask)) if not special), 0)
+
+
+def shortened(prompt: Prompt, submit: Submit, max_model_len: int) -> "array[int]":
+    """The prompt's last tokens, if the request says how many; its first ones where it is pooled, and then the tail."""
+    tokens, keep = prompt.tokens, submit.options.keep_tokens
+    pooled = submit.sampling.report.pooling is not None
     if keep < 0:
-        keep = max_model_len - max(submit.sampling.max_tokens, 1)
-    return tokens[-keep:] if 0 < keep < len(tokens) else tokens
+        keep = max_model_len - (0 if pooled else max(submit.sampling.max_tokens, 1))
+    if not 0 < keep < len(tokens):
+        return tokens
+    tail = min(prompt.tail, keep)
+    return tokens[: keep - tail] + tokens[len(tokens) - tail :] if pooled else tokens[-keep:]
 
 
 def param_of(kind: PromptKind) -> str:
@@ -189,13 +200,16 @@ def param_of(kind: PromptKind) -> str:
 
 
 def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) -> int:
-    """The request's max_tokens: as asked, or, for 0, what the model's length leaves.
+    """The request's max_tokens: as asked, or, for 0, what the model's length leaves; none of what is pooled.
 
     Raises Reject (TOO_LONG) that names the prompt's field if the prompt alone is too long, else max_tokens.
     """
     # Clients know this error by its text: LiteLLM by the first sentence, LangChain by the code in brackets.
     limit = f"This model's maximum context length is {max_model_len} tokens."
     shorter = f"Please reduce the length of the {param}"
+    pooled = sampling.report.pooling is not None
+    if pooled and prompt_tokens <= max_model_len:
+        return 0
     if not sampling.max_tokens:
         if prompt_tokens >= max_model_len:
             text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens."

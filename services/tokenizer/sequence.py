@@ -189,4 +189,5 @@ def terminal(
         finished.message,
         finished.code,
         reasoning,
+        finished.vector,
     )

@@ -42,7 +42,7 @@ from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
-from services.worker.reports import Reporter, StepReports, scores_prompts
+from services.worker.reports import Reporter, StepReports, reads_all
 from services.worker.sampler import Sampler
 from services.worker.shortage import is_out_of_memory
 from services.worker.staging import staging
@@ -200,10 +200,10 @@ class Runner:
         turn = self._results.next_turn()
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
         bound = self.held.grammars.bound(entries.step)
-        keys = self._graphs.keys if self._graphs is not None and not scores_prompts(step, self.rows) else ()
+        keys = self._graphs.keys if self._graphs is not None and not reads_all(step, self.rows) else ()
         choice = graphs.choose(entries.step, keys)
         if choice is not None:
-            places, logits = self._replay(choice, entries, turn, bound)
+            places, logits = self._replay(choice, entries, turn, bound, step.drafting)
         else:
             places, logits = np.arange(np.count_nonzero(entries.step.samples)), None
             if len(step.slots):
@@ -241,6 +241,7 @@ class Runner:
         kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
         parts = self._results.reporter.parts(step, drafting, rows, put)
+        pooled = self._results.reporter.pooler.parts(step, drafting, rows, put)
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -257,11 +258,13 @@ class Runner:
         )
         self._note_blocks(batch.token_places, batch.token_rows, batch.positions, batch.beside)
         reads = self._drafts is not None and self._drafts.reads
-        every = reads or bool(parts)  # of the hidden states is wanted
+        every = reads or bool(parts) or pooled is not None  # of the hidden states is wanted
         only = None if every else batch.outputs
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, only, batch.beside)
         for part in parts:
             self._results.reporter.prompt(part, x, self.model.logits, rows.tokens)
+        if pooled is not None:
+            self._results.reporter.pooler.pool(pooled, x, self.model.hidden)
         if not len(slots) and not reads:
             return None
         own, sampled = None, ids[:0]
@@ -295,7 +298,9 @@ class Runner:
                 raise
             log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
 
-    def _replay(self, choice: Choice, entries: Entries, turn: int, bound: Ints) -> tuple[Ints, Tensor | None]:
+    def _replay(
+        self, choice: Choice, entries: Entries, turn: int, bound: Ints, drafting: int
+    ) -> tuple[Ints, Tensor | None]:
         """The place among the graph's rows of each entry that samples, and logits as `_run_eagerly`."""
         assert self._graphs is not None
         rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
@@ -317,7 +322,10 @@ class Runner:
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
         kept = put(places[bound]) if len(bound) else None
-        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
+        reporter = self._results.reporter
+        wanted = reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
+        whole_hidden = self._drafts is not None and self._drafts.reads and key.chunk
+        pooled = reporter.pooler.parts(step, drafting, rows, put, columns.draw[3][places] if whole_hidden else places)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -330,7 +338,9 @@ class Runner:
             if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
-            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
+            reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
+        if pooled is not None:
+            reporter.pooler.pool(pooled, made.hidden, self.model.hidden)
         if self._drafts is not None:
             num_rows, propose = first.shape[1], follows_drafts(step)
             if not (propose and num_rows <= proposed(rows, key) and self._graphs.follow(key)):
