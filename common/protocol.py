@@ -13,6 +13,8 @@ from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
+from common.pooling import Embedding as Embedding
+from common.pooling import Pooling as Pooling
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of

@@ -115,7 +115,7 @@ class Encoder:
         """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
         if call.submit is not None:
             prompt = self.prompt(call.submit, self._vocabulary.size)
-            return Encoded(shortened(prompt, call.submit, max_model_len), [])
+            return Encoded(shortened(prompt.tokens, call.submit, max_model_len, prompt.tail), [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
@@ -182,15 +182,15 @@ def tail_of(encoding: Encoding) -> int:
     return next((place for place, special in enumerate(reversed(encoding.special_tokens_mask)) if not special), 0)
 
 
-def shortened(prompt: Prompt, submit: Submit, max_model_len: int) -> "array[int]":
-    """The prompt's last tokens, if the request says how many; its first ones where it is pooled, and then the tail."""
-    tokens, keep = prompt.tokens, submit.options.keep_tokens
+def shortened(tokens: "array[int]", submit: Submit, max_model_len: int, tail: int = 0) -> "array[int]":
+    """The prompt's last tokens, if the request says how many; where it is pooled its first ones and the tail."""
+    keep = submit.options.keep_tokens
     pooled = submit.sampling.report.pooling is not None
     if keep < 0:
         keep = max_model_len - (0 if pooled else max(submit.sampling.max_tokens, 1))
     if not 0 < keep < len(tokens):
         return tokens
-    tail = min(prompt.tail, keep)
+    tail = min(tail, keep)
     return tokens[: keep - tail] + tokens[len(tokens) - tail :] if pooled else tokens[-keep:]
 
 

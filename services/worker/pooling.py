@@ -60,17 +60,18 @@ class Pooler:
         self._new: dict[int, Tensor] = {}
         self._vectors: list[Vectors] = []
 
-    def parts(self, step: Step, drafting: int, rows: Rows, put: Put, last: Ints | None = None) -> Parts | None:
-        """What the step computes of prompts that are pooled; None: nothing.
+    def parts(self, step: Step, rows: Rows, put: Put, last: Ints | None = None) -> Parts | None:
+        """What the step, spread out, computes of prompts that are pooled; None: nothing.
 
-        drafting: the plan's; `step`: spread out. last: where the hidden state of each row's last token is, if not at
-        that token's place; then no part is of a mean.
+        last: where the hidden state of each row's last token is, if not at that token's place; then no part is of a
+        mean.
         """
         wanted = {slot: report.pooling for slot, report in rows.reports.items() if report.pooling is not None}
         self._sums = {slot: found for slot, found in self._sums.items() if slot in wanted}
         if not wanted:
             return None
         ends = np.cumsum(step.counts) if last is None else last + 1
+        drafts = step.drafting - len(np.unique(step.slots[: step.drafting]))  # entries that are no rows of the plan
         index: list[Ints] = []
         goes_on: dict[int, int] = {}
         sums: dict[int, int] = {}
@@ -87,7 +88,7 @@ class Pooler:
             else:
                 continue
             if is_whole:
-                whole.setdefault(pooling, []).append((j - step.drafting + drafting, len(index), position + count))
+                whole.setdefault(pooling, []).append((j - drafts, len(index), position + count))
             index.append(np.arange(ends[j] - count, ends[j]))
         if not index:
             return None
@@ -101,8 +102,10 @@ class Pooler:
             [_whole(pooling, found, put) for pooling, found in whole.items()],
         )
 
-    def pool(self, parts: Parts, hidden: Tensor, normed: Callable[[Tensor], Tensor]) -> None:
+    def pool(self, parts: Parts | None, hidden: Tensor, normed: Callable[[Tensor], Tensor]) -> None:
         """hidden: in the places of the parts, before the final norm, which is `normed`."""
+        if parts is None:
+            return
         found = normed(hidden.index_select(0, parts.places)).float()
         if parts.lengths is not None:  # index_add_ would sum in another order each time
             found = torch.segment_reduce(found, "sum", lengths=parts.lengths, axis=0, unsafe=True)

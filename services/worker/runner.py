@@ -203,7 +203,7 @@ class Runner:
         keys = self._graphs.keys if self._graphs is not None and not reads_all(step, self.rows) else ()
         choice = graphs.choose(entries.step, keys)
         if choice is not None:
-            places, logits = self._replay(choice, entries, turn, bound, step.drafting)
+            places, logits = self._replay(choice, entries, turn, bound)
         else:
             places, logits = np.arange(np.count_nonzero(entries.step.samples)), None
             if len(step.slots):
@@ -241,7 +241,7 @@ class Runner:
         kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
         parts = self._results.reporter.parts(step, drafting, rows, put)
-        pooled = self._results.reporter.pooler.parts(step, drafting, rows, put)
+        pooled = self._results.reporter.pooler.parts(step, rows, put)
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -263,8 +263,7 @@ class Runner:
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, only, batch.beside)
         for part in parts:
             self._results.reporter.prompt(part, x, self.model.logits, rows.tokens)
-        if pooled is not None:
-            self._results.reporter.pooler.pool(pooled, x, self.model.hidden)
+        self._results.reporter.pooler.pool(pooled, x, self.model.hidden)
         if not len(slots) and not reads:
             return None
         own, sampled = None, ids[:0]
@@ -298,13 +297,11 @@ class Runner:
                 raise
             log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
 
-    def _replay(
-        self, choice: Choice, entries: Entries, turn: int, bound: Ints, drafting: int
-    ) -> tuple[Ints, Tensor | None]:
+    def _replay(self, choice: Choice, entries: Entries, turn: int, bound: Ints) -> tuple[Ints, Tensor | None]:
         """The place among the graph's rows of each entry that samples, and logits as `_run_eagerly`."""
         assert self._graphs is not None
         rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
-        arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, self._tables))
+        arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, Tables.of(rows)))
         columns = StepColumns(*arrays)
         places = inputs.write_step(step, rows, choice, columns, self._scratch)
         columns.ring[0] = turn
@@ -322,10 +319,9 @@ class Runner:
             index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
             ring = put(columns.ring.copy())
         kept = put(places[bound]) if len(bound) else None
-        reporter = self._results.reporter
-        wanted = reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
-        whole_hidden = self._drafts is not None and self._drafts.reads and key.chunk
-        pooled = reporter.pooler.parts(step, drafting, rows, put, columns.draw[3][places] if whole_hidden else places)
+        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
+        last = columns.draw[3][places] if self._drafts is not None and self._drafts.reads else places
+        pooled = self._results.reporter.pooler.parts(step, rows, put, last)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -338,19 +334,13 @@ class Runner:
             if self._drafts is not None or wanted is not None:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
-            reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
-        if pooled is not None:
-            reporter.pooler.pool(pooled, made.hidden, self.model.hidden)
+            self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
+        self._results.reporter.pooler.pool(pooled, made.hidden, self.model.hidden)
         if self._drafts is not None:
             num_rows, propose = first.shape[1], follows_drafts(step)
             if not (propose and num_rows <= proposed(rows, key) and self._graphs.follow(key)):
                 self._keep(self._drafts.seen(rows, key, given, made, num_rows), propose)
         return places[step.samples], None if kept is None else made.logits.index_select(0, kept)
-
-    @property
-    def _tables(self) -> Tables:
-        states = sum(more.is_state for more in self.rows.beside)
-        return Tables(1 + len(self.rows.beside) - states, states)
 
     def _note_blocks(self, places: Tensor, token_rows: Tensor, positions: Tensor, beside: Sequence[GroupStep]) -> None:
         """Brings the block tables of the groups behind the first one up to date on the device."""
@@ -382,12 +372,12 @@ class Runner:
     @torch.inference_mode()
     def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:
         """Captures steps of the layouts `wanted`; only the padding row and the last KV block are written."""
-        captured = Graphs(self.rows.tokens.device, wanted, self._tables)
+        captured = Graphs(self.rows.tokens.device, wanted, Tables.of(self.rows))
         none = np.zeros(0, np.int64)
         nobody = Step(none, none, none, none.astype(np.bool_))
 
         def padding(key: GraphKey) -> StepColumns:
-            columns = StepColumns.blank(key, self._tables)
+            columns = StepColumns.blank(key, Tables.of(self.rows))
             inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
             return columns
 

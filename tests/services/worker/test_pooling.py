@@ -99,7 +99,9 @@ def check(tiny: Any, feeder: Feeder, samplings: Sequence[Sampling] = SAMPLINGS) 
 
 @pytest.mark.parametrize("chunk", [200, 7, 1])
 @pytest.mark.parametrize("name", ["qwen3", "gpt_oss_64", "deepseek_v3_yarn"])
-def test_equal_to_transformers_beside_a_row_that_decodes(make_tiny: Callable[[str], Any], name: str, chunk: int) -> None:
+def test_equal_to_transformers_beside_a_row_that_decodes(
+    make_tiny: Callable[[str], Any], name: str, chunk: int
+) -> None:
     tiny = make_tiny(name)
     feeder = Feeder(tiny.driver(80)).listen()
     feeder(PROMPTS, SAMPLINGS, chunk, 9)
