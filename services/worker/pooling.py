@@ -5,7 +5,7 @@ A part is what a step computes of a prompt: of a mean all its tokens, else the p
 here from chunk to chunk, by slot; a step that did not succeed has changed none. Nothing here waits for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from torch import Tensor
 from common.pooling import Pooling
 from services.worker.inputs import Put
 from services.worker.state import Ints, Rows, Step
+
+SPAN = 64
 
 
 class Whole(NamedTuple):
@@ -30,7 +32,7 @@ class Parts(NamedTuple):
     """P parts of I tokens."""
 
     places: Tensor  # int64 [I], among the hidden states, part after part
-    lengths: Tensor | None  # int64 [P]; None: each is one token
+    sizes: list[Tensor]  # int64, how many follow each other that are summed, level by level; none: each is one token
     sums: dict[int, int]  # slot of each mean that is not whole yet: its part
     earlier: list[int]  # slots whose sums go on
     goes_on: Tensor | None  # int64, their parts
@@ -92,10 +94,9 @@ class Pooler:
             index.append(np.arange(ends[j] - count, ends[j]))
         if not index:
             return None
-        lengths = np.array([len(each) for each in index], np.int64)
         return Parts(
             put(np.concatenate(index)),
-            put(lengths) if (lengths != 1).any() else None,
+            [put(sizes) for sizes in levels([len(each) for each in index])],
             sums,
             list(goes_on),
             put(np.array(list(goes_on.values()), np.int64)) if goes_on else None,
@@ -107,8 +108,8 @@ class Pooler:
         if parts is None:
             return
         found = normed(hidden.index_select(0, parts.places)).float()
-        if parts.lengths is not None:  # index_add_ would sum in another order each time
-            found = torch.segment_reduce(found, "sum", lengths=parts.lengths, axis=0, unsafe=True)
+        for sizes in parts.sizes:  # index_add_ would sum in another order each time, a product spread one row's NaN
+            found = torch.segment_reduce(found, "sum", lengths=sizes, axis=0, unsafe=True)
         if parts.goes_on is not None:
             found.index_add_(0, parts.goes_on, torch.stack([self._sums[slot] for slot in parts.earlier]))
         self._new |= {slot: found[part] for slot, part in parts.sums.items()}
@@ -123,6 +124,16 @@ class Pooler:
         """Of this step, which has succeeded."""
         self._sums |= self._new
         return self._vectors
+
+
+def levels(lengths: Sequence[int]) -> list[Ints]:
+    """How sums of so many terms are made of sums of at most SPAN: a device makes each by one thread per column."""
+    found: list[Ints] = []
+    while max(lengths) > 1:
+        pieces = [np.minimum(SPAN, length - np.arange(0, length, SPAN)) for length in lengths]
+        found.append(np.concatenate(pieces))
+        lengths = [len(each) for each in pieces]
+    return found
 
 
 def _whole(pooling: Pooling, found: list[tuple[int, int, int]], put: Put) -> Whole:

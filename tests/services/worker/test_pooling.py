@@ -12,6 +12,7 @@ from common.logprobs import Report
 from common.pooling import Pooling
 from common.protocol import Sampling
 from services.worker.graphs import layouts
+from services.worker.pooling import SPAN, levels
 from services.worker.shortage import Retry
 from services.worker.state import Step
 from tests.services.worker.called_graphs import capture
@@ -116,11 +117,10 @@ def test_the_last_token_costs_no_replay(make_tiny: Callable[[str], Any], monkeyp
     tiny = make_tiny("qwen3")
     driver = tiny.driver(80)
     graphs = capture(driver, layouts(8, 8, 136, 200), monkeypatch)
-    eager, eager_steps = driver.runner._run_eagerly, 0
+    eager, eager_steps = driver.runner._run_eagerly, list[Any]()
 
     def run_eagerly(*given: Any) -> Any:
-        nonlocal eager_steps
-        eager_steps += 1
+        eager_steps.append(given)
         return eager(*given)
 
     monkeypatch.setattr(driver.runner, "_run_eagerly", run_eagerly)
@@ -132,7 +132,7 @@ def test_the_last_token_costs_no_replay(make_tiny: Callable[[str], Any], monkeyp
     feeder.vectors.clear()
     feeder(PROMPTS[:4], SAMPLINGS[:4], 12, 9)
     check(tiny, feeder, SAMPLINGS[:4])
-    assert eager_steps == 3, "of those that compute a mean"
+    assert len(eager_steps) == 3, "of those that compute a mean"
 
 
 def test_a_step_that_failed_leaves_sums_as_they_were(
@@ -165,6 +165,33 @@ def test_a_step_that_failed_leaves_sums_as_they_were(
     feeder(PROMPTS, SAMPLINGS, 40, 3)
     check(tiny, feeder)
     assert failures > 2
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [1, 5, 64, 2], [65, 1, 64 * 64 + 1, 130]])
+def test_long_sums_are_made_of_short_ones(lengths: list[int]) -> None:
+    values = torch.rand(sum(lengths), 3)
+    found, depth = values, 0
+    for sizes in levels(lengths):
+        assert sizes.max() <= SPAN and sizes.sum() == len(found)
+        found, depth = torch.segment_reduce(found, "sum", lengths=torch.from_numpy(sizes), axis=0), depth + 1
+    assert torch.allclose(found, torch.stack([part.sum(0) for part in values.split(lengths)]))
+    assert depth == (0 if max(lengths) == 1 else 1 if max(lengths) <= SPAN else 3)
+
+
+def test_a_row_that_overflows_is_alone(make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = make_tiny("qwen3")
+    hidden = tiny.decoder.hidden
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = hidden(x)
+        found[3] = float("nan")  # a token of the first prompt
+        return found
+
+    monkeypatch.setattr(tiny.decoder, "hidden", broken)
+    feeder = Feeder(tiny.driver(80)).listen()
+    feeder(PROMPTS, [Sampling(0, report=Report(pooling=Pooling("mean")))] * len(PROMPTS), 200, 0)
+    finite = [bool(np.isfinite(np.frombuffer(feeder.vectors[slot][0], np.float32)).all()) for slot in range(6)]
+    assert finite == [False] + [True] * 5
 
 
 def test_many_rows_are_one_product(make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_key_is_charged_for_all_inputs() -> None:
                 charged.append(handle(*given))
                 return charged[-1]
 
-            system.gateway.open = opened  # type: ignore[method-assign]
+            system.gateway.open = opened  # type: ignore[method-assign, assignment]
             await client.post("/v1/embeddings", json={"input": ["a"] * 5})
             assert [len(request.choices) for request in charged] == [2, 4, 5]
 
