@@ -1,4 +1,4 @@
-"""Vectors on the GPU against transformers: chunked beside a row that decodes, replayed and not, nothing built for them."""
+"""Vectors on the GPU against transformers: chunked beside a row that decodes, replayed and not; nothing is built."""
 
 from collections.abc import Callable
 from typing import Any
