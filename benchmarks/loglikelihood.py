@@ -41,6 +41,12 @@ class Reference:
             logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0]
         return logits.log_softmax(-1)
 
+    def hidden(self, tokens: list[int]) -> torch.Tensor:
+        """float32 [len(tokens), N], behind the final norm."""
+        with torch.inference_mode():
+            states: torch.Tensor = self._model.model(torch.tensor([tokens])).last_hidden_state[0]
+        return states
+
     def loglikelihood(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         """Its sum, and whether each token is the most probable one."""
         rows = self.logprobs([*context, *continuation])[len(context) - 1 : -1]

@@ -39,6 +39,10 @@ class Model(Branch, frozen=True):
         "auto"  # dialect of tool calls (docs/api.md); auto: by template and config.json; none: plain text
     )
     reasoning_parser: str = "auto"  # likewise, of reasoning
+    # Of /v1/embeddings, where a request does not say; auto: as the checkpoint's files do, else last and on.
+    pooling: Literal["auto", "last", "mean"] = "auto"
+    normalize: Literal["auto", "on", "off"] = "auto"  # vectors have length 1
+    matryoshka: bool = False  # any first part of a vector is one, also where config.json does not say so
 
 
 class Kv(Branch, frozen=True):

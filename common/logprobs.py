@@ -7,15 +7,22 @@ many float32 values. Equal logits are ordered by id. All records of a sequence h
 
 import msgspec
 
+from common.pooling import Pooling
+
 
 class Report(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Of a Sampling: which tokens come with log-probabilities, and with how many other ones beside each."""
+    """Of a Sampling: which tokens come with log-probabilities, and with how many other ones beside each.
+
+    With `pooling` no token comes at all, but a vector of the prompt.
+    """
 
     top: int = -1  # of the output's tokens; -1: none
     prompt: int = -1  # of the prompt's tokens but the first, which follows nothing
+    pooling: Pooling | None = None
 
     @property
     def asks(self) -> bool:
+        """For log-probabilities."""
         return self.top >= 0 or self.prompt >= 0
 
 
@@ -26,6 +33,7 @@ class StepLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompts: dict[
         int, tuple[int, bytes]
     ] = {}  # by place in the plan's rows: first token's place in the prompt, records
+    vectors: dict[int, bytes] = {}  # float32, likewise: of rows whose prompt is pooled and whole
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -13,6 +13,8 @@ from common.constraints import ToolUse as ToolUse
 from common.kinds import FinishReason as FinishReason
 from common.kinds import PromptKind as PromptKind
 from common.logprobs import Report, StepLogprobs, TextLogprobs, TokenLogprobs
+from common.pooling import Embedding as Embedding
+from common.pooling import Pooling as Pooling
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
@@ -24,6 +26,7 @@ from common.values import Growth as Growth
 from common.values import KvGroup as KvGroup
 from common.values import Load as Load
 from common.values import Member as Member
+from common.values import ModelFacts as ModelFacts
 from common.values import Peer as Peer
 from common.values import Progress as Progress
 from common.values import RowTable as RowTable
@@ -43,7 +46,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=True):
 class Sampling(Struct, frozen=True):
     """How output tokens are chosen and when they end. The seed is always resolved (by the API if none is given)."""
 
-    max_tokens: int
+    max_tokens: int  # 0 where report.pooling asks for a vector instead
     seed: int = 0  # choice i of a request samples with seed + i (mod 2**64)
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
@@ -61,26 +64,6 @@ class Sampling(Struct, frozen=True):
     words: Words = Words()
 
 
-class ModelFacts(Struct, frozen=True):
-    """What the worker found out about the model; everybody else learns it from here."""
-
-    name: str
-    architecture: str
-    vocab_size: int
-    max_model_len: int  # tokens of prompt and output together
-    eos_token_ids: tuple[int, ...]
-    block_tokens: int
-    num_blocks: int
-    dtype: str = ""
-    ops_hash: str = ""
-    kv_dtype: str = ""
-    attention_parity: int = 0  # context to which attending costs a token as much as the weights do; 0: not known
-    groups: tuple[KvGroup, ...] = ()  # (): one, of all layers, that keeps all blocks
-    pools: tuple[int, ...] = ()  # blocks of the pools behind the first one, which has num_blocks
-    drafts: int = 0  # tokens that the worker proposes behind a row's newest one, to be verified in one step
-    draft_rows: int = 0  # in steps of at most so many rows
-
-
 class Finished(Struct, frozen=True):
     """The one terminal of a sequence, scheduler to tokenizer."""
 
@@ -90,6 +73,7 @@ class Finished(Struct, frozen=True):
     cached_tokens: int = 0  # prompt tokens found in the prefix cache
     message: str = ""  # for ERROR
     code: str = ""  # for ERROR: common.errors.RejectReason, "" is internal
+    vector: bytes = b""  # float32, of a prompt that is pooled
 
 
 class TextFinished(Struct, frozen=True):
@@ -105,6 +89,7 @@ class TextFinished(Struct, frozen=True):
     message: str = ""
     code: str = ""  # as in Finished
     reasoning_tokens: int = 0  # of the output
+    vector: bytes = b""  # as in Finished
 
 
 class RowStart(Struct, frozen=True):

@@ -29,6 +29,7 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     suffix: str = ""  # what follows the output, by the model's tokens for that
     repetition: Repetition | None = None
     thinking_tokens: int = 0  # of reasoning, after which its end is written for the model; 0: as many as it likes
+    plain: bool = False  # a text is encoded without special tokens
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from common.pooling import Embedding
+
 ServiceName = Literal["api", "tokenizer", "scheduler", "worker", "admin"]
 State = Literal["starting", "ready", "draining", "failed"]
 
@@ -28,6 +30,27 @@ class KvGroup(Struct, frozen=True):
     pool: int = 0  # groups of one pool have blocks of equal size, and share their numbers
     window: int = 0  # tokens that a token sees, itself included
     every: int = 0  # tokens from checkpoint to checkpoint, a multiple of block_tokens; no chunk of a row crosses one
+
+
+class ModelFacts(Struct, frozen=True):
+    """What the worker found out about the model; everybody else learns it from here."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    eos_token_ids: tuple[int, ...]
+    block_tokens: int
+    num_blocks: int
+    dtype: str = ""
+    ops_hash: str = ""
+    kv_dtype: str = ""
+    attention_parity: int = 0  # context to which attending costs a token as much as the weights do; 0: not known
+    groups: tuple[KvGroup, ...] = ()  # (): one, of all layers, that keeps all blocks
+    pools: tuple[int, ...] = ()  # blocks of the pools behind the first one, which has num_blocks
+    drafts: int = 0  # tokens that the worker proposes behind a row's newest one, to be verified in one step
+    draft_rows: int = 0  # in steps of at most so many rows
+    embedding: Embedding = Embedding()
 
 
 class RowTable(Struct, frozen=True):

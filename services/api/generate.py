@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -15,6 +15,7 @@ from services.api import deadline, route
 from services.api.answer import Wanted
 from services.api.gateway import Gateway
 from services.api.hub import Hub, Request
+from services.api.logprobs import Form
 from services.api.schema.generation import GenerationRequest, continuous_usage, wants_usage
 from services.api.server import Wire, wire_of
 from services.api.sse import Chunks, EventStream, Stream
@@ -49,6 +50,20 @@ class Collector:
         if self._alarm is not None:
             self._alarm.cancel()
         self._hub.cancel(self._request)
+
+
+class Asked(Protocol):
+    """What all bodies say of their request as a whole."""
+
+    @property
+    def stream(self) -> bool | None: ...
+    @property
+    def priority(self) -> int | None: ...
+    @property
+    def deadline_ms(self) -> int | None: ...
+    @property
+    def request_id(self) -> str | None: ...
+    def form(self) -> Form: ...
 
 
 class Begun(NamedTuple):
@@ -89,7 +104,7 @@ async def generate(
 def begin(
     gateway: Gateway,
     http: HttpRequest,
-    asked: GenerationRequest,
+    asked: Asked,
     submits: list[Submit],
     wanted: Wanted | None = None,
     echoes: Sequence[str] = (),

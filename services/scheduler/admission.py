@@ -5,6 +5,7 @@ import numpy as np
 from common.errors import Reject, RejectReason
 from common.logprobs import Report, record_bytes
 from common.metrics import series
+from common.pooling import Pooling
 from common.protocol import Admit, Sampling
 from common.trace_context import span_id_of
 from services.scheduler import policy
@@ -112,7 +113,10 @@ def _validate(admit: Admit) -> None:
         raise Reject(RejectReason.INVALID, "choices that were admitted before are admitted one by one", "n")
     if admit.origin >= 0 and not of_one_api(admit.origin, admit.seq_id):
         raise Reject(RejectReason.INVALID, "the sequence belongs to another API process", "origin")
-    if admit.sampling.max_tokens < 1:
+    pooling = admit.sampling.report.pooling
+    if pooling is not None:
+        _validate_pooled(admit, pooling)
+    elif admit.sampling.max_tokens < 1:
         text = f"max_tokens must be at least 1, not {admit.sampling.max_tokens}"
         raise Reject(RejectReason.INVALID, text, "max_tokens")
     _validate_sampling(admit.sampling)
@@ -126,6 +130,15 @@ def _validate(admit: Admit) -> None:
         raise Reject(RejectReason.INVALID, f"{report} is not between -1 and {MOST_TOP}", "logprobs")
     if len(admit.logprobs) != record_bytes(report.top) * (len(admit.output) // TOKEN_BYTES):
         raise Reject(RejectReason.INVALID, f"{len(admit.logprobs)} bytes are no records of the output", "logprobs")
+
+
+def _validate_pooled(admit: Admit, pooling: Pooling) -> None:
+    """A vector comes alone."""
+    sampling = admit.sampling
+    if sampling.max_tokens or admit.output or admit.n != 1 or sampling.report.asks or sampling.grammar is not None:
+        raise Reject(RejectReason.INVALID, "a prompt that is pooled has one vector and no output", "pooling")
+    if pooling.dimensions < 0:
+        raise Reject(RejectReason.INVALID, f"no vector has {pooling.dimensions} dimensions", "dimensions")
 
 
 def _validate_sampling(sampling: Sampling) -> None:
@@ -144,7 +157,11 @@ def _validate_for(admit: Admit, worker: Worker) -> None:
     """Whether this worker can ever run it."""
     facts = worker.facts
     num_prompt = len(admit.tokens) // TOKEN_BYTES
-    if num_prompt >= worker.longest:
+    pooling = admit.sampling.report.pooling
+    if pooling is not None and not policy.can_pool(pooling, facts.embedding):
+        text = f"the model gives no vectors of {pooling.dimensions or 'any'} dimensions; {facts.embedding.lacks}"
+        raise Reject(RejectReason.INVALID, text.rstrip("; "), "dimensions" if facts.embedding.size else "model")
+    if num_prompt >= worker.longest + (pooling is not None):
         raise Reject(
             RejectReason.TOO_LONG,
             f"the prompt has {num_prompt} tokens; prompt and output together may have {worker.longest} "

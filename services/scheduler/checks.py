@@ -71,7 +71,7 @@ def _check_worker(state: State, worker: Worker, rows: list[Row]) -> None:
     assert set(worker.drafts.rows.values()) == drafting, "the list of drafting rows is wrong"
     assert worker.drafts.on or not drafting, "rows draft though drafts are off"
     assert worker.rows.received_tick <= worker.rows.tick, "a tick was received before it was planned"
-    expected = {row for flight in state.in_flight for row in (*flight.samplers, *flight.ending)}
+    expected = {row for flight in state.in_flight for row in (*flight.samplers, *flight.pooled, *flight.ending)}
     for row in rows:
         _check_row(worker, row, row in expected)
         if row in drafting:

@@ -28,7 +28,7 @@ class Ended(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return len(self.output) + len(self.records) + len(self.prompt_records)
+        return len(self.output) + len(self.records) + len(self.prompt_records) + len(self.finished.vector)
 
 
 class Traced(NamedTuple):

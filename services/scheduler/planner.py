@@ -72,7 +72,9 @@ def _issue(state: State, flight: Flight, fill: Fill) -> None:
     flight.num_tokens += sum(fill.counts)
     flight.added, flight.filled = fill.rows_added, fill.rows
     flight.samplers = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if samples]
-    flight.fillers = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if not samples]
+    flight.pooled = [row for row in fill.rows if row.sequence.pooled and row.filled_step == fill.step]
+    others = [row for row, samples in zip(fill.rows, fill.samples, strict=True) if not samples]
+    flight.fillers = [row for row in others if row not in flight.pooled] if flight.pooled else others
     flight.published = [block for row in fill.rows for block in state.publish(row, row.scheduled)]
 
 
@@ -241,7 +243,7 @@ def _give_chunk(state: State, worker: Worker, fill: Fill, row: Row) -> None:
     fill.counts.append(count)
     fill.budget -= count
     row.scheduled += count
-    fill.samples.append(row.scheduled == known)
+    fill.samples.append(row.scheduled == known and not sequence.pooled)
     if row.scheduled < known:
         return
     row.filled_step = fill.step
@@ -275,6 +277,8 @@ def _admit(state: State, worker: Worker, fill: Fill, sequence: Sequence, donor: 
         return None
     # At least the last token is computed, since its logits are needed.
     reusable = (known - 1) // kv.block_tokens
+    if sequence.pooled and sequence.pooled.mode == "mean":
+        reusable = 0  # hidden states of all tokens
     if reports.unscored(sequence):  # nor what tells how probable its prompt is
         reusable, donor = min(reusable, reports.scored(sequence) // kv.block_tokens), None
     hit = kv.prefixes.of_donor(donor, reusable, known - 1) if donor is not None else None

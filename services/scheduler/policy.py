@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 
 from common.kv_needs import longest_of
+from common.pooling import Embedding, Pooling
 from common.protocol import ModelFacts, WorkerReady
 
 Key = tuple[float, int]
@@ -81,8 +82,16 @@ def beside_tokens(step_tokens: int, chunk_beside: int, decoding: int, filling: i
 
 
 def length_limit(num_prompt: int, max_tokens: int, longest: int) -> int:
-    """Prompt and output tokens at which a sequence ends with LENGTH."""
-    return min(num_prompt + max_tokens, longest)
+    """Prompt and output tokens at which a sequence ends with LENGTH.
+
+    Without any output, of a prompt that is pooled, it is one that never comes.
+    """
+    return min(num_prompt + max_tokens, longest) if max_tokens else min(num_prompt, longest) + 1
+
+
+def can_pool(pooling: Pooling, embedding: Embedding) -> bool:
+    """Whether a model gives such a vector."""
+    return 0 < (pooling.dimensions or embedding.size) <= embedding.size
 
 
 def spare_blocks(num_blocks: int) -> int:

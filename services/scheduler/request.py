@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 
+from common.pooling import Pooling
 from common.protocol import Sampling
 from services.scheduler.blocks import TOKEN_BYTES
 from services.scheduler.policy import Key
@@ -127,6 +128,11 @@ class Sequence:
     @property
     def known(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def pooled(self) -> Pooling | None:
+        """How its prompt becomes a vector, which is all that it gives then."""
+        return self.sampling.report.pooling
 
     @property
     def num_output(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.errors import RejectReason
 from common.protocol import FinishReason, RowFault, StepResult
-from services.scheduler import drafting, reports
+from services.scheduler import drafting, reports, vectors
 from services.scheduler.request import NEVER, Row
 from services.scheduler.rows import I64, U32, Roster
 from services.scheduler.state import Fault, Flight, State, Worker
@@ -45,6 +45,7 @@ def apply_result(state: State, result: StepResult) -> None:
     if not all(0 <= fault.place < num_stepped + len(flight.filled) for fault in result.faults):
         raise Fault(f"step {flight.step} names faulty rows that its plan does not have")
     told = reports.read(worker, flight, result, drafted, () if failed is None else set(failed.tolist()))
+    found = vectors.read(worker, flight, result, failed)
     elapsed_s = _land(state, worker)
     if worker.drafts.tokens and not flight.filled:
         worker.drafts.switch.note(bool(flight.drafted), flight.num_stepped, elapsed_s, num_tokens)
@@ -62,6 +63,7 @@ def apply_result(state: State, result: StepResult) -> None:
     for place, row in enumerate(flight.samplers, num_tokens - len(flight.samplers)):
         if row.alive:
             _apply_first(state, worker, row, int(tokens[place]))
+    vectors.apply(state, found)
 
 
 def _land(state: State, worker: Worker) -> float:

@@ -23,7 +23,7 @@ from services.scheduler.ends import StopTokens
 from services.scheduler.kv_groups import KvGroups
 from services.scheduler.pace import Pace
 from services.scheduler.past import Traced
-from services.scheduler.policy import Key, Rank, length_limit, rows_allowed
+from services.scheduler.policy import Key, Rank, can_pool, length_limit, rows_allowed
 from services.scheduler.request import NEVER, Row, Sequence, Stage, Table
 from services.scheduler.rows import Roster, RowTable, readdressed
 from services.scheduler.slots import SlotPool
@@ -54,7 +54,10 @@ class Flight(msgspec.Struct):
     ending: Collection[Row] = ()  # roster rows whose last token this step computes
     samplers: Collection[Row] = ()  # rows whose last known token this step computes
     fillers: Collection[Row] = ()  # rows with known tokens left after this step
-    filled: SequenceOf[Row] = ()  # samplers and fillers in the order of the plan's columns, which follow the roster's
+    pooled: Collection[Row] = ()  # rows whose prompt this step completes, which want its vector and no token
+    filled: SequenceOf[
+        Row
+    ] = ()  # samplers, fillers and pooled in the order of the plan's columns, which follow the roster's
     added: Collection[Row] = ()
     published: Collection[int] = ()  # blocks that became findable when this plan was issued, as KvGroups labels them
     num_stepped: int = 0  # rows of the roster
@@ -215,7 +218,13 @@ class State:
         row.sequence.row = None
 
     def finish(
-        self, sequence: Sequence, reason: FinishReason, stop_token: int = -1, message: str = "", code: str = ""
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        stop_token: int = -1,
+        message: str = "",
+        code: str = "",
+        vector: bytes = b"",
     ) -> None:
         """The one terminal of a sequence, from any stage."""
         if sequence.row is not None:
@@ -231,7 +240,7 @@ class State:
         self.past.figures.ended(sequence, self.now_s)
         sequence.request.choices.remove(sequence)
         cached_tokens = max(sequence.cached_tokens, 0)
-        finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code)
+        finished = Finished(sequence.seq_id, reason, stop_token, cached_tokens, message, code, vector)
         self.past.add(sequence, finished)
         if sequence.trace:
             self.past.traced.append(Traced(sequence, finished, self.now_s))
@@ -277,7 +286,9 @@ class State:
             sequence.chain.clear()
             sequence.limit = length_limit(sequence.request.num_prompt, sequence.sampling.max_tokens, longest)
             largest = max(memoryview(bytes(sequence.tokens)).cast("I"))  # unsigned, so negative ids are large
-            if largest >= facts.vocab_size or (sequence.known >= sequence.limit and not sequence.num_output):
+            if sequence.pooled and not can_pool(sequence.pooled, facts.embedding):
+                self.finish(sequence, FinishReason.ERROR, message="the worker gives no such vectors")
+            elif largest >= facts.vocab_size or (sequence.known >= sequence.limit and not sequence.num_output):
                 message = (
                     f"{sequence.known} tokens up to id {largest} do not fit the worker, "
                     f"which takes {longest} of a vocabulary of {facts.vocab_size}"

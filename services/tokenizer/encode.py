@@ -38,6 +38,7 @@ class Prompt(NamedTuple):
     tokens: "array[int]"  # int32
     grammar: Grammar | None = None  # that the whole output must match
     banned: tuple[tuple[int, ...], ...] = ()  # as in Words
+    tail: int = 0  # special tokens that the tokenizer has put behind a text
     thinking: Bound | None = None
 
 
@@ -54,6 +55,7 @@ class Encoder:
 
     def prompt(self, submit: Submit, vocab_size: int) -> Prompt:
         """What a request says, made ready and checked; at least one token. Raises Reject."""
+        tail = 0
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
@@ -63,13 +65,14 @@ class Encoder:
             text = up_to_mark(text) if end == GOES_ON else text
             tokens = array("i", self._encode(text, False, "messages").ids)
         else:
-            tokens = array("i", self._encode(submit.text, True, "prompt").ids)
+            encoding = self._encode(submit.text, not submit.options.plain, "prompt")
+            tokens, tail = array("i", encoding.ids), tail_of(encoding)
         if not tokens:
             raise Reject(RejectReason.INVALID, "the prompt is empty", param_of(submit.kind))
         if submit.options.suffix:
             tokens = self._filled_in(submit)
         banned = tuple(dict.fromkeys(self._banned(submit)))
-        return Prompt(tokens, self._grammar(submit, tokens), banned, self._thinking(submit, tokens))
+        return Prompt(tokens, self._grammar(submit, tokens), banned, tail, self._thinking(submit, tokens))
 
     def _thinking(self, submit: Submit, tokens: "array[int]") -> Bound | None:
         """How much reasoning there may be. Raises Reject where nobody can say what is."""
@@ -132,7 +135,7 @@ class Encoder:
         """Ids and token strings for /tokenize, and the prompts of requests that are not run. Raises Reject."""
         if call.submit is not None:
             prompt = self.prompt(call.submit, self._vocabulary.size)
-            return Encoded(shortened(prompt.tokens, call.submit, max_model_len), [])
+            return Encoded(shortened(prompt.tokens, call.submit, max_model_len, prompt.tail), [])
         if call.kind == PromptKind.CHAT:
             text = self._render(call.messages, b"", call.add_generation_prompt)
             encoding = self._encode(text, False, "messages")
@@ -195,12 +198,20 @@ def up_to_mark(text: str) -> str:
     return before
 
 
-def shortened(tokens: "array[int]", submit: Submit, max_model_len: int) -> "array[int]":
-    """The prompt's last tokens, if the request says how many."""
+def tail_of(encoding: Encoding) -> int:
+    return next((place for place, special in enumerate(reversed(encoding.special_tokens_mask)) if not special), 0)
+
+
+def shortened(tokens: "array[int]", submit: Submit, max_model_len: int, tail: int = 0) -> "array[int]":
+    """The prompt's last tokens, if the request says how many; where it is pooled its first ones and the tail."""
     keep = submit.options.keep_tokens
+    pooled = submit.sampling.report.pooling is not None
     if keep < 0:
-        keep = max_model_len - max(submit.sampling.max_tokens, 1)
-    return tokens[-keep:] if 0 < keep < len(tokens) else tokens
+        keep = max_model_len - (0 if pooled else max(submit.sampling.max_tokens, 1))
+    if not 0 < keep < len(tokens):
+        return tokens
+    tail = min(tail, keep)
+    return tokens[: keep - tail] + tokens[len(tokens) - tail :] if pooled else tokens[-keep:]
 
 
 def param_of(kind: PromptKind) -> str:
@@ -209,13 +220,16 @@ def param_of(kind: PromptKind) -> str:
 
 
 def fit(prompt_tokens: int, sampling: Sampling, max_model_len: int, param: str) -> int:
-    """The request's max_tokens: as asked, or, for 0, what the model's length leaves.
+    """The request's max_tokens: as asked, or, for 0, what the model's length leaves; none of what is pooled.
 
     Raises Reject (TOO_LONG) that names the prompt's field if the prompt alone is too long, else max_tokens.
     """
     # Clients know this error by its text: LiteLLM by the first sentence, LangChain by the code in brackets.
     limit = f"This model's maximum context length is {max_model_len} tokens."
     shorter = f"Please reduce the length of the {param}"
+    pooled = sampling.report.pooling is not None
+    if pooled and prompt_tokens <= max_model_len:
+        return 0
     if not sampling.max_tokens:
         if prompt_tokens >= max_model_len:
             text = f"{limit} However, your {param} resulted in {prompt_tokens} tokens."

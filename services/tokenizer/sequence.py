@@ -269,4 +269,5 @@ def terminal(
         finished.message,
         finished.code,
         reasoning,
+        finished.vector,
     )

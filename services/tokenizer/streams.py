@@ -108,7 +108,7 @@ class Streams:
     def admit(self, request: Request, prompt: Prompt, model: ModelFacts) -> None:
         """Hands an encoded request to a scheduler. Raises Reject; then `refuse` it."""
         submit = request.submit
-        tokens = shortened(prompt.tokens, submit, model.max_model_len)
+        tokens = shortened(prompt.tokens, submit, model.max_model_len, prompt.tail)
         max_tokens = fit(len(tokens), submit.sampling, model.max_model_len, param_of(submit.kind))
         words = msgspec.structs.replace(submit.sampling.words, banned=prompt.banned)
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=prompt.grammar, words=words)

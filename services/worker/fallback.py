@@ -134,7 +134,7 @@ def positions_of(rows: AttentionRows, num_tokens: int) -> Tensor:
 class TransformersDecoder(Decoder):
     """A Decoder that gives logits where ours gives the residual stream."""
 
-    compiles = False
+    compiles = gives_hidden = False
 
     def __init__(self, spec: DecoderSpec, model: Any, bindings: Bindings) -> None:
         self.spec, self.model = spec, model

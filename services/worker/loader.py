@@ -190,6 +190,9 @@ def served_tensors(tensors: Mapping[str, StoredTensor], model: ModelDef, spec: D
         own = mtp.prefixes(spec.trunk_layers, spec.with_mtp)
         prefixes = own | {prefix: ours for prefix, ours in prefixes.items() if prefix not in own}
     served: dict[str, StoredTensor] = {}
+    embedding, root = model.names.embedding, "model."
+    if embedding not in tensors and embedding.removeprefix(root) in tensors:  # saved without a head, to give vectors
+        tensors = {root + name: tensor for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
         ours = "" if prefix is None else prefixes[prefix]

@@ -21,6 +21,7 @@ import torch
 
 from common.config import Config, Speculative
 from common.errors import ConfigError
+from common.pooling import Embedding
 from common.protocol import ModelFacts, Progress, StepPlan
 from services.worker import compile as levels
 from services.worker import fallback, memory
@@ -29,6 +30,7 @@ from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.drafting import Smaller, choose_drafting, with_drafts
 from services.worker.file_reader import FileReader
+from services.worker.embedding import embedding_of
 from services.worker.grammars import Grammars, open_words
 from services.worker.group import Group, Place
 from services.worker.held import HeldTokens
@@ -274,6 +276,11 @@ class ModelEngine:
             pools=pools[1:],
             drafts=drafting.tokens if drafting is not None else 0,
             draft_rows=config.speculative.max_rows,
+            embedding=(
+                embedding_of(config.model, source.files, source.config, model.spec.hidden_size)
+                if model.gives_hidden
+                else Embedding(lacks=f"{loaded.architecture} runs by transformers' code, which keeps its hidden states")
+            ),
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)

@@ -19,11 +19,13 @@ from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
 from common.logprobs import Report, StepLogprobs
 from common.model_source import ModelFiles, resolve
+from common.pooling import Embedding, Pooling
 from common.protocol import ModelFacts, Progress, RowFault, RowStart, StepPlan
 
 Ints = npt.NDArray[np.integer[Any]]
 FIRST_TOKEN, TOKEN_RANGE = 300, 700  # ordinary words in every vocabulary that is larger than 1,000
 DEFAULT_MAX_LEN, DEFAULT_BLOCKS = 8192, 65_536
+VECTOR_SIZE = 64
 
 
 class Done:
@@ -64,6 +66,7 @@ class NullEngine:
             num_blocks=config.kv.blocks or DEFAULT_BLOCKS,
             drafts=config.speculative.drafts,
             draft_rows=config.speculative.max_rows,
+            embedding=Embedding(VECTOR_SIZE, lengths=()),
         )
         self.max_rows = config.scheduler.max_rows
         self._step_s = config.worker.step_us / 1e6
@@ -108,7 +111,7 @@ class NullEngine:
 
     def _start_report(self, row: RowStart) -> None:
         self._reports.pop(row.slot, None)
-        if row.sampling.report.asks:
+        if row.sampling.report != Report():
             self._reports[row.slot] = row.sampling.report
             self._prompts[row.slot] = np.frombuffer(row.tokens, np.int32)[: row.num_prompt]
 
@@ -120,13 +123,16 @@ class NullEngine:
             if slot in self._reports
         ]
         prompts: dict[int, tuple[int, bytes]] = {}
+        vectors: dict[int, bytes] = {}
         columns = (np.frombuffer(column, np.int32).tolist() for column in (plan.slots, plan.positions, plan.counts))
         for place, (slot, position, count) in enumerate(zip(*columns, strict=True)):
             report = self._reports.get(slot, Report())
             targets = self._prompts[slot][position + 1 : position + count + 1].tolist() if report.prompt >= 0 else ()
             if targets and place >= plan.drafting:
                 prompts[place] = position + 1, b"".join(record(token, report.prompt) for token in targets)
-        return StepLogprobs(b"".join(drawn), prompts)
+            if report.pooling is not None and position + count == len(self._prompts[slot]):
+                vectors[place] = vector(self._prompts[slot], report.pooling)
+        return StepLogprobs(b"".join(drawn), prompts, vectors)
 
     def _recite(self, rows: Ints, places: Ints, tokens: Ints) -> None:
         """Token by token of a step: what the scripts say in place of `tokens`."""
@@ -150,6 +156,13 @@ def record(token: int, top: int) -> bytes:
     ids = [token, *range(token, token + top)]
     values = [-0.5, *(-0.5 - place for place in range(top))]
     return np.array([1, *ids], np.int32).tobytes() + np.array(values, np.float32).tobytes()
+
+
+def vector(prompt: Ints, pooling: Pooling) -> bytes:
+    """One that the prompt alone decides."""
+    numbers = np.random.default_rng(prompt.tolist()).standard_normal(pooling.dimensions or VECTOR_SIZE)
+    length = float(np.linalg.norm(numbers)) if pooling.normalize else 1.0
+    return (numbers / length).astype(np.float32).tobytes()
 
 
 def script(row: RowStart, mark: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Log-probabilities of one step's tokens, of the rows that want them. Owner: the runner, which calls in this order:
 `start`, `wanted` while inputs are put, `drawn` or `prompt` when logits are there, `settled` when rows under a grammar
-have their tokens, `taken` when all is launched.
+have their tokens, `taken` when all is launched. Beside them the vectors of prompts, which the `pooler` makes.
 
 Logits are the model's own, which the sampler may overwrite: `Wanted.own` keeps those of the rows that are asked for.
 A prompt's logits exist for a few positions at a time only. Nothing here waits for the device.
@@ -18,6 +18,7 @@ from common.logprobs import StepLogprobs
 from services.worker.inputs import Put
 from services.worker.kernels.ops.token_logprobs import token_logprobs
 from services.worker.kernels.registry import Bindings
+from services.worker.pooling import Pooler, Vectors, pools_means
 from services.worker.state import Ints, Rows, Step
 
 SLICE = 128  # positions of a prompt that have logits at once
@@ -68,23 +69,27 @@ class StepReports(NamedTuple):
     entries: Ints
     tops: Ints
     prompts: list[tuple[int, int, Table]]  # row, first token, records
+    vectors: list[Vectors]
 
     def read(self, kept: npt.NDArray[np.bool_] | None) -> StepLogprobs:
         """`kept`: entries whose tokens are the rows'; None: all are."""
         prompts = {row: (first, table.lines.numpy().tobytes()) for row, first, table in self.prompts}
+        vectors = {
+            row: line.tobytes() for rows, lines in self.vectors for row, line in zip(rows, lines.numpy(), strict=True)
+        }
         if self.drawn is None:
-            return StepLogprobs(b"", prompts)
+            return StepLogprobs(b"", prompts, vectors)
         lines, tops, most = self.drawn.lines.numpy(), self.tops, self.drawn.top
         if kept is not None:
             lines, tops = lines[kept[self.entries]], tops[kept[self.entries]]
         if (tops == most).all():
-            return StepLogprobs(lines.tobytes(), prompts)
+            return StepLogprobs(lines.tobytes(), prompts, vectors)
         ids, values = lines[:, 1 : 2 + most], lines[:, 2 + most :]
         records = (
             lines[row, :1].tobytes() + ids[row, : 1 + top].tobytes() + values[row, : 1 + top].tobytes()
             for row, top in enumerate(tops.tolist())
         )
-        return StepLogprobs(b"".join(records), prompts)
+        return StepLogprobs(b"".join(records), prompts, vectors)
 
 
 def scores_prompts(step: Step, rows: Rows) -> bool:
@@ -96,14 +101,21 @@ def scores_prompts(step: Step, rows: Rows) -> bool:
     return bool((step.positions[among] < rows.num_prompt[step.slots[among]] - 1).any())
 
 
+def reads_all(step: Step, rows: Rows) -> bool:
+    """Whether hidden states of all the step's tokens are needed, which no graph keeps."""
+    return scores_prompts(step, rows) or pools_means(step, rows)
+
+
 class Reporter:
     def __init__(self, bindings: Bindings) -> None:
         self._bindings = bindings
+        self.pooler = Pooler()
         self._none = np.zeros(0, np.int64)
         self.start()
 
     def start(self) -> None:
         """A step begins, or begins again."""
+        self.pooler.start()
         self._drawn: Table | None = None
         self._waiting: Waiting | None = None
         self._wanted = self._none, self._none
@@ -171,7 +183,8 @@ class Reporter:
 
     def taken(self) -> StepReports | None:
         """Of this step; None: nobody wants any."""
-        return StepReports(self._drawn, *self._wanted, self._prompts) if self._any else None
+        vectors = self.pooler.taken()
+        return StepReports(self._drawn, *self._wanted, self._prompts, vectors) if self._any or vectors else None
 
 
 def _to_host(packed: Tensor, top: int) -> Table:

@@ -168,6 +168,7 @@ class Runner:
         kept = put((np.cumsum(step.samples) - 1)[bound]) if len(bound) else None
         wanted = self._results.reporter.wanted(slots, np.arange(len(slots)), rows, put)
         parts = self._results.reporter.parts(step, drafting, rows, put)
+        pooled = self._results.reporter.pooler.parts(step, rows, put)
         if self._drafts is not None:
             offsets = entries.offsets[step.samples]
             placed = [put(column.astype(np.int32)) for column in (slots, context, offsets)]
@@ -184,11 +185,12 @@ class Runner:
         )
         self._note_blocks(batch.token_places, batch.token_rows, batch.positions, batch.beside)
         reads = self._drafts is not None and self._drafts.reads
-        every = reads or bool(parts)  # of the hidden states is wanted
+        every = reads or bool(parts) or pooled is not None  # of the hidden states is wanted
         only = None if every else batch.outputs
         x = self.model(ids, self.rope.at(batch.positions), batch.kv_slots, batch.rows, self.cache, only, batch.beside)
         for part in parts:
             self._results.reporter.prompt(part, x, self.model.logits, rows.tokens)
+        self._results.reporter.pooler.pool(pooled, x, self.model.hidden)
         if not len(slots) and not reads:
             return None
         own, sampled = None, ids[:0]
@@ -242,6 +244,8 @@ class Runner:
             ring = put(columns.ring)
         kept = put(seats.places[seated.bound]) if len(seated.bound) else None
         wanted = self._results.reporter.wanted(seats.sampled, seats.drawn, rows, put)
+        last = columns.draw[3][seats.places] if self._drafts is not None and self._drafts.reads else seats.places
+        pooled = self._results.reporter.pooler.parts(step, rows, put, last)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
         if len(others):
@@ -255,6 +259,7 @@ class Runner:
                 made.drawn.index_copy_(0, index, redrawn)
         if wanted is not None:
             self._results.reporter.drawn(wanted, wanted.own(made.logits), made.drawn, kept)
+        self._results.reporter.pooler.pool(pooled, made.hidden, self.model.hidden)
         if self._drafts is not None:
             num_rows, propose = first.shape[1], follows_drafts(step)
             if not (propose and num_rows <= proposed(rows, key) and self._graphs.follow(key)):

@@ -14,7 +14,7 @@ import numpy as np
 from services.worker import graphs
 from services.worker.block_tables import places_of
 from services.worker.graphs import Choice, GraphKey, HostInputs, Tables
-from services.worker.reports import scores_prompts
+from services.worker.reports import reads_all
 from services.worker.state import Ints, Rows, Step
 
 Index = Ints | slice
@@ -135,8 +135,7 @@ class Seated(NamedTuple):
 class Seating:
     def __init__(self, rows: Rows, scratch: Sequence[int]) -> None:
         """scratch: as in `seat`."""
-        states = sum(more.is_state for more in rows.beside)
-        self.tables = Tables(1 + len(rows.beside) - states, states)
+        self.tables = Tables.of(rows)
         self._rows, self._scratch = rows, scratch
         self._inputs: dict[GraphKey, HostInputs] = {}
         self._kept: Seated | None = None
@@ -155,7 +154,7 @@ class Seating:
         if self._kept is not None and self._kept.seats.slots is step.slots:
             return self._kept
         self._kept, rows = None, self._rows
-        choice = graphs.choose(step, keys) if not scores_prompts(step, rows) else None
+        choice = graphs.choose(step, keys) if not reads_all(step, rows) else None
         if choice is None:
             return None
         bound = bound_of(step)

@@ -213,4 +213,5 @@ def _joined(before: StepLogprobs, found: StepLogprobs, places: Ints) -> StepLogp
     for row, (first, records) in found.prompts.items():
         begin, known = prompts.get(place := int(places[row]), (first, b""))
         prompts[place] = begin, known + records
-    return StepLogprobs(before.tokens + found.tokens, prompts)
+    vectors = before.vectors | {int(places[row]): vector for row, vector in found.vectors.items()}
+    return StepLogprobs(before.tokens + found.tokens, prompts, vectors)

@@ -125,7 +125,7 @@ class Rows:
         self.sampling = np.zeros(max_rows, SAMPLING)
         self.is_plain = np.zeros(max_rows, np.bool_)  # greedy, or drawn by temperature alone
         self.edits: dict[int, Edits] = {}
-        self.reports: dict[int, Report] = {}  # of rows that want log-probabilities
+        self.reports: dict[int, Report] = {}  # of rows that want log-probabilities, or a vector
         self.penalties: PenaltyCounts | None = None
 
     @property
@@ -268,7 +268,7 @@ class Rows:
         for more, table in zip(self.beside, row.tables, strict=True):
             more.start(slot, table)
         self._start_sampling(slot, row.sampling)
-        if row.sampling.report.asks:
+        if row.sampling.report != Report():
             self.reports[slot] = row.sampling.report
 
     def _upload(self, added: Sequence[RowStart]) -> None:

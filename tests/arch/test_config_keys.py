@@ -4,7 +4,7 @@ from common.config import keys
 
 KEYS = """
 model.source model.name model.dtype model.weights model.max_len model.trust_remote_code
-model.tool_parser model.reasoning_parser
+model.tool_parser model.reasoning_parser model.pooling model.normalize model.matryoshka
 kv.block_tokens kv.blocks kv.memory_gib kv.gpu_memory_utilization kv.dtype kv.prefix_cache
 kv.share_prefix_across_tenants kv.checkpoint_tokens kv.events_endpoint kv.events_replay_endpoint kv.events_topic
 kv.events_buffer

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from common.columns import pack_i32, unpack_i32
 from common.kv_needs import first_block
+from common.logprobs import StepLogprobs
 from common.protocol import Copies, Growth, KvGroup, ModelFacts, RowStart, RowTable, Sampling, StepPlan, StepResult
-from tests.sim.language import mix, sample, start
+from tests.sim.language import mix, pooled, sample, start
 
 
 @dataclass
@@ -24,6 +25,7 @@ class FakeRow:
     computed: int
     tables: list[list[int]]  # by group; -1: not had
     behind: int = 0  # tokens that its state lacks: drafts of the last step that held
+    pooled: list[int] = field(default_factory=list)  # histories that its vector is made of
     broken: bool = False  # a failed step, or the lack of memory in one, has left it without its next token
 
 
@@ -67,6 +69,7 @@ class FakeWorker:
         self._copy(plan, fails)
         self._check_writes(slots, positions, counts, drafting)
         tokens, kept, tried = [], [], []
+        vectors: dict[int, bytes] = {}
         for place, (slot, position, count, samples) in enumerate(
             zip(slots, positions, counts, plan.samples, strict=True)
         ):
@@ -75,6 +78,8 @@ class FakeWorker:
                 accepted = self._draft(row, position, count, fault)
             else:
                 accepted = [self._run(row, position, count, bool(samples), fault)]
+            if vector := self._vector(row, position, count, fault):
+                vectors[place] = vector
             if samples:
                 tokens += accepted
                 kept.append(len(accepted))
@@ -85,8 +90,24 @@ class FakeWorker:
             counts_kept, drafted = (bytes(kept), bytes(tried)) if drafting else (b"", b"")
             failed_places = pack_i32(sorted(failed))
             self.results.append(
-                StepResult(plan.step, pack_i32(tokens), failed=failed_places, counts=counts_kept, drafted=drafted)
+                StepResult(
+                    plan.step,
+                    pack_i32(tokens),
+                    failed=failed_places,
+                    counts=counts_kept,
+                    drafted=drafted,
+                    logprobs=StepLogprobs(vectors=vectors) if vectors else None,
+                )
             )
+
+    @staticmethod
+    def _vector(row: FakeRow, position: int, count: int, fails: bool) -> bytes:
+        """Where a prompt is whole that is pooled."""
+        pooling, end = row.sampling.report.pooling, position + count
+        if pooling is None or fails:
+            return b""
+        row.pooled += row.histories[position:end]
+        return pooled(row.pooled, pooling) if end == len(row.tokens) else b""
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in unpack_i32(plan.removed):
@@ -190,7 +211,8 @@ class FakeWorker:
             self._write(row, position, [0] * count)
             return 0
         assert end <= len(row.tokens), "computes tokens that nobody knows"
-        assert samples == (end == len(row.tokens)), "samples exactly behind the last known token"
+        wants_token = row.sampling.report.pooling is None and end == len(row.tokens)
+        assert samples == wants_token, "samples exactly behind the last known token"
         if lacking := self._lacking(row, position):
             assert self._excused(), f"{row.seq_id:#x} reads wrong KV before {position}: {lacking}"
             row.broken = True

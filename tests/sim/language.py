@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 
+from common.pooling import Pooling
 from common.protocol import FinishReason, Sampling
 
 MASK = 2**64 - 1
@@ -29,20 +30,29 @@ def sample(history: int, sampling: Sampling, index: int, vocab_size: int, eos: t
     return token
 
 
+def pooled(histories: list[int], pooling: Pooling) -> bytes:
+    """Two numbers of 4 bytes, of what was computed in one stay."""
+    return (histories[-1] if pooling.mode == "last" else sum(histories) & MASK).to_bytes(8, "little")
+
+
 @dataclass(frozen=True)
 class Stream:
     """A whole output and why it ends."""
 
     tokens: tuple[int, ...]
     reason: FinishReason
+    vector: bytes = b""
 
     @staticmethod
     def alone(
         prompt: list[int], salt: int, sampling: Sampling, longest: int, vocab_size: int, eos: tuple[int, ...]
     ) -> "Stream":
-        history = start(salt)
+        history, histories = start(salt), []
         for token in prompt:
             history = mix(history, token)
+            histories.append(history)
+        if (pooling := sampling.report.pooling) is not None:
+            return Stream((), FinishReason.EOS, pooled(histories, pooling))
         tokens: list[int] = []
         while len(tokens) < sampling.max_tokens and len(prompt) + len(tokens) < longest:
             index = len(tokens)

@@ -15,6 +15,8 @@ import msgspec
 from common import kv_needs
 from common.columns import pack_i32, unpack_i32, unpack_u64
 from common.config import Kv, Scheduler
+from common.logprobs import Report
+from common.pooling import MODES, Embedding, Pooling
 from common.protocol import (
     Abort,
     Admit,
@@ -71,6 +73,7 @@ class Client:
     key: tuple[int, int]
     alone: Stream
     tokens: list[int] = field(default_factory=list)
+    vector: bytes = b""
     reason: FinishReason | None = None
     may_end: set[FinishReason] = field(default_factory=set)  # besides the end it has alone
     admit: Admit | None = None  # of this choice alone
@@ -100,6 +103,7 @@ class World:
             attention_parity=parity,
             drafts=random.choice((0, 0, 1, 2, 3, 8)),
             draft_rows=random.choice((1, 4, 100)),
+            embedding=Embedding(2),
         )
         if random.random() < 0.7:
             self._draw_groups()
@@ -218,6 +222,9 @@ class World:
         admit = msgspec.structs.replace(admit, tenant=tenant, weight=weight)
         if n == 1 and random.random() < 0.1:
             admit = self._with_output(admit, prompt, salt)
+        elif n == 1 and random.random() < 0.2:
+            report = Report(pooling=Pooling(random.choice(MODES)))
+            admit = msgspec.structs.replace(admit, sampling=Sampling(0, report=report))
         self._expect(admit, prompt, salt)
         return [admit]
 
@@ -360,6 +367,8 @@ class World:
                     Admit(seq_id, pack_i32((1,)), good, n=0),
                     Admit(seq_id, pack_i32((1,)), good, n=10**12),
                     Admit(seq_id, pack_i32((1,)), Sampling(max_tokens=0)),
+                    Admit(seq_id, pack_i32((1,)), Sampling(1, report=Report(pooling=Pooling()))),
+                    Admit(seq_id, pack_i32((1,)), Sampling(0, report=Report(pooling=Pooling(dimensions=3)))),
                     Admit(seq_id, pack_i32((1,)), good, output=b"\0"),
                     Admit(-5, pack_i32((1,)), good),
                     Admit(2**64 - 1, pack_i32((1,)), good, n=2),
@@ -536,7 +545,7 @@ class World:
             client = self.clients[finished.seq_id]
             assert tokenizer_of(finished.seq_id) == tokenizer, "sent to another tokenizer"
             assert client.reason is None, f"two terminals\n{self.story(finished.seq_id)}"
-            client.reason = finished.reason
+            client.reason, client.vector = finished.reason, finished.vector
 
     def _check_takeover(self, batch: TokenBatch) -> None:
         """An heir gets all that was ever said, in its first batch, and its end with it if it had one."""
@@ -597,6 +606,7 @@ class World:
             assert tokens == alone.tokens[: len(tokens)], f"{tokens} instead of {alone.tokens}\n{story}"
             if self.uneven and client.reason in (FinishReason.LENGTH, FinishReason.ERROR):
                 continue  # its group was too small for it
+            assert client.vector == (alone.vector if client.reason is FinishReason.EOS else b""), f"its vector\n{story}"
             if client.reason in (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH):
                 assert (tokens, client.reason) == (alone.tokens, alone.reason), f"{client} ends too soon\n{story}"
             else:

@@ -166,7 +166,7 @@ def report_of(request: GenerationRequest, top: int | None, most: int, param: str
             raise invalid(f"{name} is {value}, not between 0 and {most}", name)
     if request.prompt_logprobs is not None and request.stream:
         raise invalid("prompt_logprobs comes with whole replies only, not with streams", "prompt_logprobs")
-    return Report(*(-1 if value is None else value for value in (top, request.prompt_logprobs)))
+    return Report(-1 if top is None else top, -1 if request.prompt_logprobs is None else request.prompt_logprobs)
 
 
 def repetition_of(request: GenerationRequest) -> Repetition | None:

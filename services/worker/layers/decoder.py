@@ -137,6 +137,8 @@ class Pieces(NamedTuple):
 class Decoder:
     """`pieces` may be replaced by compiled ones before the first call."""
 
+    gives_hidden = True  # hidden states: what it returns is the residual stream
+
     def __init__(
         self,
         spec: DecoderSpec,
@@ -190,6 +192,10 @@ class Decoder:
     def logits(self, x: Tensor) -> Tensor:
         """x: [S, N], from a call; returns [S, V] in the activations' dtype."""
         return self.head.after_norm(x, self.final_norm)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """x: [S, N], from a call; returns it behind the final norm, [S, N]: what vectors are made of."""
+        return self.head.normed(x, self.final_norm)
 
 
 def build_decoder(spec: DecoderSpec, model: ModelDef, parameters: Parameters, bindings: Bindings) -> Decoder:

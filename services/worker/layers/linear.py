@@ -28,6 +28,10 @@ class Linear:
             return fused.after_norm(x, norm, self.bias)
         return self(self._rms_norm(x, norm.weight, norm.eps))
 
+    def normed(self, x: Tensor, norm: Norm) -> Tensor:
+        """x: [T, in], the residual stream; returns what `after_norm` projects, a new tensor."""
+        return self._rms_norm(x, norm.weight, norm.eps)
+
     def gated(self, x: Tensor, norm: Norm | None, activation: str) -> Tensor:
         """activation(gate) * up of `after_norm`, whose first half is the gate. Returns [T, out / 2].
 

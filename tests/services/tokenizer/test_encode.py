@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from common import gguf_tokenizer, vocabulary
 from common.columns import pack_i32
@@ -12,6 +13,8 @@ from common.constraints import ToolUse
 from common.dialects import hermes, qwen3_coder, think
 from common.dialects.registry import Dialects
 from common.errors import Reject, RejectReason
+from common.logprobs import Report
+from common.pooling import Pooling
 from common.protocol import Grammar, Options, PromptKind, Sampling, Submit, Tokenize, Words
 from common.text_format import GOES_ON, REASONING
 from common.text_format import TOOLS as CALLS
@@ -234,6 +237,43 @@ def test_the_last_tokens_of_a_prompt() -> None:
     for keep, length in ((0, 10), (3, 3), (20, 10), (-1, 4)):
         kept = shortened(tokens, submit(PromptKind.TEXT, options=Options(keep_tokens=keep)), 8)
         assert list(kept) == list(range(10))[-length:]
+
+
+POOLED = Sampling(0, report=Report(pooling=Pooling()))
+
+
+def test_a_prompt_that_is_pooled_keeps_its_first_tokens_and_the_tokenizer_s_end() -> None:
+    tokens = array("i", range(10))
+    for keep, tail, left in (
+        (3, 0, [0, 1, 2]),
+        (3, 1, [0, 1, 9]),
+        (1, 2, [9]),
+        (-1, 0, [*range(8)]),
+        (0, 1, [*range(10)]),
+    ):
+        asked = Submit(1, PromptKind.TEXT, POOLED, options=Options(keep_tokens=keep))
+        assert list(shortened(tokens, asked, 8, tail)) == left
+
+
+def test_a_prompt_that_is_pooled_leaves_no_room_for_tokens() -> None:
+    assert fit(8, POOLED, 8, "prompt") == fit(1, POOLED, 8, "prompt") == 0
+    with pytest.raises(Reject) as caught:
+        fit(9, POOLED, 8, "prompt")
+    assert caught.value.reason is RejectReason.TOO_LONG
+
+
+def test_special_tokens_around_a_text(smollm: Tokenizer, smollm_words: Vocabulary) -> None:
+    """As tokenizers of embedding models put them there."""
+    tokenizer = Tokenizer.from_str(smollm.to_str())
+    ends = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    tokenizer.post_processor = ends
+    encoder = Encoder(Loaded(tokenizer, smollm_words, None), 100)
+    made = encoder.prompt(Submit(1, PromptKind.TEXT, POOLED, text="hi there"), 49152)
+    assert (made.tokens[0], made.tokens[-1], made.tail) == (1, 2, 1)
+    plain = encoder.prompt(Submit(1, PromptKind.TEXT, POOLED, text="hi there", options=Options(plain=True)), 49152)
+    assert (plain.tokens, plain.tail) == (made.tokens[1:-1], 0)
 
 
 def test_the_prompt_of_a_request_that_is_not_run(encoder: Encoder) -> None:

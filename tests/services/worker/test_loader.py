@@ -122,6 +122,17 @@ def test_a_repeated_tied_head_is_accepted(checkpoint: Callable[[str], Checkpoint
     assert not parameters.has("lm_head.weight")
 
 
+def test_a_checkpoint_saved_without_a_head(checkpoint: Callable[[str], Checkpoint]) -> None:
+    """As those are that were made for vectors: names without their root. The head is the embedding, or is missed."""
+    given = checkpoint("qwen3_tied")
+    bare = {name.removeprefix("model."): tensor for name, tensor in given.tensors.items()}
+    assert load_parameters(bare, given.model, given.spec, choose_policy("float32")).has(given.model.names.final_norm)
+    untied = checkpoint("qwen3")
+    bare = {key.removeprefix("model."): each for key, each in untied.tensors.items() if not key.startswith("lm_head")}
+    with pytest.raises(ConfigError, match="lm_head"):
+        load_parameters(bare, untied.model, untied.spec, choose_policy("float32"))
+
+
 def test_errors_name_tensor_and_file(checkpoint: Callable[[str], Checkpoint]) -> None:
     given = checkpoint("llama")
     policy = choose_policy("float32")

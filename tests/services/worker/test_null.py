@@ -1,12 +1,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.columns import pack_i32, unpack_i32
 from common.config import load
 from common.errors import ConfigError
+from common.logprobs import Report
 from common.model_source import ModelFiles
+from common.pooling import Pooling
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker.null import NullEngine, vocab_size
 
@@ -65,6 +68,22 @@ def test_with_drafts_a_sequence_says_the_same_in_fewer_steps() -> None:
         said[0] += tokens[counts[0] :]
         seen |= set(counts)
     assert len(seen) > 1 and all(tokens == wanted[slot][: len(tokens)] for slot, tokens in said.items())
+
+
+def test_a_prompt_that_is_pooled_has_a_vector_of_its_own() -> None:
+    engine = NullEngine(load(None, ["scheduler.max_rows=8", "kv.blocks=10"]), lambda stage: None)
+    rows, columns = [], {"slots": pack_i32([0, 5]), "positions": pack_i32([0, 0]), "counts": pack_i32([3, 2])}
+    for slot, pooling in ((0, Pooling()), (5, Pooling(dimensions=4, normalize=False))):
+        sampling = Sampling(0, report=Report(pooling=pooling))
+        rows.append(RowStart(slot, slot, pack_i32([3, 4, 5]), 3, 0, pack_i32([0]), sampling))
+    told = engine.execute(StepPlan(1, added=rows, samples=b"\0\0", **columns)).logprobs()
+    assert told is not None and told.vectors.keys() == {0}, "the other one's prompt is not whole"
+    columns = {"slots": pack_i32([5]), "positions": pack_i32([2]), "counts": pack_i32([1])}
+    rest = engine.execute(StepPlan(2, samples=b"\0", **columns)).logprobs()
+    assert rest is not None and rest.vectors.keys() == {0} and len(rest.vectors[0]) == 16
+    whole = np.frombuffer(told.vectors[0], np.float32)
+    assert len(whole) == engine.facts.embedding.size and np.linalg.norm(whole) == pytest.approx(1)
+    assert (np.frombuffer(rest.vectors[0], np.float32)[0] > 0) == (whole[0] > 0)
 
 
 def test_the_vocabulary_size_is_read_or_refused(tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""/v1/embeddings by OpenAI's client: equal to transformers', beside a stream, in small steps, whole after kills."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import torch
+
+from benchmarks.loglikelihood import Reference
+from benchmarks.system import System
+
+MODEL = "SmolLM2-135M-Instruct"
+CLOSE = 1e-4
+IDS = [[504, 3575, 282, 4649, 314], list(range(300, 430)), [7]]
+TEXTS = ["The capital of France is Paris. " * 9, "x", "Grüße, 🙂!"]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return Reference()
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[System]:
+    """Steps of 32 tokens, so that inputs come in chunks."""
+    settings = ("worker.threads=1", "scheduler.step_tokens=32", "scheduler.max_rows=16", "kv.blocks=512")
+    with System("model.dtype=float32", *settings, "scheduler.max_worker_deaths=9") as system:
+        yield system
+
+
+def wanted(reference: Reference, tokens: list[int], mode: str) -> torch.Tensor:
+    hidden = reference.hidden(tokens)
+    return torch.nn.functional.normalize(hidden[-1] if mode == "last" else hidden.mean(0), dim=0)
+
+
+async def beside(client: openai.AsyncOpenAI, calls: list[Any], until: int, then: Any = lambda: None) -> list[Any]:
+    """The calls' replies; they begin with a stream's first token, and `then` is called with its token `until`."""
+    asked: Any = {
+        "model": MODEL,
+        "prompt": "Once",
+        "temperature": 0,
+        "max_tokens": 60,
+        "extra_body": {"ignore_eos": True},
+    }
+    stream = await client.completions.create(stream=True, **asked)
+    text, count, waiting = "", 0, None
+    async for chunk in stream:
+        text, count = text + chunk.choices[0].text, count + 1
+        waiting = waiting or asyncio.gather(*calls)
+        if count == until:
+            then()
+    assert waiting is not None
+    replies = list(await waiting)
+    assert count >= 60 and text
+    return replies
+
+
+@pytest.mark.parametrize("mode", ["last", "mean"])
+def test_equal_to_transformers_in_both_encodings_beside_a_stream(
+    narrow: System, reference: Reference, mode: str
+) -> None:
+    async def main() -> tuple[Any, Any, Any]:
+        async with openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0) as client:
+            more: Any = {"model": MODEL, "extra_body": {"pooling": mode}}
+            calls = [
+                client.embeddings.create(input=IDS, **more),  # asks for base64 by itself
+                client.embeddings.create(input=TEXTS, encoding_format="float", **more),
+                client.completions.create(
+                    model=MODEL, prompt=TEXTS, max_tokens=1, extra_body={"return_token_ids": True}
+                ),
+            ]
+            given, texts, tokens = await beside(client, calls, 0)
+            return given, texts, [choice.prompt_token_ids for choice in tokens.choices]
+
+    given, texts, tokens = asyncio.run(main())
+    for reply, inputs in ((given, IDS), (texts, tokens)):
+        assert [each.index for each in reply.data] == [0, 1, 2]
+        assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, inputs))
+        for each, ids in zip(reply.data, inputs, strict=True):
+            assert each.embedding == pytest.approx(wanted(reference, ids, mode).tolist(), abs=CLOSE)
+
+
+def test_a_worker_that_dies_costs_no_vector(narrow: System, reference: Reference) -> None:
+    inputs = [list(range(start, start + 150)) for start in range(300, 310)]
+
+    async def main() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0) as client:
+            calls = [
+                client.embeddings.create(model=MODEL, input=inputs, extra_body={"pooling": mode}) for mode in MODES
+            ]
+            return await beside(client, calls, 20, lambda: kill(narrow, "worker"))
+
+    for reply, mode in zip(asyncio.run(main()), MODES, strict=True):
+        assert [each.index for each in reply.data] == list(range(10))
+        for place in (0, 5, 9):
+            told = wanted(reference, inputs[place], mode).tolist()
+            assert reply.data[place].embedding == pytest.approx(told, abs=CLOSE)
+
+
+MODES = ("last", "mean")
+
+
+def kill(system: System, service: str) -> None:
+    for process in psutil.Process(system.process.pid).children(recursive=True):
+        if f"services.{service}" in " ".join(process.cmdline()):
+            process.kill()
+            return
+    raise AssertionError("no such process runs")
+
+
+@pytest.fixture(scope="module")
+def lonely() -> Iterator[System]:
+    """One process of each kind; a null worker, whose vectors are functions of their prompts."""
+    with System("worker.kind=null", "worker.step_us=20000", "scheduler.step_tokens=16") as system:
+        yield system
+
+
+@pytest.mark.parametrize("service", ["tokenizer", "scheduler", "worker"])
+def test_each_input_has_one_vector_whoever_dies(lonely: System, service: str) -> None:
+    inputs = [[number, *range(300, 320)] for number in range(1, 61)]
+
+    async def main() -> tuple[Any, Any]:
+        async with openai.AsyncOpenAI(base_url=f"{lonely.url}/v1", api_key="none", max_retries=0) as client:
+            call = client.embeddings.create(model=MODEL, input=inputs)
+            (hurt,) = await beside(client, [call], 20, lambda: kill(lonely, service))
+            return hurt, await client.embeddings.create(model=MODEL, input=inputs)
+
+    hurt, whole = asyncio.run(main())
+    assert [each.embedding for each in hurt.data] == [each.embedding for each in whole.data]
+    assert len({tuple(each.embedding) for each in whole.data}) == 60
