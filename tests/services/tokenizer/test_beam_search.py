@@ -35,9 +35,8 @@ def searched(model: LlamaForCausalLM, asked: Beams, ends: list[int], max_tokens:
     return [(list(beam.tokens), score) for score, beam in search.finished]
 
 
-@pytest.mark.parametrize("early", [False, True, "never"])
-@pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0, -1.0])
-@pytest.mark.parametrize(("width", "ends"), [(2, [2]), (3, [2]), (4, []), (3, [2, 9, 17, 30]), (5, list(range(8)))])
+@pytest.mark.parametrize(("early", "penalty"), [(False, 1.0), (True, 0.0), ("never", 2.0), ("never", -1.0)])
+@pytest.mark.parametrize(("width", "ends"), [(2, [2]), (4, []), (3, [2, 9, 17, 30]), (5, list(range(8)))])
 def test_it_finds_what_transformers_finds(
     model: LlamaForCausalLM, width: int, ends: list[int], penalty: float, early: bool | str
 ) -> None:
@@ -47,14 +46,14 @@ def test_it_finds_what_transformers_finds(
         num_return_sequences=width,
         length_penalty=penalty,
         early_stopping=early,
-        max_new_tokens=9,
+        max_new_tokens=7,
         do_sample=False,
         eos_token_id=ends or None,
         pad_token_id=39,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    found = searched(model, Beams(width, penalty, EARLY[early]), ends, 9)
+    found = searched(model, Beams(width, penalty, EARLY[early]), ends, 7)
     rows = [row[len(PROMPT) :].tolist() for row in told.sequences]
     for (tokens, score), row, theirs in zip(found, rows, told.sequences_scores.tolist(), strict=True):
         assert tokens == row[: len(tokens)] and {*row[len(tokens) :]} <= {39}, "the rest is padding"
