@@ -207,9 +207,7 @@ class Hub:
     def recover(self, tokenizers: list[Peer] | None, now_s: float) -> None:
         """Hands waiting choices to the tokenizers with the least work; late ones fail. None: this time counts not."""
         waiting, self._waiting = self._waiting, []
-        for choice in waiting:  # some may end, or move with others, on the way
-            if choice.finished is not None or choice.tokenizer != NOBODY.incarnation:
-                continue
+        for choice in (choice for choice in waiting if choice.waits):  # some may end, or move with others, on the way
             if tokenizers is None:
                 choice.lost_s = now_s
             if now_s - choice.lost_s > self._recover_s:
@@ -233,13 +231,11 @@ class Hub:
 
     def _move(self, choice: Choice, peer: Peer) -> bool:
         """The tokenizer gets all that is needed to go on; False if its link is full."""
-        together = choice.together
-        seq_id = self.routes.take_ids(peer, len(together))
+        seq_id = self.routes.take_ids(peer, len(together := choice.together))
         if not self.send(peer.incarnation, choice.again(seq_id)):
             return False
         for place, moving in enumerate(together):
-            del self.choices[moving.seq_id]
-            self.choices[seq_id + place] = moving
+            self.choices[seq_id + place] = self.choices.pop(moving.seq_id)
             self.routes.release(moving.tokenizer)
             moving.move(seq_id + place, peer.incarnation)
             self.routes.add(peer.incarnation)

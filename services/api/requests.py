@@ -76,6 +76,11 @@ class Choice(Course):
         self.finished: TextFinished | None = None
 
     @property
+    def waits(self) -> bool:
+        """For a tokenizer."""
+        return self.finished is None and self.tokenizer == NOBODY.incarnation
+
+    @property
     def together(self) -> "list[Choice]":
         """Those that another tokenizer takes over with it: all beams of a search, which begins anew."""
         if self.submit.options.beams is None:

@@ -77,6 +77,13 @@ def strange(seq_ids: list[int], tokens: list[int], size: int) -> list[tuple[int,
     return [(seq_id, token) for seq_id, token in zip(seq_ids, tokens, strict=True) if not 0 <= token < size]
 
 
+def take_cached(told: dict[int, int], sequences: dict[int, Sequence]) -> None:
+    """With their first tokens; what is told again was found when they began again."""
+    for seq_id, cached in told.items():
+        if (sequence := sequences.get(seq_id)) is not None and sequence.cached < 0:
+            sequence.cached = cached
+
+
 def _is_late(message: Refused, sequence: Sequence) -> bool:
     """Whether it is of the first admission: what was accepted before is not refused for want of room."""
     return message.reason == RejectReason.OVERLOADED and sequence.request.readmitted
@@ -194,9 +201,7 @@ class Streams:
                 self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
         for lost in take_reports(batch.logprobs, lane.sequences) if batch.logprobs else ():
             self._lost(lost, "log-probabilities were lost between services")
-        for seq_id, cached in batch.cached.items():
-            if (begun := find(seq_id)) is not None and begun.cached < 0:
-                begun.cached = cached
+        take_cached(batch.cached, lane.sequences)
         for finished in batch.finished:
             if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -269,8 +274,7 @@ class Streams:
         hidden = finished.stop_token
         if sequence.request.submit.include_stop and hidden not in self.vocabulary.special:
             hidden = NO_TOKEN
-        if sequence.cached < 0:
-            sequence.cached = finished.cached_tokens
+        sequence.cached = finished.cached_tokens if sequence.cached < 0 else sequence.cached
         ended = sequence.take_last(hidden)
         if (
             ended is None

@@ -1,4 +1,4 @@
-"""Beam search over HTTP with the bundled model in float32: what transformers finds on the same weights, killed or not."""
+"""Beam search over HTTP with the bundled model in float32: what transformers finds, killed or not."""
 
 import concurrent.futures
 from typing import Any
