@@ -18,6 +18,7 @@ from common.pooling import Pooling as Pooling
 from common.seq_id import api_of as api_of
 from common.seq_id import make_seq_id as make_seq_id
 from common.seq_id import tokenizer_of as tokenizer_of
+from common.text_format import Beams as Beams
 from common.text_format import Options as Options
 from common.text_format import Repetition as Repetition
 from common.text_format import TextFormat as TextFormat

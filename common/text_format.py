@@ -16,6 +16,16 @@ class Repetition(msgspec.Struct, array_like=True, frozen=True, gc=False):
     min_count: int
 
 
+class Beams(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The choices are the best outputs that a beam search of `width` beams finds, the very best first."""
+
+    width: int
+    length_penalty: float = 1.0
+    early: int = (
+        0  # when it ends: 0 nothing better is likely, 1 as soon as `width` have ended, 2 nothing better can come
+    )
+
+
 class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Of a Submit: what few requests ask for."""
 
@@ -30,6 +40,7 @@ class Options(msgspec.Struct, array_like=True, frozen=True, gc=False):
     repetition: Repetition | None = None
     thinking_tokens: int = 0  # of reasoning, after which its end is written for the model; 0: as many as it likes
     plain: bool = False  # a text is encoded without special tokens
+    beams: Beams | None = None
 
 
 class TextFormat(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -207,7 +207,7 @@ class Hub:
     def recover(self, tokenizers: list[Peer] | None, now_s: float) -> None:
         """Hands waiting choices to the tokenizers with the least work; late ones fail. None: this time counts not."""
         waiting, self._waiting = self._waiting, []
-        for choice in (choice for choice in waiting if choice.finished is None):  # some may end on the way
+        for choice in (choice for choice in waiting if choice.waits):  # some may end, or move with others, on the way
             if tokenizers is None:
                 choice.lost_s = now_s
             if now_s - choice.lost_s > self._recover_s:
@@ -231,15 +231,15 @@ class Hub:
 
     def _move(self, choice: Choice, peer: Peer) -> bool:
         """The tokenizer gets all that is needed to go on; False if its link is full."""
-        seq_id = self.routes.take_ids(peer, 1)
+        seq_id = self.routes.take_ids(peer, len(together := choice.together))
         if not self.send(peer.incarnation, choice.again(seq_id)):
             return False
-        del self.choices[choice.seq_id]
-        self.choices[seq_id] = choice
-        self.routes.release(choice.tokenizer)
-        choice.move(seq_id, peer.incarnation)
-        self.routes.add(peer.incarnation)
-        self.recovered += 1
+        for place, moving in enumerate(together):
+            self.choices[seq_id + place] = self.choices.pop(moving.seq_id)
+            self.routes.release(moving.tokenizer)
+            moving.move(seq_id + place, peer.incarnation)
+            self.routes.add(peer.incarnation)
+            self.recovered += 1
         return True
 
     def _note(self, request: Request) -> None:

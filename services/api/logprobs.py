@@ -33,6 +33,7 @@ class Form(NamedTuple):
     name: str = ""  # by which it can be aborted
     shown: bool = True  # those of the output; not where they only serve to choose
     best: int = 0  # so many choices of each prompt are shown, the most probable ones; 0: all
+    ordered: bool = False  # they come in that order
 
 
 class Reported:

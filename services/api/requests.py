@@ -76,6 +76,18 @@ class Choice(Course):
         self.finished: TextFinished | None = None
 
     @property
+    def waits(self) -> bool:
+        """For a tokenizer."""
+        return self.finished is None and self.tokenizer == NOBODY.incarnation
+
+    @property
+    def together(self) -> "list[Choice]":
+        """Those that another tokenizer takes over with it: all beams of a search, which begins anew."""
+        if self.submit.options.beams is None:
+            return [self]
+        return [same for same in self.request.choices if same.first == self.first]
+
+    @property
     def moved(self) -> bool:
         """Another tokenizer has taken it over, alone."""
         return self.seq_id != self.origin
@@ -83,6 +95,8 @@ class Choice(Course):
     def again(self, seq_id: int) -> Submit:
         """All that another tokenizer needs to go on with this choice alone."""
         sampling = self.submit.sampling
+        if self.submit.options.beams is not None:
+            return msgspec.structs.replace(self.submit, seq_id=seq_id)
         seed = (sampling.seed + self.origin - self.first) % 2**64
         report = self.reported.left() if self.reported is not None else sampling.report
         return msgspec.structs.replace(
@@ -124,9 +138,12 @@ class Choice(Course):
         self.request.record(Kind.WAITING, self.seq_id)
 
     def move(self, seq_id: int, tokenizer: int) -> None:
+        self.request.record(Kind.MOVED, seq_id, self.origin)
+        if self.submit.options.beams is not None:
+            self.first += seq_id - self.origin
+            self.origin = seq_id
         self.seq_id, self.tokenizer = seq_id, tokenizer
         self.leaves()
-        self.request.record(Kind.MOVED, seq_id, self.origin)
 
     def end(self, finished: TextFinished) -> None:
         """`received` may be less than the terminal counts: then the end came from here."""

@@ -88,6 +88,17 @@ class Lanes:
         """Its scheduler has ended it; it is to go on behind its output."""
         self.put(sequence, admission(sequence))
 
+    def step(self, sequence: Sequence, lane: Lane) -> None:
+        """A scheduler is to compute the next token of this beam."""
+        lane.upstream.put(admission(sequence, again=False))
+        self.place(sequence, lane)
+
+    def rest(self, sequence: Sequence) -> None:
+        """It has what its scheduler was asked for; nobody computes for it."""
+        if sequence.lane is not None:
+            del sequence.lane.sequences[sequence.seq_id]
+            sequence.lane = None
+
     def ask(self, sequence: Sequence) -> None:
         """Looks for a sequence that a dead tokenizer had. A lone scheduler admits it if it does not know it."""
         speakers = self._speakers()

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from common.logprobs import Report
-from common.protocol import Admit, Finished, FinishReason, Sampling, Submit, TextFinished, TextFormat
+from common.protocol import Admit, Finished, FinishReason, Submit, TextFinished, TextFormat
 from common.vocabulary import Vocabulary
+from services.tokenizer.beams import Search
 from services.tokenizer.detokenize import Detokenizer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.repetition import repeats
@@ -32,7 +33,18 @@ class Ended(NamedTuple):
 class Request:
     """What the choices of one Submit share."""
 
-    __slots__ = ("admitted", "box", "format", "live", "readmitted", "sampling", "submit", "thinking", "tokens")
+    __slots__ = (
+        "admitted",
+        "box",
+        "format",
+        "live",
+        "readmitted",
+        "sampling",
+        "search",
+        "submit",
+        "thinking",
+        "tokens",
+    )
 
     def __init__(self, submit: Submit, box: Outbox) -> None:
         self.submit = submit
@@ -41,6 +53,7 @@ class Request:
         self.tokens: array[int] = array("i")  # the prompt, once it is encoded
         self.format: TextFormat | None = None  # as the API was told
         self.thinking: Thinking | None = None  # how much of it there may be
+        self.search: Search | None = None  # while its beams run
         self.admitted = self.readmitted = False
         self.live = submit.n  # choices without a terminal
 
@@ -95,6 +108,11 @@ class Sequence(Course):
         if any(submit.stop):
             self.matcher = StopMatcher(submit.stop, submit.include_stop)
             self.fast = vocabulary.no_texts
+
+    def restart(self, vocabulary: Vocabulary, top: int) -> None:
+        """Without output, and with so many best tokens beside each one that is to come (-1: not even its own)."""
+        self.output, self.ending, self.fast = array("i"), None, vocabulary.no_texts
+        self.reported = Reported(Report(top), vocabulary) if top >= 0 else None
 
     @property
     def watched(self) -> bool:
@@ -211,12 +229,15 @@ def _of_choice(wanted: Report, sequence: Sequence) -> Report:
     return wanted if first else msgspec.structs.replace(wanted, prompt=-1)
 
 
-def first_admission(submit: Submit, prompt: bytes, sampling: Sampling) -> Admit:
-    """All choices of a request that no scheduler has seen."""
+def first_admission(request: Request) -> Admit:
+    """All choices of a request that no scheduler has seen, or the first beam."""
+    submit, sampling = request.submit, request.sampling
+    if request.search is not None:
+        return request.search.admission(0, False)
     return Admit(
         submit.seq_id,
-        prompt,
-        sampling,
+        request.tokens.tobytes(),
+        sampling if request.thinking is None else request.thinking.first(sampling),
         submit.n,
         submit.priority,
         submit.cache_salt,
@@ -231,6 +252,8 @@ def admission(sequence: Sequence, again: bool = True) -> Admit:
     request = sequence.request
     submit = request.submit
     request.readmitted |= again
+    if request.search is not None:
+        return request.search.admission(sequence.seq_id - submit.seq_id, again)
     seed = (request.sampling.seed + sequence.seq_id - submit.seq_id) % SEED_RANGE
     sampling, reported = msgspec.structs.replace(request.sampling, seed=seed), sequence.reported
     if request.thinking is not None and not sequence.goes_on:

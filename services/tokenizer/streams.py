@@ -24,6 +24,7 @@ from common.protocol import (
     TokenBatch,
 )
 from common.vocabulary import Vocabulary
+from services.tokenizer.beams import Search
 from services.tokenizer.encode import Prompt, fit, param_of, shortened
 from services.tokenizer.formats import Formats
 from services.tokenizer.lanes import Lane, Lanes
@@ -76,6 +77,13 @@ def strange(seq_ids: list[int], tokens: list[int], size: int) -> list[tuple[int,
     return [(seq_id, token) for seq_id, token in zip(seq_ids, tokens, strict=True) if not 0 <= token < size]
 
 
+def take_cached(told: dict[int, int], sequences: dict[int, Sequence]) -> None:
+    """With their first tokens; what is told again was found when they began again."""
+    for seq_id, cached in told.items():
+        if (sequence := sequences.get(seq_id)) is not None and sequence.cached < 0:
+            sequence.cached = cached
+
+
 def _is_late(message: Refused, sequence: Sequence) -> bool:
     """Whether it is of the first admission: what was accepted before is not refused for want of room."""
     return message.reason == RejectReason.OVERLOADED and sequence.request.readmitted
@@ -114,14 +122,15 @@ class Streams:
         sampling = msgspec.structs.replace(submit.sampling, max_tokens=max_tokens, grammar=prompt.grammar, words=words)
         check_report(len(tokens), submit.sampling.report)
         told = self.formats.told(submit, tokens)
-        request.thinking = prompt.thinking
-        first = sampling if prompt.thinking is None else prompt.thinking.first(sampling)
-        admit = first_admission(submit, tokens.tobytes(), first)
-        moved = submit.origin >= 0  # it was accepted before
+        request.tokens, request.sampling, request.thinking = tokens, sampling, prompt.thinking
+        if submit.options.beams is not None:
+            request.search = Search(request, submit.options.beams, model)
+        admit = first_admission(request)
+        moved = submit.origin >= 0 and request.search is None  # it was accepted before
         lane = self.lanes.choose(admit.tokens, submit.cache_salt, submit.seq_id)
         if not moved and not lane.upstream.offer(admit):
             raise Reject(RejectReason.OVERLOADED, "the scheduler has more to do than it can take; try again later")
-        request.tokens, request.sampling, request.admitted, request.format = tokens, sampling, True, told
+        request.admitted, request.format = True, told
         request.box.formats += [told] if told else []
         request.submit = msgspec.structs.replace(submit, text="", tokens=b"", messages=b"", template_kwargs=b"")
         at_start = self.vocabulary.lead_spaces > 0 and all(token in self.vocabulary.special for token in tokens)
@@ -132,7 +141,9 @@ class Streams:
                 continue
             if at_start:
                 sequence.start(self.formats.words(submit), True)
-            if moved:
+            if request.search is not None:
+                request.search.join(sequence, self.lanes, lane, self.vocabulary)
+            elif moved:
                 self.lanes.ask(sequence)
             else:
                 self.lanes.place(sequence, lane)
@@ -190,9 +201,7 @@ class Streams:
                 self._lost(lane.sequences[seq_id], f"the model gave token {token}, which does not exist")
         for lost in take_reports(batch.logprobs, lane.sequences) if batch.logprobs else ():
             self._lost(lost, "log-probabilities were lost between services")
-        for seq_id, cached in batch.cached.items():
-            if (begun := find(seq_id)) is not None and begun.cached < 0:
-                begun.cached = cached
+        take_cached(batch.cached, lane.sequences)
         for finished in batch.finished:
             if (ended := find(finished.seq_id)) is not None:
                 ended.ending, ended.fast = [], self.vocabulary.no_texts
@@ -246,6 +255,8 @@ class Streams:
         if sequence.ending is not None:
             sequence.ending.append(token)
             return
+        if sequence.request.search is not None:
+            return  # its end comes with what follows
         if (ended := sequence.take(index, token)) is not None:
             self.lanes.put(sequence, Stop(sequence.seq_id))
             self._finish(sequence, *ended)
@@ -257,11 +268,13 @@ class Streams:
         sequence = lane.sequences.get(finished.seq_id)
         if sequence is None:
             return  # ended here before, or another scheduler goes on with it
+        if (search := sequence.request.search) is not None:
+            self._step(search, sequence, finished, lane)
+            return
         hidden = finished.stop_token
         if sequence.request.submit.include_stop and hidden not in self.vocabulary.special:
             hidden = NO_TOKEN
-        if sequence.cached < 0:
-            sequence.cached = finished.cached_tokens
+        sequence.cached = finished.cached_tokens if sequence.cached < 0 else sequence.cached
         ended = sequence.take_last(hidden)
         if (
             ended is None
@@ -274,6 +287,14 @@ class Streams:
                 return
         ended = ended or sequence.end(finished.reason)
         self._finish(sequence, *ended, finished=finished if ended.reason is finished.reason else NOT_FINISHED)
+
+    def _step(self, search: Search, sequence: Sequence, finished: Finished, lane: Lane) -> None:
+        """A beam has its next token."""
+        reason = finished.reason if sequence.output else FinishReason.ERROR
+        if reason in (FinishReason.ABORT, FinishReason.ERROR):
+            self._finish(sequence, reason, finished=finished)
+        elif (batch := search.advance(sequence, self.lanes, lane, self.vocabulary)) is not None:
+            self.take(batch, lane.instance)
 
     def _lost(self, sequence: Sequence, message: str) -> None:
         self.lanes.put(sequence, Abort(sequence.seq_id))

@@ -29,8 +29,8 @@ from services.worker.binding import Bench, bind_tested, with_right_sums
 from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.drafting import Smaller, choose_drafting, with_drafts
-from services.worker.file_reader import FileReader
 from services.worker.embedding import embedding_of
+from services.worker.file_reader import FileReader
 from services.worker.grammars import Grammars, open_words
 from services.worker.group import Group, Place
 from services.worker.held import HeldTokens

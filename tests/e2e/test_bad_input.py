@@ -91,7 +91,7 @@ FIELDS = [
     (TEXT, text(suffix="x"), "suffix"),
     (TEXT, text(echo="x"), "echo"),
     (TEXT, text(best_of=2, n=3), "best_of"),
-    (TEXT, text(use_beam_search=True), "use_beam_search"),
+    (TEXT, text(use_beam_search=True, stream=True), "stream"),
     (TEXT, text(model=7), "model"),
 ]
 

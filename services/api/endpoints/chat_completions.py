@@ -10,7 +10,7 @@ from services.api.route import Endpoint, read_body
 from services.api.schema.chat import BODY, LIST_BODY, chats_of, check_messages, submits_of, wanted_of
 from services.api.schema.conversion import renamed
 from services.api.schema.generation import check_common
-from services.api.schema.logprobs import content_of, prompt_logprobs_of
+from services.api.schema.logprobs import chosen, content_of, prompt_logprobs_of
 from services.api.schema.replies import ChatChoice, ChatCompletion, ids_of, message_of, stop_reason, usage_of
 
 
@@ -40,12 +40,12 @@ async def chat_list(gateway: Gateway, http: HttpRequest) -> ASGIApp:
 
 def reply(identity: str, created: int, model: str, request: Request) -> ChatCompletion:
     choices = []
-    for choice in request.choices:
+    for index, choice in enumerate(chosen(request)):
         assert choice.finished is not None
         message = message_of(choice)
         prompt, ids = ids_of(choice)
         told = stop_reason(choice.finished), content_of(choice), ids
-        choices.append(ChatChoice(choice.index, message, choice.word, *told))
+        choices.append(ChatChoice(index, message, choice.word, *told))
     scored = prompt_logprobs_of(request.choices[0])
     usage = usage_of(request)
     return ChatCompletion(identity, created, model, choices, usage, prompt_token_ids=prompt, prompt_logprobs=scored)

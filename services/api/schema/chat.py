@@ -13,6 +13,7 @@ from common.protocol import ModelFacts, PromptKind, Submit
 from common.text_format import ANSWER, AS_IT_IS, GOES_ON, REASONING, TOOLS
 from services.api.answer import Wanted
 from services.api.errors import invalid
+from services.api.schema.beams import searching
 from services.api.schema.generation import (
     ABSENT,
     EMPTY_LIST,
@@ -321,14 +322,13 @@ def submits_of(
         fields["options"] = msgspec.structs.replace(fields["options"], thinking_tokens=bound)
     if use := use_of(request, tools, sampling.grammar is not None):
         fields["options"] = msgspec.structs.replace(fields["options"], calls=use)
-    return [
-        Submit(
-            seq_id=0,
-            kind=PromptKind.CHAT,
-            sampling=sampling,
-            messages=messages_json(request.messages),
-            template_kwargs=msgspec.json.encode(template_kwargs(request, tools)),
-            parts=REASONING | TOOLS if tools else REASONING,
-            **fields,
-        )
-    ]
+    submit = Submit(
+        seq_id=0,
+        kind=PromptKind.CHAT,
+        sampling=sampling,
+        messages=messages_json(request.messages),
+        template_kwargs=msgspec.json.encode(template_kwargs(request, tools)),
+        parts=REASONING | TOOLS if tools else REASONING,
+        **fields,
+    )
+    return [searching(request, submit)]

@@ -11,6 +11,7 @@ from common.logprobs import Report
 from common.protocol import ModelFacts, PromptKind, Sampling, Submit
 from services.api.errors import invalid
 from services.api.logprobs import Form
+from services.api.schema.beams import searching
 from services.api.schema.generation import (
     ABSENT,
     I32_MAX,
@@ -128,4 +129,4 @@ def submits_of(
             check_ids(prompt, facts, "prompt")
             tokens = pack_i32(prompt)
             submits.append(Submit(seq_id=0, kind=PromptKind.TOKENS, sampling=sampling, tokens=tokens, **fields))
-    return submits
+    return [searching(request, submit) for submit in submits]

@@ -4,7 +4,7 @@ Ranges are OpenAI's; where OpenAI has no such field, vLLM's. Null stands for "no
 """
 
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -79,10 +79,14 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     repetition_detection: RepetitionDetection | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
 
     def form(self) -> Form:
         """How it wants to be told."""
-        return Form(bool(self.return_tokens_as_token_ids), -1 if self.prompt_logprobs is None else self.prompt_logprobs)
+        prompt = -1 if self.prompt_logprobs is None else self.prompt_logprobs
+        return Form(bool(self.return_tokens_as_token_ids), prompt, ordered=bool(self.use_beam_search))
 
 
 EMPTY_LIST: Harmless = one_of([])
@@ -90,8 +94,6 @@ OFF: Harmless = one_of(False)
 ABSENT: Harmless = one_of()
 UNSUPPORTED: dict[str, Harmless] = {
     "logprob_token_ids": EMPTY_LIST,
-    "use_beam_search": OFF,
-    "length_penalty": one_of(1, 1.0),
     "stop_regex": ABSENT,
     "truncation_side": one_of("left"),  # truncate_prompt_tokens keeps the end
     "spaces_between_special_tokens": one_of(True, False),  # tokens are joined as the tokenizer joins them

@@ -189,4 +189,5 @@ def chosen(request: Request) -> list[Choice]:
 
     n = request.choices[0].submit.n
     prompts = (request.choices[at : at + n] for at in range(0, len(request.choices), n))
-    return [choice for choices in prompts for choice in sorted(choices, key=mean, reverse=True)[:best]]
+    ordered = request.form.ordered
+    return [each for some in prompts for each in (some if ordered else sorted(some, key=mean, reverse=True))[:best]]

@@ -11,6 +11,7 @@ from common.protocol import (
     Detokenize,
     Detokenized,
     FinishReason,
+    Options,
     Pause,
     Peer,
     PromptKind,
@@ -25,6 +26,7 @@ from common.protocol import (
     tokenizer_of,
 )
 from common.recorder import Kind
+from common.text_format import Beams
 from services.api import slow
 from services.api.figures import Figures
 from services.api.hub import Hub, Request
@@ -134,7 +136,7 @@ def test_exactly_one_terminal() -> None:
     rig.hub.cancel(request)
     assert request.choices[0].finished is first is not None and request.open == 0 and not rig.hub.choices
     assert rig.figures.unknown_results == 1 and not rig.aborted
-    assert rig.figures.at(0).finished == {"stop": 1, "length": 0, "abort": 0, "error": 0}
+    assert rig.figures.at(0).finished == {"stop": 1, "length": 0, "abort": 0, "error": 0, "repetition": 0}
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (1, 1), (0, 2), (1, 0 + 1)])
@@ -570,3 +572,21 @@ def test_what_happens_to_a_choice_is_recorded() -> None:
         (Kind.ANSWERED, moved[0], 2, 0, FinishReason.ABORT),
         (Kind.ANSWERED, moved[1], 0, 0, FinishReason.ABORT),
     ]
+
+
+def test_a_beam_search_begins_anew_at_another_tokenizer() -> None:
+    rig = Rig()
+    submit = Submit(0, PromptKind.TEXT, Sampling(16), text="x", n=3, options=Options(beams=Beams(3)))
+    request = rig.hub.open([submit, submit], [A], 1.0, 0)
+    rig.hub.lose(A.incarnation, 5.0)
+    rig.sent.clear()
+    rig.hub.recover([B], 5.0)
+    (to_b, first), (_, second) = rig.sent
+    assert to_b == B.incarnation and rig.hub.recovered == 6
+    for message, choices in ((first, request.choices[:3]), (second, request.choices[3:])):
+        assert message == msgspec.structs.replace(submit, seq_id=choices[0].seq_id), "as it was"
+        assert [choice.seq_id - message.seq_id for choice in choices] == [0, 1, 2]
+        assert {choice.first for choice in choices} == {message.seq_id} and not any(each.moved for each in choices)
+    for choice in list(request.choices):
+        rig.end(choice.seq_id)
+    assert request.open == 0 and not rig.hub.choices and usage_of(request).prompt_tokens == 10

@@ -68,6 +68,9 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
             {"max_pattern_size": -1},
         ],
     ),
+    "use_beam_search": ([True, False, None], [1, "yes"]),
+    "length_penalty": ([1, 1.0, None], [0.5, 11, "1"]),
+    "early_stopping": ([False, None], [True, "never", "always", 1]),
     "prompt_logprobs": ([0, 20, None], [-1, 21, True, 2**31]),
 }
 
@@ -184,7 +187,6 @@ def test_stops_and_fields_of_the_submit() -> None:
 @pytest.mark.parametrize(
     ("name", "harmless", "asking"),
     [
-        ("use_beam_search", False, True),
         ("store", False, True),
         ("logprob_token_ids", [], [5]),
         ("prompt_embeds", None, "AAAA"),
