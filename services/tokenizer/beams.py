@@ -6,7 +6,7 @@ step is done is in no lane until the next one begins: nobody computes for it. A 
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -101,7 +101,7 @@ class Search:
         self._found.clear()
         return True
 
-    def _record(self, rank: int, token: int, logprob: float, top: list[tuple[int, float]]) -> bytes:
+    def _record(self, rank: int, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> bytes:
         if self._top < 0:
             return b""
         ids, values = [rank, token, *(each[0] for each in top)], [logprob, *(each[1] for each in top)]
