@@ -47,8 +47,9 @@ def compile_only(targets: Sequence[str], only: str, quick: bool, json_path: str 
         bar = progress.add_task("compiling")
         todo = aot.tasks(targets, only, quick)
         kept, compiled = aot.unchanged(todo) if changed else ([], todo)
+        cores = len(os.sched_getaffinity(0))
         reports, failures = aot.compile_all(
-            compiled, os.cpu_count() or 1, lambda done, total: progress.update(bar, completed=done, total=total)
+            compiled, cores, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     table = Table(title=f"Compiled by Triton {triton.__version__}, per thread")
     for column in ("kernel", "target"):

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import astuple
+from rich.console import Console
 
 from benchmarks.report import GateRed
 from benchmarks.workloads import Ask
@@ -23,6 +25,7 @@ from services.scheduler.events import Event, SendPlan, SendRefused, SendTokens, 
 from services.worker.engine import Engine, Pending, result_of
 from services.worker.model_engine import ModelEngine
 from services.worker.ranks import lead
+from valence.display import Stage, StartDisplay
 
 
 class Host(NamedTuple):
@@ -67,10 +70,12 @@ class Offline:
     def __init__(self, config: Config) -> None:
         self._started_s = time.perf_counter()
         self._stage = ("", self._started_s)
+        self._display = StartDisplay(Console(stderr=True, highlight=False))
         self.stages_s: dict[str, float] = {}
-        self.engine: Engine = (lead if config.worker.tensor_parallel > 1 else ModelEngine)(config, self._report)
-        atexit.register(self.engine.close)
-        self._report(Progress(""))
+        with self._display:
+            self.engine: Engine = (lead if config.worker.tensor_parallel > 1 else ModelEngine)(config, self._report)
+            atexit.register(self.engine.close)
+            self._report(Progress(""))
         self.ready_s = time.perf_counter() - self._started_s
         self.core = SchedulerCore(config.scheduler, config.kv, seed=1)
         self._in_flight: deque[tuple[int, Pending]] = deque()
@@ -79,13 +84,16 @@ class Offline:
         self._handle([WorkerReady(self.engine.facts, self.engine.max_rows)])
 
     def _report(self, progress: Progress) -> None:
-        """Adds the time since the last stage began to it."""
+        """Adds the time since the last stage began to it, and says so: a start that is cut off says how far it came."""
         stage, since_s = self._stage
         now_s = time.perf_counter()
         if stage != progress.stage:
             if stage:
                 self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now_s - since_s
+                if not self._display.console.is_terminal:
+                    self._display.console.print(f"    {now_s - since_s:.1f} s, {now_s - self._started_s:.1f} in all")
             self._stage = (progress.stage, now_s)
+        self._display.show([Stage(*astuple(progress))] if progress.stage else [])
 
     def run(self, asks: Sequence[Ask]) -> Run:
         """All requests at once, greedy, to their exact lengths. Raises GateRed if one ends otherwise."""

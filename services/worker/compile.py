@@ -7,6 +7,7 @@ graphs for any number of layers and tokens, and three more for a single token.
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,8 @@ from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder, Pieces
+
+log = logging.getLogger("worker")
 
 EAGER, TRACED, INDUCTOR, CAPTURED = range(4)
 AUTOMATIC = -1
@@ -101,7 +104,9 @@ def build_ahead(bindings: Bindings, dry_run: Callable[[], None], report: Callabl
 
     With an op of torch's among them it would read what no kernel has written, so that indices could lie anywhere.
     """
-    if {row.provider for row in bindings.table if row.op in bindings.asked} != {"triton"}:
+    if others := [row for row in bindings.table if row.op in bindings.asked and row.provider != "triton"]:
+        names = ", ".join(f"{row.op} by {row.provider}" for row in others)
+        log.info("kernels are compiled one after the other, since not all are Triton's: %s", names)
         return
     from services.worker.kernels.impl.triton import _ahead
 

@@ -6,6 +6,7 @@ the step `accept_drafts` keeps what holds and the proposer puts new drafts behin
 that waits for the device.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -19,7 +20,10 @@ from services.worker.kernels.ops.accept_drafts import Drawn, accept_drafts
 from services.worker.kernels.ops.locate_rows import locate_rows
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.kv_cache import KvCache
+from services.worker.shortage import is_out_of_memory
 from services.worker.state import Ints, Rows, Step
+
+log = logging.getLogger("worker")
 
 
 class Entries(NamedTuple):
@@ -116,6 +120,18 @@ class Drafts:
         """What holds goes into the rows; `lines`: of the results."""
         assert rows.drafts is not None
         self._accept(rows.tokens, rows.drafts.lengths, rows.drafts.held, lines, seen.drawn, seen.ring)
+
+    def end(self, rows: Rows, seen: Seen, lines: Tensor, propose: bool) -> None:
+        """Keeps what holds, and has new drafts proposed."""
+        self.keep(rows, seen, lines)
+        if not propose:
+            return
+        try:
+            self.propose(rows, seen)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
 
     def seen(self, rows: Rows, key: GraphKey, given: StepInputs, made: StepOutputs, num_rows: int) -> Seen:
         """Of a captured step, of which `num_rows` rows sample."""

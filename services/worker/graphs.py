@@ -18,10 +18,9 @@ from torch import Tensor
 from services.worker.groups import GroupStep
 from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows
-from services.worker.staging import Array, aligned, offsets, view
+from services.worker.staging import Array, aligned, arrays, offsets, view
 from services.worker.state import Rows, Step
 
-RING = 16  # steps whose sampled tokens may not have been taken yet; eight plans at most are in flight
 DECODE_BESIDE = (0, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # rows that decode, in layouts with chunks
 CHUNK_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)  # beyond, the device takes longer than the host
 TOKENS_PER_CHUNK = 32  # a layout has a row for so many tokens of chunks, and one for what pads them
@@ -107,11 +106,6 @@ class Tables(NamedTuple):
     paged: int = 1
     states: int = 0
 
-    @classmethod
-    def of(cls, rows: Rows) -> "Tables":
-        states = sum(more.is_state for more in rows.beside)
-        return cls(1 + len(rows.beside) - states, states)
-
 
 ONE_TABLE = Tables()
 
@@ -147,6 +141,20 @@ class StepColumns(NamedTuple):
             np.zeros(key.rows, np.int32),
             np.zeros((3, key.rows), np.int64),
         )
+
+
+class HostInputs(NamedTuple):
+    """Columns in memory of the host, one behind the other as `offsets` says."""
+
+    columns: StepColumns
+    buffer: Array  # uint8, all of them
+
+    @classmethod
+    def blank(cls, key: GraphKey, tables: Tables = ONE_TABLE) -> "HostInputs":
+        like = StepColumns.blank(key, tables)
+        starts, size = offsets(like)
+        buffer = np.zeros(size, np.uint8)
+        return cls(StepColumns(*arrays(buffer, starts, like)), buffer)
 
 
 class StepInputs(NamedTuple):

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from services.worker.graphs import Choice, StepColumns
+from services.worker.block_tables import BlockTables, places_of
 from services.worker.groups import GroupStep
 from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
-from services.worker.state import BlockTables, Ints, Rows, Step
+from services.worker.state import Ints, Rows, Step
 
 Put = Callable[[npt.NDArray[np.generic]], Tensor]
 NONE = np.zeros(0, np.int64)
@@ -140,7 +140,7 @@ def build(step: Step, rows: Rows, put: Put, offsets: npt.NDArray[np.int32] | Non
         token_places=put(token_slots * row_len + positions),
         token_rows=put(token_slots.astype(np.int32)),
         positions=put(positions),
-        kv_slots=put(kv_slots(rows, token_slots, positions)),
+        kv_slots=put(places_of(rows.tables, token_slots, positions, rows.block_tokens)),
         rows=first,
         outputs=None if everything else put(ends[samples] - 1),
         sampled_places=put(slots[samples] * row_len + context[samples]),
@@ -159,92 +159,6 @@ def _beside(
         return GroupStep(places, replace(first, block_tables=more.resident))
     width = -(-first.max_context // first.block_tokens)
     return GroupStep(places, replace(first, block_tables=put(more.tables[slots, :width])))
-
-
-def kv_slots(rows: Rows, slots: Ints, positions: Ints) -> Ints:
-    """Where the token at `positions` of each slot has its key and value, in the first group."""
-    return places_of(rows.tables, slots, positions, rows.block_tokens)
-
-
-def places_of(tables: npt.NDArray[np.int32], slots: Ints, positions: Ints, block_tokens: int) -> Ints:
-    """The same by any group's tables."""
-    block, offset = np.divmod(positions, block_tokens)
-    return tables[slots, block] * np.int64(block_tokens) + offset
-
-
-def write_step(step: Step, rows: Rows, choice: Choice, columns: StepColumns, scratch: Sequence[int]) -> Ints:
-    """Fills `columns` but for the ring, and offsets of the step's rows. Returns these rows' places in the graph.
-
-    Places that the step leaves free read and write the padding row and the block `scratch` of each group.
-    """
-    key, row_len = choice.key, rows.tokens.shape[1]
-    columns.offsets[:] = -1
-    place = np.empty(len(step.slots), np.int64)
-    place[choice.decode] = np.arange(len(choice.decode))
-    place[choice.chunks] = np.arange(key.decode, key.decode + len(choice.chunks))
-    _write_decode(step, rows, choice, columns)
-    if key.chunk:
-        _write_chunks(step, rows, choice, columns)
-    tokens, draw, token_rows = columns.tokens, columns.draw, columns.token_rows
-    live = token_rows != rows.padding_row
-    padding = tokens[1] % rows.block_tokens
-    tokens[2] = padding + scratch[0] * rows.block_tokens
-    tokens[2, live] = kv_slots(rows, token_rows[live], tokens[1, live])
-    lines, states = iter(tokens[3:]), iter(columns.states)
-    for more, free in zip(rows.beside, scratch[1:], strict=True):
-        if more.is_state:
-            line = next(states)
-            line[:] = free
-            line[place] = more.tables[step.slots, 0]
-        else:
-            line = next(lines)
-            line[:] = padding + free * rows.block_tokens
-            line[live] = places_of(more.tables, token_rows[live], tokens[1, live], rows.block_tokens)
-    np.multiply(token_rows, row_len, out=tokens[0], dtype=np.int64)
-    tokens[0] += tokens[1]
-    sampled, where = step.slots[step.samples], place[step.samples]
-    draw[0] = rows.padding_row * row_len + 1
-    draw[0, where] = sampled * row_len + columns.context_lens[where]
-    columns.temperature[:] = 0.0
-    columns.temperature[where] = rows.sampling["temperature"][sampled]
-    if columns.temperature.any():
-        draw[1, where] = rows.sampling["seed"][sampled]
-        draw[2, where] = columns.context_lens[where] - rows.num_prompt[sampled]
-    return place
-
-
-def _write_decode(step: Step, rows: Rows, choice: Choice, columns: StepColumns) -> None:
-    size, count = choice.key.decode, len(choice.decode)
-    positions = step.positions[choice.decode]
-    columns.slots[:count] = step.slots[choice.decode]
-    columns.slots[count:] = rows.padding_row
-    columns.context_lens[:count] = positions + 1
-    columns.context_lens[count:] = 1
-    columns.query_starts[: size + 1] = np.arange(size + 1)
-    columns.tokens[1, :count] = positions
-    columns.tokens[1, count:size] = 0
-    columns.token_rows[:size] = columns.slots[:size]
-    columns.draw[3, :size] = columns.query_starts[:size]
-
-
-def _write_chunks(step: Step, rows: Rows, choice: Choice, columns: StepColumns) -> None:
-    """Chunks lie one behind the other; what is left is one chunk of the padding row."""
-    size, end, chunks = choice.key.decode, choice.key.tokens, choice.chunks
-    slots, positions, counts = step.slots[chunks], step.positions[chunks], step.counts[chunks]
-    bounds = size + np.concatenate(([0], np.cumsum(counts)))
-    last, used = size + len(chunks), int(bounds[-1])
-    columns.slots[size:last] = slots
-    columns.context_lens[size:last] = positions + counts
-    columns.context_lens[-1] = max(end - used, 1)
-    columns.query_starts[size : last + 1] = bounds
-    columns.query_starts[last + 1 :] = used
-    columns.query_starts[-1] = end
-    columns.draw[3, size:last] = bounds[1:] - 1
-    columns.draw[3, last:] = end - 1
-    columns.token_rows[size:used] = np.repeat(slots, counts)
-    columns.token_rows[used:] = rows.padding_row
-    columns.tokens[1, size:used] = np.arange(size, used) + np.repeat(positions - bounds[:-1], counts)
-    columns.tokens[1, used:] = np.arange(end - used)
 
 
 def sampling_batch(slots: Ints, context: Ints, rows: Rows, put: Put) -> SamplingBatch | None:

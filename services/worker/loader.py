@@ -94,7 +94,7 @@ class CheckpointParameters:
     def tensor(self, *names: str, wide: bool = False) -> torch.Tensor:
         parts = [self._part(name) for name in names]
         dtype = torch.float32 if wide else self._policy.activation
-        values = torch.cat([part.dense(dtype) for part in parts]).to(self._policy.device)
+        values = torch.cat([part.dense(dtype).to(self._policy.device) for part in parts])
         if not bool(torch.isfinite(values).all()):
             raise ConfigError(f"{parts[0].source}: {', '.join(names)} holds NaN or infinite values")
         self._count(names)

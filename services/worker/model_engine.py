@@ -30,8 +30,8 @@ from services.worker.builders import cache_root, open_builders
 from services.worker.division import Division
 from services.worker.drafting import Smaller, choose_drafting, with_drafts
 from services.worker.embedding import embedding_of
+from services.worker.file_reader import FileReader
 from services.worker.grammars import Grammars, open_words
-from services.worker.graphs import RING
 from services.worker.group import Group, Place
 from services.worker.held import HeldTokens
 from services.worker.kernels.gpu_arch import arch_of
@@ -46,10 +46,12 @@ from services.worker.profile import Profile
 from services.worker.quant.coding import Coding, read_coding
 from services.worker.quant.registry import activation_dtype, choose_policy
 from services.worker.random_weights import draw_all
-from services.worker.runner import StepTokens, copies_of
+from services.worker.results import StepTokens
+from services.worker.runner import copies_of
 from services.worker.shares import local_spec
 from services.worker.shortage import Outcome, Retry, attempt, is_out_of_memory
 from services.worker.source import ModelSource, open_model
+from services.worker.staging import RING
 from services.worker.startup import Figures, Parts, Stages, explained, open_cache, start
 from services.worker.state import Step
 
@@ -190,10 +192,12 @@ def load_model(
         decoder = fallback.load(architecture, source.files.path, spec, activation, device, bindings)
         return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, KvScales(kv_each))
     tensors = draw_all(expected_shapes(whole, model.names), device) if is_random else source.tensors
-    report = partial(stages, "weights")
+    report, begun_s = partial(stages, "weights"), time.perf_counter()
     parameters = load_parameters(tensors, model, whole, policy, report, division, coding.rules)
     decoder = build_decoder(spec, model, parameters, bindings)
-    log.info("weights: %s", ", ".join(f"{name} {size / memory.GIB:.2f} GiB" for name, size in policy.made.items()))
+    made = ", ".join(f"{name} {size / memory.GIB:.2f} GiB" for name, size in policy.made.items())
+    took_s = time.perf_counter() - begun_s
+    log.info("weights: %s, in %.1f s (%.1f GB/s)", made, took_s, sum(policy.made.values()) / took_s / 1e9)
     kv_scales = KvScales(kv_each, parameters.kv_scales)
     return Loaded(architecture, decoder, bindings, kv_dtype, whole.attention_parity, kv_scales)
 
@@ -202,7 +206,7 @@ def load_smaller(config: Config, device: torch.device, stages: Stages, level: in
     """A draft model, whole on every rank, in eager pieces. Raises ConfigError."""
     alone = msgspec.structs.replace(config, speculative=Speculative())
     with explained("the draft model's weights", "choose a smaller speculative.model"):
-        loaded = load_model(open_model(name), alone, device, stages, level)
+        loaded = load_model(open_model(name, reader=FileReader(device)), alone, device, stages, level)
     return Smaller(loaded.model, loaded.bindings, loaded.kv_dtype)
 
 
@@ -228,7 +232,8 @@ class ModelEngine:
         compiles = device.type != "cpu" or level >= levels.INDUCTOR
         if compiles:
             levels.count_builds()
-        source = open_model(config.model.source, with_tensors=config.model.weights == "checkpoint")
+        reader = FileReader(device)
+        source = open_model(config.model.source, config.model.weights == "checkpoint", reader)
         kept = open_cache(config, source.config, device) if compiles else None
         self._builders = open_builders(config, kept, arch_of(device)) if kept is not None else None
         waits = self._builders is not None and (group is None or group.leads)  # a group has one turn for all its ranks
@@ -272,11 +277,7 @@ class ModelEngine:
             pools=pools[1:],
             drafts=drafting.tokens if drafting is not None else 0,
             draft_rows=config.speculative.max_rows,
-            embedding=(
-                embedding_of(config.model, source.files, source.config, model.spec.hidden_size)
-                if model.gives_hidden
-                else Embedding(lacks=f"{loaded.architecture} runs by transformers' code, which keeps its hidden states")
-            ),
+            embedding=_embedding(config, source, loaded),
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
@@ -345,6 +346,13 @@ class ModelEngine:
         if device.type != "cpu":
             torch.cuda.synchronize(device)  # what failed halfway still reads its inputs
             torch.cuda.empty_cache()
+
+
+def _embedding(config: Config, source: ModelSource, loaded: Loaded) -> Embedding:
+    """What vectors the model gives."""
+    if not loaded.model.gives_hidden:
+        return Embedding(lacks=f"{loaded.architecture} runs by transformers' code, which keeps its hidden states")
+    return embedding_of(config.model, source.files, source.config, loaded.model.spec.hidden_size)
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

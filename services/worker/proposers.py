@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.worker.block_tables import BlockTables
 from services.worker.drafts import Drafts, Seen
 from services.worker.kernels.ops.argmax import argmax
 from services.worker.kernels.ops.paged_attention import AttentionRows
@@ -20,7 +21,7 @@ from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.latent_attention import most_captured
 from services.worker.layers.rope import RopeTable
-from services.worker.state import BlockTables, Rows
+from services.worker.state import Rows
 
 
 def ngram_drafts(bindings: Bindings, shortest: int, longest: int) -> Drafts:
@@ -100,7 +101,7 @@ def mtp_drafts(bindings: Bindings, model: Decoder, cache: KvCache, rope: RopeTab
 
     def propose(rows: Rows, seen: Seen) -> None:
         assert rows.drafts is not None and seen.computed is not None
-        step, group = seen.computed, rows.of_group(number)
+        step, group = seen.computed, (rows.first, *rows.beside)[number]
         last = cache.blocks_of(group.group.pool) - 1
         ids = rows.tokens.view(-1).index_select(0, step.places + 1)
         hidden = head.trunk(step.hidden)

@@ -108,7 +108,7 @@ def reads_all(step: Step, rows: Rows) -> bool:
 
 class Reporter:
     def __init__(self, bindings: Bindings) -> None:
-        self._logprobs = bindings(token_logprobs)
+        self._bindings = bindings
         self.pooler = Pooler()
         self._none = np.zeros(0, np.int64)
         self.start()
@@ -177,7 +177,8 @@ class Reporter:
         self._any = True
 
     def _packed(self, logits: Tensor, tokens: Tensor, top: int) -> Tensor:
-        values, ids, ranks = self._logprobs(logits, tokens, top)
+        # asked for only now: an op of torch's that a start asks for keeps it from compiling by all cores
+        values, ids, ranks = self._bindings(token_logprobs)(logits, tokens, top)
         return torch.cat((ranks[:, None], ids, values.view(torch.int32)), -1)
 
     def taken(self) -> StepReports | None:

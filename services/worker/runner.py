@@ -5,18 +5,15 @@ device, so the next step may be started before this one's tokens are known. A st
 rows whose sampling asks for more are drawn again from its logits. Warm-up runs ordinary plans.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec.structs import astuple
 from torch import Tensor
 
-from common.logprobs import StepLogprobs
-from common.protocol import RowFault, StepPlan
+from common.protocol import StepPlan
 from services.worker import graphs, inputs
 from services.worker.drafts import (
     Computed,
@@ -31,7 +28,15 @@ from services.worker.drafts import (
     write_begins,
 )
 from services.worker.grammars import Bits, Grammars
-from services.worker.graphs import RING, Choice, GraphKey, Graphs, Sequel, StepColumns, StepInputs, StepOutputs, Tables
+from services.worker.graphs import (
+    Choice,
+    GraphKey,
+    Graphs,
+    Sequel,
+    StepColumns,
+    StepInputs,
+    StepOutputs,
+)
 from services.worker.groups import GroupStep
 from services.worker.held import Held, HeldSteps, HeldTokens
 from services.worker.kernels.ops.accept_drafts import Drawn
@@ -42,94 +47,15 @@ from services.worker.kernels.registry import Bindings
 from services.worker.layers.decoder import Decoder
 from services.worker.layers.kv_cache import KvCache
 from services.worker.layers.rope import RopeTable
-from services.worker.reports import Reporter, StepReports, reads_all
+from services.worker.reports import Reporter
+from services.worker.results import Results, StepTokens
 from services.worker.sampler import Sampler
-from services.worker.shortage import is_out_of_memory
+from services.worker.seats import Seated, Seating
 from services.worker.staging import staging
 from services.worker.state import Ints, Rows, Step
 
-log = logging.getLogger("worker")
-
 STAGED_BYTES = 1 << 20  # a step of 16,384 tokens
 NO_OFFSETS, NO_SIZES = np.zeros(0, np.int32), np.zeros(0, np.int64)
-
-
-class StepTokens:
-    """The sampled tokens of one step: `places` [S] of int32 `line` in memory of the host, there after `event`."""
-
-    faults: Sequence[RowFault] = ()
-
-    def __init__(
-        self,
-        line: npt.NDArray[np.int32],
-        places: npt.NDArray[np.int64],
-        event: torch.cuda.Event | None,
-        sizes: npt.NDArray[np.int64] | None = None,
-        reports: StepReports | None = None,
-    ) -> None:
-        """`sizes`: entries of each row in a step with drafts; the second half of the line then says which are kept."""
-        self._line, self._places, self._event, self._sizes = line, places, event, sizes
-        self._reports = reports
-
-    def settle(self) -> None:
-        """There is nothing that waited for the step before."""
-
-    def ready(self) -> bool:
-        """Whether `tokens` would return without waiting."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def tokens(self) -> bytes:
-        """_i32 sampled tokens in the plan's order of rows; waits for the device."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._line[self._places if self._sizes is None else self._places[self._kept()]].tobytes()
-
-    def counts(self) -> tuple[bytes, bytes]:
-        """With `tokens`: one byte per row, how many it has, and how many drafts were tried; empty without drafts."""
-        if self._sizes is None:
-            return b"", b""
-        starts = np.cumsum(self._sizes) - self._sizes
-        kept = np.add.reduceat(self._kept(), starts, dtype=np.int64)
-        return kept.astype(np.uint8).tobytes(), (self._sizes - 1).astype(np.uint8).tobytes()
-
-    def logprobs(self) -> StepLogprobs | None:
-        """With `tokens`."""
-        if self._reports is None:
-            return None
-        return self._reports.read(None if self._sizes is None else self._kept())
-
-    def _kept(self) -> npt.NDArray[np.bool_]:
-        kept: npt.NDArray[np.bool_] = self._line[len(self._line) // 2 + self._places] != 0
-        return kept
-
-
-class Results:
-    """Lines of memory that the device writes sampled tokens to and the host reads; one per step, used by turns.
-
-    Beside them, where rows want them, log-probabilities.
-    """
-
-    def __init__(self, width: int, device: torch.device, reporter: Reporter) -> None:
-        on_gpu = device.type != "cpu"
-        self.lines = torch.zeros(RING, width, dtype=torch.int32, pin_memory=on_gpu)
-        self.turn, self.reporter = 0, reporter
-        self._host = self.lines.numpy()
-        self._stream = torch.cuda.current_stream(device) if on_gpu else None
-        self._events = [torch.cuda.Event() for _ in range(RING)] if on_gpu else []  # type: ignore[no-untyped-call]
-
-    def next_turn(self) -> int:
-        self.turn = (self.turn + 1) % RING
-        self.reporter.start()
-        return self.turn
-
-    def taken(self, places: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64] | None = None) -> StepTokens:
-        """This turn's tokens at `places`, when all that was launched so far is done."""
-        line, reports = self._host[self.turn], self.reporter.taken()
-        if self._stream is None:
-            return StepTokens(line.copy(), places, None, sizes, reports)
-        event = self._events[self.turn]
-        event.record(self._stream)
-        return StepTokens(line, places, event, sizes, reports)
 
 
 def copies_of(plan: StepPlan) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -163,8 +89,9 @@ class Runner:
         self._results = Results(width, device, Reporter(bindings))
         self._graphs: Graphs | None = None
         self._capturing = bindings.capturing
-        # the block of each group that padding writes: the last one
-        self._scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
+        # what padding writes: the last block of each group
+        scratch = [cache.blocks_of(pool) - 1 for pool in (0, *(more.group.pool for more in rows.beside))]
+        self._seating = Seating(rows, scratch)
         self._drafts = drafts
         self.held = HeldSteps(grammars or Grammars(rows.vocab_size, ()), rows, self._draw_held)
 
@@ -198,22 +125,23 @@ class Runner:
         """Starts a step of rows that are up to date; after an out-of-memory error it may be run again."""
         self.held.settle()
         turn = self._results.next_turn()
+        self._staging.begin(turn)
         entries = spread(step, self.rows) if self._drafts is not None else Entries(step, NO_OFFSETS, NO_SIZES)
-        bound = self.held.grammars.bound(entries.step)
-        keys = self._graphs.keys if self._graphs is not None and not reads_all(step, self.rows) else ()
-        choice = graphs.choose(entries.step, keys)
-        if choice is not None:
-            places, logits = self._replay(choice, entries, turn, bound)
+        keys = self._graphs.keys if self._graphs is not None else ()
+        seated = self._seating.seated(entries.step, keys, self.held.grammars.bound)
+        if seated is not None:
+            bound, drawn = seated.bound, seated.seats.drawn
+            logits = self._replay(seated, entries, turn)
         else:
-            places, logits = np.arange(np.count_nonzero(entries.step.samples)), None
+            bound, logits = self.held.grammars.bound(entries.step), None
+            drawn = np.arange(np.count_nonzero(entries.step.samples))
             if len(step.slots):
                 logits = self._run_eagerly(located(entries, self.rows), turn, bound, step.drafting)
-        self._staging.done()
         sizes = entries.sizes if step.drafting else None
         if logits is None:
             self.rows.commit(step)
-            return self._results.taken(places, sizes)
-        return self.held.add(step, entries.step, bound, places, sizes, logits)
+            return self._results.taken(drawn, sizes)
+        return self.held.add(step, entries.step, bound, drawn, sizes, logits)
 
     @torch.inference_mode()
     def _draw_held(self, held: Held, bits: Bits) -> StepTokens:
@@ -226,7 +154,6 @@ class Runner:
         drawn = self.sampler(held.logits, sampling, rows.penalties, mask)
         self._store(rows.tokens, self._results.lines, targets, drawn, ring, columns)
         self._results.reporter.settled(drawn)
-        self._staging.done()
         rows.count(held.slots, held.context)
         return self._results.taken(held.line, held.sizes)
 
@@ -282,45 +209,42 @@ class Runner:
             groups = GroupStep(batch.kv_slots, batch.rows), *batch.beside
             computed = Computed(batch.token_places, batch.positions, groups, x)
         drawn = Drawn(placed[0], placed[1], placed[2], ids, sampled)
-        self._keep(Seen(drawn, ring, first, computed), follows_drafts(step))
+        self._drafts.end(rows, Seen(drawn, ring, first, computed), self._results.lines, follows_drafts(step))
         return own
 
-    def _keep(self, seen: Seen, propose: bool) -> None:
-        assert self._drafts is not None
-        self._drafts.keep(self.rows, seen, self._results.lines)
-        if not propose:
-            return
-        try:
-            self._drafts.propose(self.rows, seen)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            log.warning("no memory to propose drafts")  # the step itself is done; what lies there will not hold
-
-    def _replay(self, choice: Choice, entries: Entries, turn: int, bound: Ints) -> tuple[Ints, Tensor | None]:
-        """The place among the graph's rows of each entry that samples, and logits as `_run_eagerly`."""
+    def _replay(self, seated: Seated, entries: Entries, turn: int) -> Tensor | None:
+        """Logits as `_run_eagerly`."""
         assert self._graphs is not None
-        rows, put, key, step = self.rows, self._staging.put, choice.key, entries.step
-        arrays, staged = self._staging.columns(key, lambda: StepColumns.blank(key, Tables.of(rows)))
-        columns = StepColumns(*arrays)
-        places = inputs.write_step(step, rows, choice, columns, self._scratch)
+        seats, columns = seated.seats, seated.seats.inputs.columns
+        seats.move(entries.step, self.rows)
         columns.ring[0] = turn
+        if seated.plain:
+            staged = self._staging.put(seats.inputs.buffer)
+            self._staging.send()
+            self._graphs.replay(seats.key, staged)
+            return None
+        return self._replay_more(seated, entries)
+
+    def _replay_more(self, seated: Seated, entries: Entries) -> Tensor | None:
+        """A replay, and what some rows want besides. Logits as `_run_eagerly`."""
+        assert self._graphs is not None
+        rows, put, step, seats, others = self.rows, self._staging.put, entries.step, seated.seats, seated.others
+        key, columns = seats.key, seats.inputs.columns
         if self._drafts is not None:
-            columns.offsets[places] = entries.offsets
+            columns.offsets[seats.places] = entries.offsets
             tokens = columns.draw[3] if key.chunk else np.arange(key.rows)
             first = begins(columns.slots.astype(np.int64), columns.offsets, tokens, rows)
             write_begins(first, rows, columns)
-        special = step.samples & ~rows.is_plain[step.slots]
-        special[bound] = False
-        others = np.flatnonzero(special)
+        staged = put(seats.inputs.buffer)
+        sampling = None
         if len(others):
             slots, context = step.slots[others], (step.positions + step.counts)[others]
             sampling = inputs.sampling_batch(slots, context, rows, put)
-            index, targets = put(places[others]), put(slots * rows.tokens.shape[1] + context)
-            ring = put(columns.ring.copy())
-        kept = put(places[bound]) if len(bound) else None
-        wanted = self._results.reporter.wanted(step.slots[step.samples], places[step.samples], rows, put)
-        last = columns.draw[3][places] if self._drafts is not None and self._drafts.reads else places
+            index, targets = put(seats.places[others]), put(slots * rows.tokens.shape[1] + context)
+            ring = put(columns.ring)
+        kept = put(seats.places[seated.bound]) if len(seated.bound) else None
+        wanted = self._results.reporter.wanted(seats.sampled, seats.drawn, rows, put)
+        last = columns.draw[3][seats.places] if self._drafts is not None and self._drafts.reads else seats.places
         pooled = self._results.reporter.pooler.parts(step, rows, put, last)
         self._staging.send()
         given, made = self._graphs.replay(key, staged)
@@ -339,8 +263,9 @@ class Runner:
         if self._drafts is not None:
             num_rows, propose = first.shape[1], follows_drafts(step)
             if not (propose and num_rows <= proposed(rows, key) and self._graphs.follow(key)):
-                self._keep(self._drafts.seen(rows, key, given, made, num_rows), propose)
-        return places[step.samples], None if kept is None else made.logits.index_select(0, kept)
+                seen = self._drafts.seen(rows, key, given, made, num_rows)
+                self._drafts.end(rows, seen, self._results.lines, propose)
+        return None if kept is None else made.logits.index_select(0, kept)
 
     def _note_blocks(self, places: Tensor, token_rows: Tensor, positions: Tensor, beside: Sequence[GroupStep]) -> None:
         """Brings the block tables of the groups behind the first one up to date on the device."""
@@ -372,14 +297,12 @@ class Runner:
     @torch.inference_mode()
     def capture(self, wanted: Sequence[GraphKey], report: Callable[[int, int], None]) -> None:
         """Captures steps of the layouts `wanted`; only the padding row and the last KV block are written."""
-        captured = Graphs(self.rows.tokens.device, wanted, Tables.of(self.rows))
+        captured = Graphs(self.rows.tokens.device, wanted, self._seating.tables)
         none = np.zeros(0, np.int64)
         nobody = Step(none, none, none, none.astype(np.bool_))
 
         def padding(key: GraphKey) -> StepColumns:
-            columns = StepColumns.blank(key, Tables.of(self.rows))
-            inputs.write_step(nobody, self.rows, Choice(key, none, none), columns, self._scratch)
-            return columns
+            return self._seating.seat(nobody, Choice(key, none, none)).inputs.columns
 
         def sequel(key: GraphKey) -> Sequel | None:
             return self._drafts.sequel(self.rows, self._results.lines, key) if self._drafts is not None else None

@@ -15,6 +15,7 @@ from common.errors import ConfigError
 from common.gguf_metadata import read_gguf
 from common.model_source import ModelFiles, resolve
 from services.worker import gguf_config, gguf_file, safetensors_file
+from services.worker.file_reader import FileReader
 from services.worker.quant.contract import StoredTensor
 
 
@@ -30,13 +31,13 @@ class ModelSource:
     tensors: Mapping[str, StoredTensor]
 
 
-def open_model(source: str, with_tensors: bool = True) -> ModelSource:
+def open_model(source: str, with_tensors: bool = True, reader: FileReader | None = None) -> ModelSource:
     """The model that `source` names (see common/model_source.py). Raises ConfigError when it cannot be used.
 
-    Without tensors a folder need not hold any; `ModelSource.tensors` is then empty.
+    Without tensors a folder need not hold any; `ModelSource.tensors` is then empty. `reader`: as in read_folder.
     """
     files = resolve(source)
-    return _open_gguf(files, with_tensors) if files.kind == "gguf" else _open_folder(files, with_tensors)
+    return _open_gguf(files, with_tensors) if files.kind == "gguf" else _open_folder(files, with_tensors, reader)
 
 
 def _open_gguf(files: ModelFiles, with_tensors: bool) -> ModelSource:
@@ -59,7 +60,7 @@ def _open_gguf(files: ModelFiles, with_tensors: bool) -> ModelSource:
     )
 
 
-def _open_folder(files: ModelFiles, with_tensors: bool) -> ModelSource:
+def _open_folder(files: ModelFiles, with_tensors: bool, reader: FileReader | None) -> ModelSource:
     config = _read_json(files.path / "config.json")
     generation_path = files.path / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.is_file() else {}
@@ -70,7 +71,7 @@ def _open_folder(files: ModelFiles, with_tensors: bool) -> ModelSource:
         config=config,
         eos_token_ids=_token_ids(files.path, eos),
         max_model_len=_max_model_len(config),
-        tensors=safetensors_file.read_folder(files.path) if with_tensors else {},
+        tensors=safetensors_file.read_folder(files.path, reader) if with_tensors else {},
     )
 
 

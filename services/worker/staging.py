@@ -1,11 +1,11 @@
 """Small host arrays on their way to the device, all of a step in one copy. Owner: the runner, one at a time.
 
 On a GPU the copy runs on a side stream while the device still works on the step before. Each step has its own pinned
-buffer and its own place on the device; a buffer is written again only when the copy out of it, and the step that read
-its place, are over. On a CPU the tensors are the arrays.
+buffer and its own place on the device, by turns; who begins a step knows that the step which had its turn before is
+over. On a CPU the tensors are the arrays.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 Array = npt.NDArray[Any]
-Blank = Callable[[], Sequence[Array]]
 ALIGNMENT = 16
-DEPTH = 4  # steps whose inputs may be on the device at once; two plans are in flight
+RING = 16  # steps whose results may not have been taken yet; eight plans at most are in flight
 TORCH_TYPES = {
     "int64": torch.int64,
     "int32": torch.int32,
@@ -26,23 +25,16 @@ TORCH_TYPES = {
 
 
 class Staging(Protocol):
-    def put(self, values: Array) -> Tensor:
-        """The device tensor of `values`; it may be read by what is launched after `send`."""
+    def begin(self, turn: int) -> None:
+        """A step begins; nothing that is launched reads what was put in this turn before. turn: 0 .. RING - 1."""
         ...
 
-    def columns(self, key: Hashable, blank: Blank) -> tuple[tuple[Array, ...], Tensor]:
-        """First in a step: arrays like `blank()` to write into before `send`, and all of them as one uint8 tensor.
-
-        They lie as `offsets` says and hold whatever an earlier step wrote. `key`: equal for equal blanks.
-        """
+    def put(self, values: Array) -> Tensor:
+        """The device tensor of `values`; for what is launched after `send`, until the turn comes again."""
         ...
 
     def send(self) -> None:
-        """Starts the copy of all that was put since `done`."""
-        ...
-
-    def done(self) -> None:
-        """Nothing launched from here on reads what was put."""
+        """Starts the copy of all that was put since the last one."""
         ...
 
 
@@ -66,85 +58,68 @@ def arrays(buffer: npt.NDArray[np.uint8], starts: Sequence[int], like: Sequence[
 class HostStaging:
     """For a CPU."""
 
+    def begin(self, turn: int) -> None: ...
+
     def put(self, values: Array) -> Tensor:
         return torch.from_numpy(values)
 
-    def columns(self, key: Hashable, blank: Blank) -> tuple[tuple[Array, ...], Tensor]:
-        like = blank()
-        starts, size = offsets(like)
-        together = torch.zeros(size, dtype=torch.uint8)
-        return arrays(together.numpy(), starts, like), together
-
     def send(self) -> None: ...
 
-    def done(self) -> None: ...
 
-
-class _Slot:
-    """One step's buffers and when they are free again."""
+class _Place:
+    """One turn's memory, and views of what begins it: of the inputs of a captured step, most often."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         self.bytes = self.pinned.numpy()
         self.device = torch.empty(size, dtype=torch.uint8, device=device)
-        self.copied, self.read = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.known: dict[Hashable, tuple[tuple[Array, ...], Tensor]] = {}
+        self._first: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def part(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """On the device, and pinned."""
+        if start:
+            return self.device[start:end], self.pinned[start:end]
+        if end not in self._first:
+            self._first[end] = self.device[:end], self.pinned[:end]
+        return self._first[end]
 
 
 class DeviceStaging:
     """`size`: bytes of an ordinary step; what does not fit goes a slower way of its own."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._slots = [_Slot(aligned(size), device) for _ in range(DEPTH)]
+        self._places = [_Place(aligned(size), device) for _ in range(RING)]
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._main = torch.cuda.current_stream(device)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._device = device
-        self._turn = 0
-        self._used = 0
-        self._sent = 0
+        self.begin(0)
 
-    @property
-    def slot(self) -> _Slot:
-        return self._slots[self._turn]
+    def begin(self, turn: int) -> None:
+        self._place = self._places[turn]
+        self._used = self._sent = 0
 
     def put(self, values: Array) -> Tensor:
-        offset, slot = self._used, self.slot
-        if offset == 0:
-            slot.copied.synchronize()  # four steps ago: over long since
-        if offset + values.nbytes > len(slot.bytes):
+        offset, place = self._used, self._place
+        end = offset + values.nbytes
+        if end > len(place.bytes):
             return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
-        slot.bytes[offset : offset + values.nbytes] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        self._used = aligned(offset + values.nbytes)
-        return view(slot.device, offset, values)
-
-    def columns(self, key: Hashable, blank: Blank) -> tuple[tuple[Array, ...], Tensor]:
-        slot = self.slot
-        slot.copied.synchronize()
-        found = slot.known.get(key)
-        if found is None:
-            like = blank()
-            starts, size = offsets(like)
-            assert size <= len(slot.bytes), f"{size} bytes of inputs, {len(slot.bytes)} staged"
-            found = slot.known[key] = (arrays(slot.bytes, starts, like), slot.device[:size])
-        self._used, self._sent = found[1].shape[0], 0
-        return found
+        place.bytes[offset:end] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self._used = aligned(end)
+        return view(place.device, offset, values) if values.dtype != np.uint8 else place.part(offset, end)[0]
 
     def send(self) -> None:
         if self._sent == self._used:
             return
-        slot = self.slot
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(slot.read)
-            part = slice(self._sent, self._used)
-            slot.device[part].copy_(slot.pinned[part], non_blocking=True)
-            slot.copied.record(self._stream)
-        self._main.wait_event(slot.copied)
+        target, source = self._place.part(self._sent, self._used)
+        torch.cuda.set_stream(self._stream)
+        try:
+            target.copy_(source, non_blocking=True)
+        finally:
+            torch.cuda.set_stream(self._main)
+        self._copied.record(self._stream)
+        self._main.wait_event(self._copied)
         self._sent = self._used
-
-    def done(self) -> None:
-        self.slot.read.record(self._main)
-        self._turn = (self._turn + 1) % DEPTH
-        self._used = self._sent = 0
 
 
 def staging(size: int, device: torch.device) -> Staging:

@@ -7,6 +7,8 @@ not fit the rows is a broken invariant and ends the process.
 """
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +17,9 @@ import torch
 from torch import Tensor
 
 from common.logprobs import Report
-from common.protocol import Growth, KvGroup, RowStart, RowTable, Sampling, StepPlan
+from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker import memory
+from services.worker.block_tables import BlockTables, GroupTables, upload_tables
 from services.worker.draft_state import DraftState, scatter
 
 Ints = npt.NDArray[np.int64]
@@ -40,6 +43,8 @@ class Step(NamedTuple):
     """A plan's rows as int64 columns [R]; `samples` is bool [R].
 
     The first `drafting` rows begin with their newest token, wherever that is: on a GPU positions are only the highest.
+    A plan for the rows of the plan before has that one's very arrays of slots, counts and samples (`is`): what is
+    decided for them holds as long.
     """
 
     slots: Ints
@@ -81,41 +86,8 @@ class PenaltyCounts:
         self.in_output.view(-1).index_add_(0, flat, torch.ones_like(sampled))
 
 
-class BlockTables:
-    """Block tables of one group. Entries before a window are whatever they were."""
-
-    def __init__(self, group: KvGroup, max_rows: int, width: int, device: torch.device) -> None:
-        self.group = group
-        self.is_state = group.kind == "state"
-        width = 1 if self.is_state else width
-        self.tables = np.zeros((max_rows, width), np.int32)
-        self.num_blocks = np.zeros(max_rows, np.int64)
-        # Live blocks of states go to the device with every step.
-        on_host = self.is_state or device.type == "cpu"
-        self.resident = None if on_host else memory.zeros((max_rows + 1, width), torch.int32, device)
-
-    def start(self, slot: int, table: RowTable) -> None:
-        blocks = np.frombuffer(table.blocks, np.int32)
-        end = table.first + len(blocks)
-        self.tables[slot, table.first : end] = blocks
-        self.num_blocks[slot] = end
-
-    def grow(self, growth: Growth) -> None:
-        slots, blocks = np.frombuffer(growth.slots, np.int32), np.frombuffer(growth.blocks, np.int32)
-        for slot, block in zip(slots.tolist(), blocks.tolist(), strict=True):
-            self.tables[slot, self.num_blocks[slot]] = block
-            self.num_blocks[slot] += 1
-
-
 def has_penalty(sampling: Sampling) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
-
-
-def upload_tables(resident: Tensor, added: Sequence[RowStart], tables: Sequence[RowTable]) -> None:
-    blocks = [np.frombuffer(table.blocks, np.int32) for table in tables]
-    starts = [row.slot * resident.shape[1] + table.first for row, table in zip(added, tables, strict=True)]
-    entries = [np.arange(len(ids)) + start for start, ids in zip(starts, blocks, strict=True)]
-    scatter(resident, entries, blocks)
 
 
 class Rows:
@@ -138,10 +110,8 @@ class Rows:
         # One column more than max_len: a row that has reached it may still draw a token that nobody will run.
         # One row more than there are slots: what pads a batch reads and writes there.
         self.tokens = memory.zeros((max_rows + 1, max_len + 1 + (drafts.most if drafts else 0)), torch.int32, device)
-        first, *others = groups or (KvGroup("full"),)
-        width = -(-max_len // block_tokens)
-        self.first = BlockTables(first, max_rows, width, device)
-        self.beside = [BlockTables(group, max_rows, width, device) for group in others]
+        self.tables_of = GroupTables.of(groups, max_rows, -(-max_len // block_tokens), device)
+        self._before: tuple[object, Step] | None = None  # the last plan's columns but for positions, and its step
         self.live = np.zeros(max_rows, np.bool_)
         self.length = np.zeros(max_rows, np.int64)
         self.computed = np.zeros(max_rows, np.int64)
@@ -157,6 +127,14 @@ class Rows:
         return self._vocabulary[0]
 
     @property
+    def first(self) -> BlockTables:
+        return self.tables_of.first
+
+    @property
+    def beside(self) -> list[BlockTables]:
+        return self.tables_of.beside
+
+    @property
     def tables(self) -> npt.NDArray[np.int32]:
         """Of the first group."""
         return self.first.tables
@@ -169,9 +147,6 @@ class Rows:
     @property
     def resident(self) -> Tensor | None:
         return self.first.resident
-
-    def of_group(self, number: int) -> BlockTables:
-        return self.beside[number - 1] if number else self.first
 
     @property
     def has_states(self) -> bool:
@@ -187,6 +162,7 @@ class Rows:
 
     def reset(self) -> None:
         """Forgets all rows."""
+        self._before = None
         self.live[:] = False
         self.edits.clear()
         self.reports.clear()
@@ -202,31 +178,30 @@ class Rows:
             self._start(row)
         if plan.added:
             self._upload(plan.added)
-        self.first.grow(Growth(0, plan.grown_slots, plan.grown_blocks))
-        for growth in plan.grown:
-            self.beside[growth.group - 1].grow(growth)
-        step = Step(
-            np.frombuffer(plan.slots, np.int32).astype(np.int64),
-            np.frombuffer(plan.positions, np.int32).astype(np.int64),
-            np.frombuffer(plan.counts, np.int32).astype(np.int64),
-            np.frombuffer(plan.samples, np.bool_),
-            plan.drafting,
-        )
+        if plan.removed or plan.added:
+            self._before = None
+        # only the device knows which of a drafting row's blocks the step uses first
+        self.tables_of.grow(plan, upload=self.drafts is not None)
+        step = self._step(plan)
         if self.drafts is not None:
-            self._upload_grown(plan)
             self._locate(step)
         self._check(plan.step, step)
         return step
 
-    def _upload_grown(self, plan: StepPlan) -> None:
-        """Only the device knows which of a drafting row's blocks the step uses first."""
-        for growth in (Growth(0, plan.grown_slots, plan.grown_blocks), *plan.grown):
-            more = self.of_group(growth.group)
-            if more.resident is not None and growth.slots:
-                slots, width = np.frombuffer(growth.slots, np.int32).astype(np.int64), more.tables.shape[1]
-                each = [slot * width + np.arange(more.num_blocks[slot]) for slot in np.unique(slots)]
-                places = np.concatenate(each)
-                scatter(more.resident, [places], [more.tables.reshape(-1)[places]])
+    def _step(self, plan: StepPlan) -> Step:
+        positions = np.frombuffer(plan.positions, np.int32).astype(np.int64)
+        columns = plan.slots, plan.counts, plan.samples, plan.drafting
+        if self._before is not None and self._before[0] == columns:
+            known = self._before[1]
+            return Step(known.slots, positions, known.counts, known.samples, known.drafting)
+        slots, counts = (np.frombuffer(column, np.int32).astype(np.int64) for column in (plan.slots, plan.counts))
+        assert self.live[slots].all(), f"step {plan.step}: a slot holds no row"
+        assert len(set(slots.tolist())) == len(slots), f"step {plan.step}: a slot has two rows"
+        assert (counts > 0).all(), f"step {plan.step}: a row without tokens"
+        step = Step(slots, positions, counts, np.frombuffer(plan.samples, np.bool_), plan.drafting)
+        assert step.samples[: step.drafting].all(), f"step {plan.step}: a row drafts without a token"
+        self._before = columns, step
+        return step
 
     def _locate(self, step: Step) -> None:
         """Brings counts and positions together: on a CPU those of drafting rows are exact, elsewhere the highest."""
@@ -251,8 +226,9 @@ class Rows:
         """
         self.computed[step.slots] += step.counts
         slots = step.slots[step.samples]
-        drawn = slots if held is None else slots[~np.isin(slots, held)]
-        self.count(drawn, self.length[drawn])
+        if self.penalties is not None:
+            drawn = slots if held is None else slots[~np.isin(slots, held)]
+            self.count(drawn, self.length[drawn])
         self.length[slots] += 1
         if self.drafts is not None and len(slots):
             first = step.slots[: step.drafting]
@@ -343,22 +319,18 @@ class Rows:
             )
 
     def _check(self, number: int, step: Step) -> None:
+        """A step's positions against what the rows hold."""
         slots, ends, length = step.slots, step.positions + step.counts, self.length[step.slots]
-        known = ends.copy()  # but for drafts
-        known[: step.drafting] -= step.counts[: step.drafting] - 1
-        assert len(set(slots.tolist())) == len(slots), f"step {number}: a slot has two rows"
-        paged = [self.first, *(more for more in self.beside if not more.is_state)]
+        known = ends
+        if step.drafting:
+            known = ends.copy()  # but for drafts
+            known[: step.drafting] -= step.counts[: step.drafting] - 1
         rules = {
-            "a slot holds no row": self.live[slots],
-            "a row without tokens": step.counts > 0,
             "positions are not what is computed": step.positions == self.computed[slots],
             "tokens that the row does not have": known <= length,
-            "a row lacks blocks": np.logical_and.reduce(
-                [ends <= more.num_blocks[slots] * self.block_tokens for more in paged]
-            ),
             "a row samples before its end": (known == length) | ~step.samples,
-            "a row drafts without a token": step.samples | (np.arange(len(slots)) >= step.drafting),
+            "a row lacks blocks": ends <= self.tables_of.blocks(slots) * self.block_tokens,
         }
-        assert np.logical_and.reduce(list(rules.values())).all(), (
-            f"step {number}: {', '.join(text for text, held in rules.items() if not held.all())}"
-        )
+        if not reduce(and_, rules.values()).all():
+            broken = ", ".join(text for text, held in rules.items() if not held.all())
+            raise AssertionError(f"step {number}: {broken}")

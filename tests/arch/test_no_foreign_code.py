@@ -48,7 +48,7 @@ PROCESSES = {
 }
 # Who starts other programs at all (always a list of words, never a shell), and who loads modules by name.
 MAY_START = {
-    "services/tokenizer/renderer.py",
+    "services/tokenizer/children.py",
     "services/worker/device_tools.py",
     "services/worker/prebuild.py",
     "services/worker/ranks.py",

@@ -1,5 +1,7 @@
 """Grammars of clients in children: what takes for ever, or dies, costs its own request; what is known costs nothing."""
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -7,8 +9,9 @@ import pytest
 from common.errors import Reject, RejectReason
 from common.protocol import Grammar
 from services.tokenizer import checker as module
+from services.tokenizer import children
 from services.tokenizer.checker import Checker
-from services.tokenizer.renderer import Child
+from services.tokenizer.children import Child
 
 ENDLESS = Grammar("regex", ".*" * 20_000, "guided_regex")  # hours
 
@@ -47,8 +50,8 @@ def test_what_takes_for_ever_is_ended_and_remembered(checker: Checker, monkeypat
 
 def test_a_child_that_was_killed_is_replaced(checker: Checker) -> None:
     checker.check(Grammar("regex", "c", "x"))
-    for child in checker._idle:
-        child._process.kill()
+    for pid in checker._children.pids():
+        os.kill(pid, signal.SIGKILL)
     checker.check(Grammar("regex", "d", "x"))
 
 
@@ -66,7 +69,7 @@ def test_a_system_without_processes_is_no_fault_of_the_client(monkeypatch: pytes
     def fail(module: str) -> Child:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(module, "Child", fail)
+    monkeypatch.setattr(children, "Child", fail)
     assert refused(Checker(1.0), Grammar("regex", "a", "x")).reason is RejectReason.UNAVAILABLE
 
 

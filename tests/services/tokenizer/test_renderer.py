@@ -93,8 +93,7 @@ def test_a_killed_child_costs_nobody_anything() -> None:
 
 def test_without_descriptors_a_request_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Renderer(DOES, {})) as renderer:
-        renderer.close()
-        renderer._closed = False
+        killed(renderer._children.pids())
 
         def fail(*_: object, **__: object) -> None:
             raise OSError(24, "Too many open files")
@@ -105,11 +104,17 @@ def test_without_descriptors_a_request_is_told_to_come_back(monkeypatch: pytest.
         assert caught.value.reason is RejectReason.UNAVAILABLE
 
 
+def killed(pids: list[int]) -> None:
+    for pid in pids:
+        process = psutil.Process(pid)
+        process.kill()
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(5)
+
+
 def killed_children(renderer: Renderer) -> None:
     renderer.render(HI, b"", True, 1000)
-    for child in list(renderer._children):
-        child._process.kill()
-        child._process.wait()
+    killed(renderer._children.pids())
     assert renderer.render(HI, b"", True, 1000) == "hi"
 
 
@@ -123,8 +128,8 @@ def test_a_template_that_cannot_be_compiled_within_its_limits_is_refused(source:
 def test_children_end_with_it_and_know_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VALENCE_API_KEYS", "vl-secret")
     renderer = Renderer("x", {})
-    [child] = renderer._children
-    process = psutil.Process(child._process.pid)
+    [pid] = renderer._children.pids()
+    process = psutil.Process(pid)
     assert "vl-secret" not in str(process.environ())
     assert os.getsid(process.pid) == process.pid  # a Ctrl-C in the terminal is not for it
     renderer.close()
@@ -144,8 +149,8 @@ def test_close_ends_a_call_under_way() -> None:
 
     thread = threading.Thread(target=call)
     thread.start()
-    [child] = renderer._children
-    while psutil.Process(child._process.pid).cpu_times().user < 0.2:
+    [pid] = renderer._children.pids()
+    while psutil.Process(pid).cpu_times().user < 0.2:
         time.sleep(0.01)
     renderer.close()
     thread.join(30)
@@ -158,8 +163,8 @@ def test_a_child_outlives_no_killed_tokenizer(word: str) -> None:
     code = (
         "from services.tokenizer.renderer import Renderer\n"
         f"renderer = Renderer({DOES!r}, {{}}, cpu_s=2.0)\n"
-        "[child] = renderer._children\n"
-        "print(child._process.pid, flush=True)\n"
+        "[pid] = renderer._children.pids()\n"
+        "print(pid, flush=True)\n"
         f"renderer.render({words(word)!r}, b'', True, 100)\n"
         "input()\n"
     )

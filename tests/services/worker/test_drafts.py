@@ -14,7 +14,7 @@ from services.worker.drafting import Drafting, Site
 from services.worker.drafts import Drafts, Seen
 from services.worker.graphs import GraphKey, layouts
 from services.worker.proposers import ngram_drafts
-from services.worker.runner import StepTokens
+from services.worker.results import StepTokens
 from services.worker.state import Rows
 from tests.services.worker import spelled
 from tests.services.worker.called_graphs import capture

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.columns import pack_i32
 from common.config import Scheduler
 from common.protocol import Sampling
 from services.worker import graphs
@@ -198,3 +199,23 @@ def test_rows_in_any_order(make_tiny: Callable[[str], Any], captured: list[Calle
         wanted[2],
     ]
     assert {key.chunk for key in captured[0].calls} == {128}
+
+
+def test_a_row_that_takes_anothers_place_is_itself(
+    make_tiny: Callable[[str], Any], captured: list[CalledGraphs]
+) -> None:
+    """The plans' columns are the same, but for what has come and gone: nothing stays of the row before."""
+    tiny = make_tiny("qwen3")
+    greedy, drawing = [5, 6, 7, 8], [9, 4, 11, 3]
+    sampling = Sampling(64, seed=3, temperature=0.9)
+    wanted = tiny.driver().generate([greedy, drawing], 4, sampling=[SAMPLINGS[0], sampling])
+    driver = tiny.driver(65)
+    driver.runner.rows.first.resident = torch.zeros(41, 25, dtype=torch.int32)
+    driver.runner.capture(layouts(8, 8, 136, 200), lambda done, total: None)
+    first = driver.step([(0, 0, 4, True)], added=[driver.start(0, greedy, [3])])
+    first += [driver.step([(0, position, 1, True)])[0] for position in range(4, 7)]
+    driver.step([(1, 0, 3, False)], added=[driver.start(1, drawing, [5])])
+    again = driver.start(0, drawing, [5], sampling, computed=3)
+    second = driver.step([(0, 3, 1, True)], removed=pack_i32([0, 1]), added=[again])
+    second += [driver.step([(0, position, 1, True)])[0] for position in range(4, 7)]
+    assert [first, second] == wanted and GraphKey(1) in captured[0].calls

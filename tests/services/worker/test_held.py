@@ -9,7 +9,7 @@ import torch
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Sampling, StepPlan
-from services.worker.runner import StepTokens
+from services.worker.results import StepTokens
 from tests.services.worker.spelled import EOS, grammars, ids, regex, text_of
 
 EXPRESSION = r"[a-z]{2,5}(true|false)?-[0-9]{3}"

@@ -6,7 +6,6 @@ import torch
 from common.columns import pack_i32
 from common.protocol import RowStart, Sampling, StepPlan
 from services.worker import inputs
-from services.worker.graphs import GraphKey, StepColumns, choose
 from services.worker.inputs import ForwardBatch, SamplingBatch
 from services.worker.memory import Shape
 from services.worker.state import Rows, Step
@@ -124,45 +123,3 @@ def test_ends_are_barred_until_min_tokens() -> None:
     assert edits.edits.index.tolist() == [9, 2, 57], "row 0 has two output tokens, row 2 has three"
     assert edits.edits.values.tolist() == [-torch.inf, -torch.inf, -1.0]
     assert sampling_of([early], [5], [(0, 4, 1, 1)]) is None
-
-
-def test_free_places_of_a_graph_harm_nobody() -> None:
-    samplings = [Sampling(8, seed=5, temperature=0.5), GREEDY]
-    rows, step = prepare(samplings, [6, 3], [(1, 2, 1, 1), (0, 5, 1, 1)])
-    choice = choose(step, [GraphKey(4)])
-    assert choice is not None
-    columns = StepColumns(*(column + 7 for column in StepColumns.blank(GraphKey(4))))  # what an earlier step left
-    places = inputs.write_step(step, rows, choice, columns, scratch=[99])
-    tokens, draw, token_rows, slots, context, starts, temperature, *_ = columns
-    offsets = columns.offsets
-    assert (offsets == -1).all()
-    row_len, padding = rows.tokens.shape[1], rows.padding_row
-    assert places.tolist() == [0, 1]
-    assert tokens[0].tolist() == [row_len + 2, 5, padding * row_len, padding * row_len]
-    assert tokens[1].tolist() == [2, 5, 0, 0]
-    assert tokens[2].tolist() == [42, 5, 396, 396]
-    assert draw[0].tolist() == [row_len + 3, 6, padding * row_len + 1, padding * row_len + 1]
-    assert draw[1:3, :2].tolist() == [[0, 5], [1, 4]]
-    assert slots.tolist() == token_rows.tolist() == [1, 0, padding, padding] and context.tolist() == [3, 6, 1, 1]
-    assert starts.tolist() == [0, 1, 2, 3, 4] and temperature.tolist() == [0.0, 0.5, 0.0, 0.0]
-
-
-def test_chunks_lie_behind_the_rows_that_decode() -> None:
-    rows, step = prepare([GREEDY] * 3, [9, 7, 30], [(2, 4, 26, 1), (1, 6, 1, 1), (0, 0, 5, 0)])
-    key = GraphKey(2, 128)
-    choice = choose(step, [key])
-    assert choice is not None
-    columns = StepColumns(*(column + 7 for column in StepColumns.blank(key)))
-    places = inputs.write_step(step, rows, choice, columns, scratch=[99])
-    tokens, draw, token_rows, slots, context, starts, *_ = columns
-    padding, row_len = rows.padding_row, rows.tokens.shape[1]
-    assert places.tolist() == [2, 0, 3]
-    assert slots.tolist() == [1, padding, 2, 0, padding, padding, padding][: key.rows]
-    assert context.tolist() == [7, 1, 30, 5, *context[4:-1].tolist(), 128 - 31]
-    assert starts.tolist() == [0, 1, 2, 28, 33, *[33] * (key.rows - 5), 130]
-    assert tokens[1, :2].tolist() == [6, 0] and tokens[1, 2:28].tolist() == list(range(4, 30))
-    assert tokens[1, 28:34].tolist() == [0, 1, 2, 3, 4, 0]
-    assert token_rows[2:34].tolist() == [2] * 26 + [0] * 5 + [padding]
-    assert tokens[2, 2] == rows.tables[2, 1] * 4 and tokens[2, 33] == 99 * 4
-    assert draw[3, :4].tolist() == [0, 1, 27, 32]
-    assert draw[0, :4].tolist() == [row_len + 7, padding * row_len + 1, 2 * row_len + 30, padding * row_len + 1]

@@ -13,11 +13,12 @@ from common.columns import pack_i32, unpack_i32
 from common.errors import ConfigError
 from common.protocol import KvGroup, Progress, RowStart, RowTable, Sampling, StepPlan
 from services.worker import model_engine
+from services.worker.block_tables import BlockTables
 from services.worker.kernels.ops.paged_attention import paged_attention
 from services.worker.kernels.ops.rope_kv_write import rope_kv_write
 from services.worker.kernels.registry import BindError, Facts, bind
 from services.worker.model_engine import ModelEngine, choose_device, cpu_threads, facts_of
-from services.worker.state import BlockTables, Step
+from services.worker.state import Step
 from tests.services.worker.quant.coded_checkpoints import KINDS, MOE, coded, random_tensors, write
 
 GREEDY = Sampling(4, temperature=0.0)

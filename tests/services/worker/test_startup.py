@@ -54,6 +54,14 @@ def test_all_plans_of_a_start_run(parts: Parts) -> None:
     assert seen[-1] == (len(plans) - 1, len(plans)) and not runner.rows.live.any()
 
 
+def test_a_start_asks_only_for_ops_that_triton_has(parts: Parts) -> None:
+    """One of torch's among them, and no start on a GPU compiles by all cores (compile.build_ahead)."""
+    sizes = warmup.Sizes(parts.shape, 24, 0)
+    run_all(parts.runner(parts.small(sizes)), warmup.all_kinds(sizes), lambda done, total: None)
+    kernels = {path.stem for path in Path(levels.__file__).parent.glob("kernels/impl/triton/[a-z]*.py")}
+    assert parts.bindings.asked and parts.bindings.asked <= kernels
+
+
 def test_all_plans_of_a_start_run_in_groups(make_tiny: Callable[[str], Any]) -> None:
     parts = make_parts(make_tiny("GptOssForCausalLM"))
     assert len(parts.groups) == 3

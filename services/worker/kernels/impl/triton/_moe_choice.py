@@ -28,7 +28,7 @@ def store_choice(  # type: ignore[no-untyped-def]
     largest = tl.max(left, axis=1)
     total = tl.sum(tl.exp(left - largest[:, None]), axis=1)
     total_chosen = tl.zeros([BLOCK_T], tl.float32)
-    for k in tl.static_range(TOP_K):
+    for k in range(TOP_K):  # unrolled it would be compiled for a quarter of a minute
         value, index = tl.max(left, axis=1, return_indices=True, return_indices_tie_break_left=True)
         # only a row that is not finite can bring one of the padding
         index = tl.minimum(index, EXPERTS - 1).to(tl.int32)

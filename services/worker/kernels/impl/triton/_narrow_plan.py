@@ -123,13 +123,12 @@ def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: in
     tiles = 2 if gated else 1
     if rows == 1 and x_bytes and inner % WORD == 0:
         per_warp = device.lanes * VECTOR.value
-        loads = 2 if form in FOUR_BITS else 1  # per row and thread: as many bytes on their way
-        warps = min(4, max(1, triton.cdiv(inner, per_warp * loads)))
-        warps = triton.next_power_of_2(warps)
+        # of four bits twice the threads have as many bytes on their way
+        warps = min(8 if form in FOUR_BITS else 4, triton.next_power_of_2(triton.cdiv(inner, per_warp)))
         block_n = device.rows // tiles
         while block_n > 1 and (out % block_n or out < block_n * device.processors * 2):
             block_n //= 2
-        return Plan(1, block_n, loads * warps * per_warp, warps)
+        return Plan(1, block_n, warps * per_warp, warps)
     block_m = min(128, max(16, rows))
     block_k = max(32 if x_bytes == 1 else 16, step_of(form, group, x_bytes))
     x_width, width = max(x_bytes, 1), 0.5 if form in FOUR_BITS else 1.0

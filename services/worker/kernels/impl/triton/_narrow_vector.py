@@ -28,6 +28,15 @@ def _load(ptrs, cols, k, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignor
 
 
 @triton.jit
+def _load_scales(ptrs, cols, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Those of `cols`. Few, but small: a mask would cost more instructions than the load."""
+    if K % BLOCK_K == 0:
+        return tl.load(ptrs)
+    else:
+        return tl.load(ptrs, mask=cols < K, other=0.0)
+
+
+@triton.jit
 def _weight(  # type: ignore[no-untyped-def]
     weight_ptr, scales_ptr, zeros_ptr, first, expert, k, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
     TILED: tl.constexpr, PER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -48,6 +57,8 @@ def _weight(  # type: ignore[no-untyped-def]
         SAME: tl.constexpr = FORM == "blocks" and 128 % BLOCK_N == 0  # rows have the same scales
         scale_rows = tl.arange(0, 1 if SAME else BLOCK_N)
         cols = tl.arange(0, BLOCK_K // VECTOR) * VECTOR
+        if K % BLOCK_K == 0:
+            k = tl.minimum(k, K - BLOCK_K)  # past the end the last ones again
         start = scale_start(first, expert, K, FORM, GROUP, False, TILED)
         if BLOCK_K % (8 * GROUP) == 0:
             start += scale_column(k, FORM, GROUP, TILED)
@@ -55,9 +66,9 @@ def _weight(  # type: ignore[no-untyped-def]
         else:
             places = scale_column(k + cols, FORM, GROUP, TILED)
         places = scale_start(scale_rows, 0, K, FORM, GROUP, True, TILED)[:, None] + places[None, :]
-        scales = _load(scales_ptr + start + places, (k + cols)[None, :], k, K, BLOCK_K)
+        scales = _load_scales(scales_ptr + start + places, (k + cols)[None, :], K, BLOCK_K)
         if zeros_ptr is not None:
-            zeros = _load(zeros_ptr + start + places, (k + cols)[None, :], k, K, BLOCK_K)
+            zeros = _load_scales(zeros_ptr + start + places, (k + cols)[None, :], K, BLOCK_K)
     return words, scales, zeros
 
 

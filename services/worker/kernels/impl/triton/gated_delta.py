@@ -341,8 +341,10 @@ def gated_delta_by_state(
             )  # fmt: skip
     if others := len(blocks) - decode:
         sizes = _sizes(*shape, False)
+        # fp32 serves comparison: its products are unrolled, half as long in twice the threads
+        warps = 8 if qkv.dtype == torch.float32 else 4
         delta_chunk_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, others)](
-            qkv, gates, decay, bias, state, *step, out, decode, **strides, num_warps=4, num_stages=1, **sizes,
+            qkv, gates, decay, bias, state, *step, out, decode, **strides, num_warps=warps, num_stages=1, **sizes,
             **options(qkv.device),
         )  # fmt: skip
     return out

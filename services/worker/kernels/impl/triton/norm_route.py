@@ -21,6 +21,7 @@ from services.worker.kernels.registry import Impl
 FEW_TOKENS = 32
 MEDIUM_TOKENS = 2048  # up to here programs of 16 tokens, for their number
 ROWS = 4
+MOST_LOGITS = 64 * 128  # of a program: with four times as many it spills most of them
 
 
 @triton.jit
@@ -165,6 +166,11 @@ def _arrived(device: torch.device) -> Tensor:
     return torch.zeros(FEW_TOKENS, dtype=torch.int32, device=device)
 
 
+def _tiles(experts_pad: int) -> dict[str, int]:
+    """Of the router, that fit the 64 KiB of a gfx942."""
+    return {"BLOCK_K": 64, "STAGES": 3} if experts_pad <= 256 else {"BLOCK_K": 32, "STAGES": 2}
+
+
 def run(
     x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, top_k: int, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +205,7 @@ def run(
             **options(device),
         )
         return normed, weights, experts
-    block = 16 if num_tokens <= MEDIUM_TOKENS else 64
+    block = 16 if num_tokens <= MEDIUM_TOKENS else max(min(64, MOST_LOGITS // experts_pad), 16)
     route_many[(triton.cdiv(num_tokens, block),)](
         x,
         norm,
@@ -217,8 +223,7 @@ def run(
         TOP_K_PAD=top_k_pad,
         RENORMALIZE=renormalize,
         BLOCK_T=block,
-        BLOCK_K=64,
-        STAGES=3 if experts_pad <= 256 else 2,
+        **_tiles(experts_pad),
         num_warps=4,
         **options(device),
     )
@@ -245,10 +250,9 @@ def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, bloc
         "ROWS": ROWS,
         "BLOCK_T": block,
         "TOP_K": top_k,
-        "TOP_K_PAD": top_k,
+        "TOP_K_PAD": triton.next_power_of_2(top_k),
         "RENORMALIZE": True,
-        "BLOCK_K": 64,
-        "STAGES": 3,
+        **_tiles(num_experts),
         "PDL": False,
     }
 
@@ -260,5 +264,7 @@ AOT: tuple[AotCase, ...] = (
     _aot("mixtral_8x7b_few", route_few, 4096, 8, 2),
     _aot("qwen3_30b_a3b_t16", route_many, 2048, 128, 8, 16),
     _aot("qwen3_30b_a3b_t64", route_many, 2048, 128, 8, 64),
+    _aot("qwen3_next_few", route_few, 2048, 512, 10),
+    _aot("qwen3_next_t16", route_many, 2048, 512, 10, 16),
 )
 IMPL = Impl(norm_route, "triton", run, needs_gpu)

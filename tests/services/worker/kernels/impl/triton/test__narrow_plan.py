@@ -53,7 +53,7 @@ def choose_parts(inner: int) -> int:
 
 
 def test_one_row_takes_the_vector_kernel_unless_x_is_packed() -> None:
-    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 8, 2048, 4)
+    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 8, 2048, 8)
     assert rule("rows", 1, 6144, 4096, 0, 2, False, H200) == Plan(1, 8, 1024, 4)
     assert rule("rows", 1, 6144, 4098, 0, 2, False, H200).block_m == 16, "half a word"
     assert rule("rows", 1, 4100, 4096, 0, 2, False, H200).block_n == 4, "whole blocks of outputs"

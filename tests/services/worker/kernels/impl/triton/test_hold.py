@@ -45,7 +45,7 @@ def test_a_right_kernel_passes_in_all_dtypes(hold: Holder) -> None:
 
 
 def test_a_forgotten_element_is_seen(hold: Holder) -> None:
-    with pytest.raises(AssertionError, match="silu_and_mul/1x1536/float32 result"):
+    with pytest.raises(AssertionError, match=r"silu_and_mul/1x1536/\w+ result"):
         hold(Impl(silu_and_mul, "triton", gated(first=1)))
 
 
@@ -73,7 +73,7 @@ def test_refusing_everything_is_no_success(hold: Holder) -> None:
     def refuses(facts: Facts) -> str | None:
         return "never"
 
-    with pytest.raises(AssertionError, match="refuses every dtype"):
+    with pytest.raises(AssertionError, match=r"refuses every dtype|silu_and_mul: never"):
         hold(Impl(silu_and_mul, "triton", gated(), refuses))
 
 
