@@ -106,11 +106,6 @@ class Tables(NamedTuple):
     paged: int = 1
     states: int = 0
 
-    @classmethod
-    def of(cls, rows: Rows) -> "Tables":
-        states = sum(more.is_state for more in rows.beside)
-        return cls(1 + len(rows.beside) - states, states)
-
 
 ONE_TABLE = Tables()
 

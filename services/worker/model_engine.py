@@ -276,11 +276,7 @@ class ModelEngine:
             pools=pools[1:],
             drafts=drafting.tokens if drafting is not None else 0,
             draft_rows=config.speculative.max_rows,
-            embedding=(
-                embedding_of(config.model, source.files, source.config, model.spec.hidden_size)
-                if model.gives_hidden
-                else Embedding(lacks=f"{loaded.architecture} runs by transformers' code, which keeps its hidden states")
-            ),
+            embedding=_embedding(config, source, loaded),
         )
         self._group = group
         self._recent: deque[Outcome] = deque(maxlen=RING)
@@ -349,6 +345,13 @@ class ModelEngine:
         if device.type != "cpu":
             torch.cuda.synchronize(device)  # what failed halfway still reads its inputs
             torch.cuda.empty_cache()
+
+
+def _embedding(config: Config, source: ModelSource, loaded: Loaded) -> Embedding:
+    """What vectors the model gives."""
+    if not loaded.model.gives_hidden:
+        return Embedding(lacks=f"{loaded.architecture} runs by transformers' code, which keeps its hidden states")
+    return embedding_of(config.model, source.files, source.config, loaded.model.spec.hidden_size)
 
 
 def _shape(config: Config, spec: models.DecoderSpec) -> memory.Shape:

@@ -94,6 +94,17 @@ def responses(url: str) -> None:
     assert client(url).responses.retrieve(first.id).id == first.id
 
 
+def embeddings(url: str) -> None:
+    texts, more = ["Rome", "Oslo", "Rome"], dict[str, Any](model=MODEL)
+    packed = client(url).embeddings.create(input=texts, **more)  # asks for base64 by itself
+    plain = client(url).embeddings.create(input=texts, encoding_format="float", **more)
+    assert [each.embedding for each in packed.data] == [each.embedding for each in plain.data]
+    assert [each.index for each in packed.data] == [0, 1, 2] and packed.data[0].embedding == packed.data[2].embedding
+    assert packed.data[0].embedding != packed.data[1].embedding and packed.usage.prompt_tokens
+    ids = client(url).embeddings.create(input=[[1, 2, 3], [4]], **more)
+    assert len(ids.data) == 2 and ids.usage.total_tokens == 4
+
+
 def errors(url: str) -> None:
     for kind, fields in (
         (openai.NotFoundError, {"model": "another"}),
@@ -109,5 +120,5 @@ def errors(url: str) -> None:
 
 
 if __name__ == "__main__":
-    checks = (models, chat, chat_stream, logprobs, tools, structured, completions, responses, errors)
+    checks = (models, chat, chat_stream, logprobs, tools, structured, completions, responses, embeddings, errors)
     sys.exit(run("openai", *checks))

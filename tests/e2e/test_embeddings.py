@@ -54,7 +54,7 @@ async def beside(client: openai.AsyncOpenAI, calls: list[Any], until: int, then:
             then()
     assert waiting is not None
     replies = list(await waiting)
-    assert count >= 60 and text
+    assert count >= until and text
     return replies
 
 
