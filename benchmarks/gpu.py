@@ -30,6 +30,7 @@ from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M
 
 ROOT = Path(__file__).parents[1]
 OP_TESTS = "tests/services/worker/kernels/impl/triton"
+ON_DEVICE = ("-m", "on_device")  # the other tests of kernels are CI's
 TOKEN_TESTS = "tests/gpu"
 OTHERS = (  # what says of a test that no bf16 model of the table runs its kernel
     "narrow", "quantize", "scaled", "int4", "int8", "mxfp", "latent", "mla", "index", "delta", "conv", "gated_rms",
@@ -72,14 +73,17 @@ def op_tests(measured: bool) -> list[str]:
     return [f"{OP_TESTS}/{name}" for name in found if measured != any(word in name for word in OTHERS)]
 
 
-def tests(name: str, paths: Sequence[str], limit_s: float) -> Part:
+def tests(name: str, paths: Sequence[str], limit_s: float, *selected: str) -> Part:
     workers = ["-n", str(len(os.sched_getaffinity(0)))] if importlib.util.find_spec("xdist") else []
     options = ["-o", "addopts=", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "default"]
-    return Part(name, ("-m", "pytest", *options, "--tb=line", *workers, *paths), limit_s)
+    return Part(name, ("-m", "pytest", *options, "--tb=line", *selected, *workers, *paths), limit_s)
 
 
 def parts() -> list[Part]:
-    found = [tests("ops", op_tests(True), 120), Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True)]
+    found = [
+        tests("ops", op_tests(True), 120, *ON_DEVICE),
+        Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True),
+    ]
     for model, limit_s, profile in (("0.6b", 90, "1,256,prefill"), ("8b", 100, "1,256"), ("30b-a3b", 120, "1,256")):
         command = ("-m", "benchmarks.step", "--model", model, "--profile", profile)
         found.append(Part(f"step-{model}", command, limit_s, settings=True, picture=True))
@@ -90,7 +94,7 @@ def parts() -> list[Part]:
     found.append(Part("long-0.6b", options, 60, settings=True))
     found.append(Part("chain", ("-m", "benchmarks.serve", *CHAIN), 90, asked=True))
     found.append(tests("tokens", [TOKEN_TESTS], 240)._replace(asked=True))
-    found.append(tests("other-ops", op_tests(False), 240)._replace(asked=True))
+    found.append(tests("other-ops", op_tests(False), 240, *ON_DEVICE)._replace(asked=True))
     return found
 
 

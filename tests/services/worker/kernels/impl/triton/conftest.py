@@ -21,6 +21,13 @@ elif not HAS_GPU:
     correct()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m on_device`: what says whether kernels are right on this device. The rest is for CI, whatever the machine."""
+    for item in items:
+        if isinstance(item, pytest.Function) and {"device", "hold"} & set(item.fixturenames):
+            item.add_marker("on_device")
+
+
 @pytest.fixture(autouse=True)
 def _interpreted() -> Iterator[None]:
     with interpreted():
