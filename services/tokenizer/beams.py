@@ -6,7 +6,7 @@ step is done is in no lane until the next one begins: nobody computes for it. A 
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -87,7 +87,7 @@ class Search:
         """What may follow a running beam: a record with `wanted` best tokens. Whether the step is whole."""
         numbers, values = memoryview(record).cast("i"), memoryview(record).cast("f")
         ids, logprobs = numbers[2 : 2 + self._wanted], values[3 + self._wanted :]
-        pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+        pairs = zip(ids.tolist(), map(float, logprobs), strict=True)
         known = [pair for pair in pairs if pair[0] >= 0]
         top = known[: max(self._top, 0)]
         self._found[place] = [
@@ -101,7 +101,7 @@ class Search:
         self._found.clear()
         return True
 
-    def _record(self, rank: int, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> bytes:
+    def _record(self, rank: int, token: int, logprob: float, top: list[tuple[int, float]]) -> bytes:
         if self._top < 0:
             return b""
         ids, values = [rank, token, *(each[0] for each in top)], [logprob, *(each[1] for each in top)]

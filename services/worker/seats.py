@@ -135,7 +135,8 @@ class Seated(NamedTuple):
 class Seating:
     def __init__(self, rows: Rows, scratch: Sequence[int]) -> None:
         """scratch: as in `seat`."""
-        self.tables = Tables.of(rows)
+        states = sum(more.is_state for more in rows.beside)
+        self.tables = Tables(1 + len(rows.beside) - states, states)
         self._rows, self._scratch = rows, scratch
         self._inputs: dict[GraphKey, HostInputs] = {}
         self._kept: Seated | None = None
