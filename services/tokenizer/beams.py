@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from common.columns import pack_i32, pack_u64
+from common.errors import Reject, RejectReason
 from common.logprobs import Report, TokenLogprobs
 from common.protocol import Admit, Finished, FinishReason, ModelFacts, TokenBatch
 from common.text_format import Beams
@@ -22,16 +23,21 @@ if TYPE_CHECKING:
     from services.tokenizer.lanes import Lane, Lanes
     from services.tokenizer.sequence import Request, Sequence
 
+MOST_CANDIDATES = 1024  # log-probabilities that a scheduler lets a token have
 BEFORE = 1  # of priority: what has begun goes on before what has not
 
 
 class Search:
     def __init__(self, request: "Request", asked: Beams, model: ModelFacts) -> None:
-        sampling = request.sampling
+        """Raises Reject for more ends than a step can look beyond."""
+        sampling, asked = request.sampling, msgspec.structs.replace(asked, width=request.submit.n)
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else model.eos_token_ids)}
         self._eos = frozenset(model.eos_token_ids)
         self._request, self._top = request, sampling.report.top
-        self._wanted = max(candidates_needed(asked.width, len(ends)), self._top)
+        self._wanted = min(max(candidates_needed(asked.width, len(ends)), self._top), model.vocab_size)
+        if self._wanted > MOST_CANDIDATES:
+            text = f"{asked.width} beams with {len(ends)} tokens that end them are more than a search can take"
+            raise Reject(RejectReason.INVALID, text, "n")
         self._core = BeamSearch(asked, ends, sampling.max_tokens)
         self._choices: list[Sequence] = []
         self._found: dict[int, list[Candidate]] = {}  # by number of the running beam
