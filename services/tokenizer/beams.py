@@ -6,7 +6,7 @@ step is done is in no lane until the next one begins: nobody computes for it. A 
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -92,8 +92,9 @@ class Search:
     def _take(self, place: int, record: bytes) -> bool:
         """What may follow a running beam: a record with `wanted` best tokens. Whether the step is whole."""
         numbers, values = memoryview(record).cast("i"), memoryview(record).cast("f")
-        ids, logprobs = numbers[2 : 2 + self._wanted], values[3 + self._wanted :]
-        pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+        ids: list[int] = numbers[2 : 2 + self._wanted].tolist()
+        logprobs: list[float] = values[3 + self._wanted :].tolist()
+        pairs = zip(ids, logprobs, strict=True)
         known = [pair for pair in pairs if pair[0] >= 0]
         top = known[: max(self._top, 0)]
         self._found[place] = [
@@ -107,10 +108,11 @@ class Search:
         self._found.clear()
         return True
 
-    def _record(self, rank: int, token: int, logprob: float, top: list[tuple[int, float]]) -> bytes:
+    def _record(self, rank: int, token: int, logprob: float, top: Iterable[tuple[int, float]]) -> bytes:
         if self._top < 0:
             return b""
-        ids, values = [rank, token, *(each[0] for each in top)], [logprob, *(each[1] for each in top)]
+        pairs = list(top)
+        ids, values = [rank, token, *(each[0] for each in pairs)], [logprob, *(each[1] for each in pairs)]
         return array("i", ids).tobytes() + array("f", values).tobytes()
 
     def _result(self) -> TokenBatch:

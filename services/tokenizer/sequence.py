@@ -26,7 +26,7 @@ class Ended(NamedTuple):
     """Why a sequence ended here, and behind how many tokens."""
 
     reason: FinishReason
-    count: int
+    tokens: int
     stop: str = ""
 
 
