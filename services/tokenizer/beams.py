@@ -91,9 +91,8 @@ class Search:
 
     def _take(self, place: int, record: bytes) -> bool:
         """What may follow a running beam: a record with `wanted` best tokens. Whether the step is whole."""
-        numbers, values = memoryview(record).cast("i"), memoryview(record).cast("f")
-        ids: list[int] = numbers[2 : 2 + self._wanted].tolist()
-        logprobs: list[float] = values[3 + self._wanted :].tolist()
+        ids = memoryview(record).cast("i")[2 : 2 + self._wanted].tolist()
+        logprobs = memoryview(record).cast("f")[3 + self._wanted :].tolist()
         pairs = zip(ids, logprobs, strict=True)
         known = [pair for pair in pairs if pair[0] >= 0]
         top = known[: max(self._top, 0)]
