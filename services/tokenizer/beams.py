@@ -6,12 +6,13 @@ step is done is in no lane until the next one begins: nobody computes for it. A 
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from common.columns import pack_i32, pack_u64
+from common.errors import Reject, RejectReason
 from common.logprobs import Report, TokenLogprobs
 from common.protocol import Admit, Finished, FinishReason, ModelFacts, TokenBatch
 from common.text_format import Beams
@@ -22,16 +23,21 @@ if TYPE_CHECKING:
     from services.tokenizer.lanes import Lane, Lanes
     from services.tokenizer.sequence import Request, Sequence
 
+MOST_CANDIDATES = 1024  # log-probabilities that a scheduler lets a token have
 BEFORE = 1  # of priority: what has begun goes on before what has not
 
 
 class Search:
     def __init__(self, request: "Request", asked: Beams, model: ModelFacts) -> None:
-        sampling = request.sampling
+        """Raises Reject for more ends than a step can look beyond."""
+        sampling, asked = request.sampling, msgspec.structs.replace(asked, width=request.submit.n)
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else model.eos_token_ids)}
         self._eos = frozenset(model.eos_token_ids)
         self._request, self._top = request, sampling.report.top
-        self._wanted = max(candidates_needed(asked.width, len(ends)), self._top)
+        self._wanted = min(max(candidates_needed(asked.width, len(ends)), self._top), model.vocab_size)
+        if self._wanted > MOST_CANDIDATES:
+            text = f"{asked.width} beams with {len(ends)} tokens that end them are more than a search can take"
+            raise Reject(RejectReason.INVALID, text, "n")
         self._core = BeamSearch(asked, ends, sampling.max_tokens)
         self._choices: list[Sequence] = []
         self._found: dict[int, list[Candidate]] = {}  # by number of the running beam
@@ -85,9 +91,9 @@ class Search:
 
     def _take(self, place: int, record: bytes) -> bool:
         """What may follow a running beam: a record with `wanted` best tokens. Whether the step is whole."""
-        numbers, values = memoryview(record).cast("i"), memoryview(record).cast("f")
-        ids, logprobs = numbers[2 : 2 + self._wanted], values[3 + self._wanted :]
-        pairs = zip(ids.tolist(), map(float, logprobs), strict=True)
+        ids = memoryview(record).cast("i")[2 : 2 + self._wanted].tolist()
+        logprobs = memoryview(record).cast("f")[3 + self._wanted :].tolist()
+        pairs = zip(ids, logprobs, strict=True)
         known = [pair for pair in pairs if pair[0] >= 0]
         top = known[: max(self._top, 0)]
         self._found[place] = [
@@ -101,10 +107,11 @@ class Search:
         self._found.clear()
         return True
 
-    def _record(self, rank: int, token: int, logprob: float, top: list[tuple[int, float]]) -> bytes:
+    def _record(self, rank: int, token: int, logprob: float, top: Iterable[tuple[int, float]]) -> bytes:
         if self._top < 0:
             return b""
-        ids, values = [rank, token, *(each[0] for each in top)], [logprob, *(each[1] for each in top)]
+        pairs = list(top)
+        ids, values = [rank, token, *(each[0] for each in pairs)], [logprob, *(each[1] for each in pairs)]
         return array("i", ids).tobytes() + array("f", values).tobytes()
 
     def _result(self) -> TokenBatch:

@@ -76,7 +76,7 @@ def test_an_output_that_goes_round_in_circles(client: openai.OpenAI) -> None:
 
 def test_a_stop_string_does_not_hide_what_was_cached(client: openai.OpenAI) -> None:
     ids = list(range(700, 740))
-    asked = {"model": MODEL, "prompt": ids, "max_tokens": 30, "temperature": 0}
+    asked: dict[str, Any] = {"model": MODEL, "prompt": ids, "max_tokens": 30, "temperature": 0}
     text = client.completions.create(**asked).choices[0].text
     reply = client.completions.create(**asked, stop=text[8:10])
     assert reply.choices[0].finish_reason == "stop" and reply.usage is not None

@@ -43,3 +43,14 @@ def test_acceptances_ride_along_or_are_told_on_demand() -> None:
     assert sent.tokenizer == 3 and sent.batch.accepted == pack_u64((3 << 48,)) and sent.batch.seq_ids == b""
     outbox.tell_accepted()
     assert outbox.drain() == []
+
+
+def test_cached_tokens_go_with_the_first_token_whatever_follows_in_the_step() -> None:
+    outbox = Outbox()
+    first = make_seq_id(0, 4, 1, 0)
+    outbox.add_cached(first, 16)
+    outbox.add_row(first, 0, 300)
+    outbox.add_row(first + 1, 5, 301)
+    (send,) = outbox.drain()
+    assert (send.tokenizer, send.batch.cached) == (4, {first: 16}) and len(send.batch.seq_ids) == 16
+    assert not outbox.drain()

@@ -3,14 +3,17 @@
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.columns import pack_i32, pack_u64
+from common.errors import Reject
 from common.logprobs import Report, TokenLogprobs, record_bytes
 from common.protocol import Abort, Admit, Finished, FinishReason, Options, Sampling, TokenBatch
 from common.text_format import Beams
 from services.api.logprobs import Reported
-from tests.services.tokenizer.test_streams import EOS, FIRST, Bench
+from services.tokenizer.encode import Prompt
+from tests.services.tokenizer.test_streams import EOS, FIRST, MODEL, Bench
 
 LIKELY = {"": "ab", "a": "cd", "b": "de", "ac": "xy", "ad": "xy", "bd": "xy", "be": "xy"}  # what follows, best first
 
@@ -122,3 +125,16 @@ def test_records_have_the_width_of_what_was_asked_for(bench: Bench) -> None:
     assert first.sampling.report.top == 7 and len(record("ab", 7)) == record_bytes(7)
     bench.streams.abort(FIRST)
     assert bench.to_scheduler == [Abort(FIRST)]
+
+
+def test_more_ends_than_a_search_can_look_beyond_are_refused(bench: Bench) -> None:
+    model = msgspec.structs.replace(MODEL, vocab_size=100_000)
+    sampling = Sampling(3, stop_token_ids=tuple(range(600)))
+    request = bench.open(n=2, options=Options(beams=Beams(2)), sampling=sampling)
+    with pytest.raises(Reject, match="more than a search can take"):
+        bench.streams.admit(request, Prompt(array("i", list(b"hi"))), model)
+
+
+def test_there_are_as_many_beams_as_choices_whoever_says_otherwise(bench: Bench) -> None:
+    bench.admit(n=2, options=Options(beams=Beams(9)), sampling=Sampling(3))
+    assert taken(bench)[0].sampling.report.top == 4

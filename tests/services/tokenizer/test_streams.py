@@ -554,8 +554,8 @@ def test_a_repetition_waits_for_min_tokens_and_gives_way_to_other_ends(bench: Be
     bench.admit(FIRST + 1, options=options)
     rows = [(FIRST + 1, place, ord("a")) for place in range(3)]
     bench.take(*rows, finished=[Finished(FIRST + 1, FinishReason.LENGTH)])
-    (_, _, count, text), (end,) = bench.flush()[0][0], bench.flush()[1] or [None]
-    assert (count, text, end) == (2, "aa", None), "what came with it is dropped"
+    ((_, _, count, text),), (end,) = bench.flush()
+    assert (count, text, end.reason) == (2, "aa", FinishReason.REPETITION), "what came with it is dropped"
 
 
 def test_a_stop_string_tells_what_was_cached(bench: Bench) -> None:
