@@ -57,6 +57,7 @@ from valence.serve import free_port
 
 FACTS = ModelFacts("null", "null", 50_000, 8192, (0,), 16, 4096)
 BEAT_S = 0.2
+READY_S = 180  # a tool may slow it down
 TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)  # of callgrind
 TOKEN = " token"
 ASKED_TOKENS = (8, 96)
@@ -215,7 +216,7 @@ def served(step_s: float, eager: bool = False, under: Sequence[str] = ()) -> Ite
 
 
 def await_ready(port: int) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + READY_S
     while time.monotonic() < deadline_s:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:

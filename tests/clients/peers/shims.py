@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -45,6 +45,9 @@ class Absent(type):
         if "PYTEST_CURRENT_TEST" not in os.environ:  # a module is being read
             return Absent("made", (), {"__module__": f"{cls.__module__}.{cls.__name__}"})
         pytest.skip(f"not applicable: {cls.__module__}.{cls.__name__} is the peer's Python, not its HTTP")
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
