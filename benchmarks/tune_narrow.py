@@ -18,7 +18,7 @@ from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B
 from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
 from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
-from services.worker.kernels.impl.triton._narrow_plan import FEW, FOUR_BITS, WIDE, Inputs, Plan
+from services.worker.kernels.impl.triton._narrow_plan import FEW, WIDE, Inputs, Plan
 from services.worker.kernels.impl.triton._narrow_vector import VECTOR as LANE_COLUMNS
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
@@ -29,10 +29,14 @@ ROTATED = 200 << 20  # bytes of weights between two uses of the same
 STANDS_FOR = {1: (1,), 16: (2, 4, 8, 16), 64: (32, 64), 128: (128,)}  # by rows measured; the last for all beyond
 MEASURED = {128: 2048}
 FORMS = ("rows", "int4z", "blocks", "mxfp4")
-VECTOR = {  # block_n, warps, loads per row and thread: all that keep some 64 bytes a thread on their way
-    8: ((4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4)),
-    4: ((8, 4, 1), (16, 4, 1), (8, 8, 1), (8, 2, 2), (8, 4, 2), (4, 4, 2), (4, 8, 2), (4, 4, 4), (4, 2, 4)),
-}
+VECTOR = (  # block_n, warps, loads per row and thread: all that keep some 64 bytes a thread on their way
+    (4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4),
+)  # fmt: skip
+DOTS = (  # the same of integers, and what they are measured against
+    (16, 4, 1), (8, 4, 1), (32, 4, 1), (16, 2, 1), (8, 2, 1), (32, 2, 1), (16, 1, 1), (8, 1, 1), (16, 2, 2), (8, 2, 2),
+    (16, 8, 1), (8, 8, 1),
+)  # fmt: skip
+FLOATS = ((8, 4, 1), (4, 4, 4), (4, 4, 2))
 FEW_ROWS = (  # block_n, block_k, parts, stages
     (32, 128, 1, 5), (64, 64, 1, 6), (64, 128, 1, 4), (64, 128, 2, 4), (64, 128, 4, 3), (64, 64, 4, 5),
     (64, 128, 8, 3), (128, 64, 1, 4), (128, 128, 2, 3),
@@ -64,7 +68,7 @@ def jobs() -> list[Job]:
     """One row of all first: what a budget does not reach keeps the rule."""
     found: dict[Job, None] = {}
     for rows in STANDS_FOR:
-        for form in FORMS:
+        for form in (*FORMS, "rows8") if rows == 1 else FORMS:
             for shape in (LLAMA_8B, QWEN3_30B_A3B):
                 few, normed = rows <= FEW, rows <= _narrow_fused.NORMED
                 wide = [(shape.qkv_width, shape.hidden, False, normed), (shape.hidden, shape.q_width, False, False)]
@@ -90,10 +94,17 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     """The rule's choice first."""
     form, tiles = job.form.removesuffix("z"), 2 if job.gated else 1
     if job.rows == 1:
-        width = 4 if form in FOUR_BITS else 8
         lane = device.lanes * LANE_COLUMNS.value
-        others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in VECTOR[width] if n >= tiles]
-        if not job.experts:  # one row through matrix units
+        whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4])
+        shapes = FLOATS if whole else VECTOR
+        others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in shapes if n >= tiles]
+        if whole:
+            lane = device.lanes * _narrow_plan.span_of(form)
+            for n, warps, loads in DOTS:
+                block_k = lane * warps * loads
+                if -job.inner % block_k <= job.inner // 4:  # columns past the end
+                    others.append(Plan(1, n // tiles, block_k, warps, dots=True))
+        elif not job.experts:  # one row through matrix units
             others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]
     elif job.rows <= FEW:
         others = [Plan(job.rows, n, k, 4, stages, parts) for n, k, parts, stages in FEW_ROWS if n * tiles <= 128]
@@ -108,7 +119,7 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
 
 
 def asked(job: Job, rows: int) -> tuple[str, int, int, int, int, int, bool]:
-    group = {"rows": 0, "blocks": 128, "int4z": 128, "mxfp4": 32}[job.form]
+    group = {"rows": 0, "rows8": 0, "blocks": 128, "int4z": 128, "mxfp4": 32}[job.form]
     form = job.form.removesuffix("z")
     return form, rows, job.out, job.inner, group, 1 if job.rounded else 2, job.gated
 
