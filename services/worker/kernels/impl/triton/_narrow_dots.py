@@ -1,8 +1,8 @@
-"""One row's product with integers of 4 and 8 bits by dots of four bytes: a third of the instructions that floats take.
+"""One row's product with numbers of 4 and 8 bits as integers, by dots of four bytes: half the instructions of floats.
 
-x becomes fixed point of 16 bits in units of SPAN columns, which are a thread's for 16 bytes of a row; its error is 2^-16
-of the unit's largest, less than bf16's own. Upper and lower bytes, both signed, are multiplied apart. A unit has one
-scale of the weight, so that a float is made once in SPAN columns and row; zero points take off the unit's sum of x.
+x becomes fixed point of 16 bits, in units of SPAN columns, a thread's for 16 bytes of a row; it is off by 2^-16 of the
+unit's largest, less than bf16 is. Upper and lower bytes, both signed, are multiplied apart. A unit has one scale
+of the weight, so that a float is made once for SPAN columns of a row. Zero points take off the unit's sum of x.
 """
 
 from typing import Any
@@ -178,7 +178,7 @@ def _packed(a, b, c, d):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _fixed(part, factor, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A piece in fixed point: bytes (high, low) beside the first and beside the second four that `_bytes` gives."""
+    """A piece in fixed point: bytes (high, low) beside the first and the second four that `add` takes."""
     numbers = (part * factor[:, None] + ROUND).to(tl.int32, bitcast=True)
     first, second = tl.split(tl.reshape(numbers, [numbers.shape[0], 2, 2, 2]))
     a, c = tl.split(first)

@@ -4,7 +4,8 @@ As `_dense_vector`: a program owns BLOCK_N outputs and all of K, its threads lie
 way while one is multiplied. A load gives a thread as many columns of a row as one of x does, so that no number crosses
 threads before the end. Nothing converts numbers: the lower 24 bits of a float count
 units of 2^-149, so that an integer is masked out of its word where it lies, and e4m3 and e2m1 are the floats that they
-nearly are, 2^-120 and 2^-126 as large. x is made larger, so that no product is subnormal.
+nearly are, 2^-120 and 2^-126 as large. x is made larger, so that no product is subnormal. With DOTS the integers and
+e2m1 are multiplied as `_narrow_dots` says, in the same loop.
 """
 
 import triton
@@ -43,8 +44,8 @@ def _weight(  # type: ignore[no-untyped-def]
     TILED: tl.constexpr, PER: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Columns k .. k + BLOCK_K of rows first .. first + BLOCK_N, requested: words [BLOCK_N, BLOCK_K / PER], and scales
-    and zeros per SPAN, a thread's columns. `first` is a multiple of BLOCK_N, and k of BLOCK_K: so places are sums of what is the same for
-    all threads, and of what a thread knows from the start.
+    and zeros per SPAN, a thread's columns. `first` is a multiple of BLOCK_N, and k of BLOCK_K: so places are sums of
+    what is the same for all threads, and of what a thread knows from the start.
     """
     rows = tl.arange(0, BLOCK_N)
     cols = tl.arange(0, BLOCK_K // PER)

@@ -42,5 +42,7 @@ def test_pairs_are_multiplied_by_their_experts(device: torch.device, form: str, 
     for tiled in (False, True) if form == "rows" else (False,):
         narrow = Narrow(form, tile_weight(numbers) if tiled else numbers, scales, group=32)
         result = torch.full((4, 32), torch.nan, dtype=x.dtype, device=device)
-        launch_vector(Inputs(x.to(device)), narrow, result, Plan(1, 16, 64, 1, dots=dots), experts=experts.to(device), top_k=2)
+        launch_vector(
+            Inputs(x.to(device)), narrow, result, Plan(1, 16, 64, 1, dots=dots), experts=experts.to(device), top_k=2
+        )
         close(result, wanted)
