@@ -37,9 +37,11 @@ DOTS = (  # the same of integers, and what they are measured against
     (16, 8, 1), (8, 8, 1),
 )  # fmt: skip
 FLOATS = ((8, 4, 1), (4, 4, 4), (4, 4, 2))
-FEW_ROWS = (  # block_n, block_k, parts, stages
-    (32, 128, 1, 5), (64, 64, 1, 6), (64, 128, 1, 4), (64, 128, 2, 4), (64, 128, 4, 3), (64, 64, 4, 5),
-    (64, 128, 8, 3), (128, 64, 1, 4), (128, 128, 2, 3),
+FEW_ROWS = (  # block_n, block_k, parts, stages, warps
+    (32, 128, 1, 5, 4), (64, 64, 1, 6, 4), (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 3, 4),
+    (64, 128, 4, 5, 4), (64, 64, 4, 5, 4), (64, 128, 8, 3, 4), (64, 256, 4, 3, 4), (128, 64, 1, 4, 8),
+    (128, 128, 1, 4, 8), (128, 128, 2, 3, 8), (128, 128, 4, 4, 8), (128, 128, 8, 3, 8), (128, 128, 8, 4, 4),
+    (128, 256, 4, 3, 8),
 )  # fmt: skip
 MANY_ROWS = (  # block_m, block_n, warps, stages
     (128, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4), (64, 128, 4, 4), (64, 64, 4, 4), (256, 128, 8, 3),
@@ -80,9 +82,8 @@ def jobs() -> list[Job]:
                     )
                     wide += [gate, (shape.hidden, shape.inner, False, False)]
                 for size in wide:
-                    for rounded in (False,) if few or form in ("int4z", "mxfp4") else (True, False):
-                        if few or rounded or form != "rows":
-                            found[Job(form, rounded, rows, *size)] = None
+                    for rounded in ways(form, rows):
+                        found[Job(form, rounded, rows, *size)] = None
                 if shape.experts and rows == 1:
                     first = Job(form, False, 1, shape.inner, shape.hidden, True, False, shape.experts, shape.top_k)
                     second = Job(form, False, 1, shape.hidden, shape.inner, False, False, shape.experts)
@@ -90,9 +91,17 @@ def jobs() -> list[Job]:
     return list(found)
 
 
+def ways(form: str, rows: int) -> tuple[bool, ...]:
+    """Whether x is rounded, or may be, to 8 bits before the product."""
+    if form in ("rows", "rows8"):
+        return (rows > _narrow_fused.NORMED,)
+    return (False,) if rows <= FEW or form in ("int4z", "mxfp4") else (True, False)
+
+
 def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     """The rule's choice first."""
     form, tiles = job.form.removesuffix("z"), 2 if job.gated else 1
+    exact = 128 if job.rounded and form == "rows" and job.inner > _narrow_plan.LONG else 0
     if job.rows == 1:
         lane = device.lanes * LANE_COLUMNS.value
         whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4])
@@ -107,9 +116,13 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
         elif not job.experts:  # one row through matrix units
             others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]
     elif job.rows <= FEW:
-        others = [Plan(job.rows, n, k, 4, stages, parts) for n, k, parts, stages in FEW_ROWS if n * tiles <= 128]
+        longest = 128 if form in ("int4", "blocks") else 256  # a step has one scale of these
+        others = [
+            Plan(job.rows, n, k, warps, stages, parts, 1, k if exact else 0)
+            for n, k, parts, stages, warps in FEW_ROWS
+            if n * tiles <= 128 and k <= longest
+        ]
     elif job.rounded:
-        exact = 128 if form == "rows" and job.inner > _narrow_plan.LONG else 0
         others = [Plan(m, n, 128, warps, stages, 1, 8, exact) for m, n, warps, stages in MANY_ROWS]
     else:
         others = [WIDE, Plan(128, 128, 64, 8, 3, 1, 8), Plan(64, 128, 128, 4, 3, 1, 8)]

@@ -150,8 +150,9 @@ def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: in
     if x_bytes == 4:  # fp32 serves comparison: small tiles fit everywhere
         return Plan(min(block_m, 32), 32, min(block_k, 64), stages=2)
     few = rows <= FEW
-    block_n = 64 if few or gated else 128
-    warps = 4 if few or block_n == 64 else 8
+    # each block of outputs reads all of x: no more bytes than of the weight
+    block_n = 64 if gated or (few and block_m * x_width <= 64 * width) else 128
+    warps = 4 if block_n == 64 else 8
     stages = 5 if few else 4
     # on AMD a stage is in registers
     while stages > 2 and (block_n * tiles * width + block_m * x_width) * block_k * stages > device.shared:
