@@ -18,7 +18,7 @@ from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B
 from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
 from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
-from services.worker.kernels.impl.triton._narrow_plan import FEW, FOUR_BITS, WIDE, Inputs, Plan
+from services.worker.kernels.impl.triton._narrow_plan import FEW, WIDE, Inputs, Plan
 from services.worker.kernels.impl.triton._narrow_vector import VECTOR as LANE_COLUMNS
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
@@ -29,13 +29,19 @@ ROTATED = 200 << 20  # bytes of weights between two uses of the same
 STANDS_FOR = {1: (1,), 16: (2, 4, 8, 16), 64: (32, 64), 128: (128,)}  # by rows measured; the last for all beyond
 MEASURED = {128: 2048}
 FORMS = ("rows", "int4z", "blocks", "mxfp4")
-VECTOR = {  # block_n, warps, loads per row and thread: all that keep some 64 bytes a thread on their way
-    8: ((4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4)),
-    4: ((8, 4, 1), (16, 4, 1), (8, 8, 1), (8, 2, 2), (8, 4, 2), (4, 4, 2), (4, 8, 2), (4, 4, 4), (4, 2, 4)),
-}
-FEW_ROWS = (  # block_n, block_k, parts, stages
-    (32, 128, 1, 5), (64, 64, 1, 6), (64, 128, 1, 4), (64, 128, 2, 4), (64, 128, 4, 3), (64, 64, 4, 5),
-    (64, 128, 8, 3), (128, 64, 1, 4), (128, 128, 2, 3),
+VECTOR = (  # block_n, warps, loads per row and thread: all that keep some 64 bytes a thread on their way
+    (4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4),
+)  # fmt: skip
+DOTS = (  # the same of integers, and what they are measured against
+    (16, 4, 1), (8, 4, 1), (32, 4, 1), (16, 2, 1), (8, 2, 1), (32, 2, 1), (16, 1, 1), (8, 1, 1), (16, 2, 2), (8, 2, 2),
+    (16, 8, 1), (8, 8, 1),
+)  # fmt: skip
+FLOATS = ((8, 4, 1), (4, 4, 4), (4, 4, 2))
+FEW_ROWS = (  # block_n, block_k, parts, stages, warps
+    (32, 128, 1, 5, 4), (64, 64, 1, 6, 4), (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 3, 4),
+    (64, 128, 4, 5, 4), (64, 64, 4, 5, 4), (64, 128, 8, 3, 4), (64, 256, 4, 3, 4), (128, 64, 1, 4, 8),
+    (128, 128, 1, 4, 8), (128, 128, 2, 3, 8), (128, 128, 4, 4, 8), (128, 128, 8, 3, 8), (128, 128, 8, 4, 4),
+    (128, 256, 4, 3, 8),
 )  # fmt: skip
 MANY_ROWS = (  # block_m, block_n, warps, stages
     (128, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4), (64, 128, 4, 4), (64, 64, 4, 4), (256, 128, 8, 3),
@@ -64,7 +70,7 @@ def jobs() -> list[Job]:
     """One row of all first: what a budget does not reach keeps the rule."""
     found: dict[Job, None] = {}
     for rows in STANDS_FOR:
-        for form in FORMS:
+        for form in (*FORMS, "rows8") if rows == 1 else FORMS:
             for shape in (LLAMA_8B, QWEN3_30B_A3B):
                 few, normed = rows <= FEW, rows <= _narrow_fused.NORMED
                 wide = [(shape.qkv_width, shape.hidden, False, normed), (shape.hidden, shape.q_width, False, False)]
@@ -76,9 +82,8 @@ def jobs() -> list[Job]:
                     )
                     wide += [gate, (shape.hidden, shape.inner, False, False)]
                 for size in wide:
-                    for rounded in (False,) if few or form in ("int4z", "mxfp4") else (True, False):
-                        if few or rounded or form != "rows":
-                            found[Job(form, rounded, rows, *size)] = None
+                    for rounded in ways(form, rows):
+                        found[Job(form, rounded, rows, *size)] = None
                 if shape.experts and rows == 1:
                     first = Job(form, False, 1, shape.inner, shape.hidden, True, False, shape.experts, shape.top_k)
                     second = Job(form, False, 1, shape.hidden, shape.inner, False, False, shape.experts)
@@ -86,19 +91,38 @@ def jobs() -> list[Job]:
     return list(found)
 
 
+def ways(form: str, rows: int) -> tuple[bool, ...]:
+    """Whether x is rounded, or may be, to 8 bits before the product."""
+    if form in ("rows", "rows8"):
+        return (rows > _narrow_fused.NORMED,)
+    return (False,) if rows <= FEW or form in ("int4z", "mxfp4") else (True, False)
+
+
 def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     """The rule's choice first."""
     form, tiles = job.form.removesuffix("z"), 2 if job.gated else 1
+    exact = 128 if job.rounded and form == "rows" and job.inner > _narrow_plan.LONG else 0
     if job.rows == 1:
-        width = 4 if form in FOUR_BITS else 8
         lane = device.lanes * LANE_COLUMNS.value
-        others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in VECTOR[width] if n >= tiles]
-        if not job.experts:  # one row through matrix units
+        whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4])
+        shapes = FLOATS if whole else VECTOR
+        others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in shapes if n >= tiles]
+        if whole:
+            lane = device.lanes * _narrow_plan.span_of(form)
+            for n, warps, loads in DOTS:
+                block_k = lane * warps * loads
+                if -job.inner % block_k <= job.inner // 4:  # columns past the end
+                    others.append(Plan(1, n // tiles, block_k, warps, dots=True))
+        elif not job.experts:  # one row through matrix units
             others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]
     elif job.rows <= FEW:
-        others = [Plan(job.rows, n, k, 4, stages, parts) for n, k, parts, stages in FEW_ROWS if n * tiles <= 128]
+        longest = 128 if form in ("int4", "blocks") else 256  # a step has one scale of these
+        others = [
+            Plan(job.rows, n, k, warps, stages, parts, 1, k if exact else 0)
+            for n, k, parts, stages, warps in FEW_ROWS
+            if n * tiles <= 128 and k <= longest
+        ]
     elif job.rounded:
-        exact = 128 if form == "rows" and job.inner > _narrow_plan.LONG else 0
         others = [Plan(m, n, 128, warps, stages, 1, 8, exact) for m, n, warps, stages in MANY_ROWS]
     else:
         others = [WIDE, Plan(128, 128, 64, 8, 3, 1, 8), Plan(64, 128, 128, 4, 3, 1, 8)]
@@ -108,7 +132,7 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
 
 
 def asked(job: Job, rows: int) -> tuple[str, int, int, int, int, int, bool]:
-    group = {"rows": 0, "blocks": 128, "int4z": 128, "mxfp4": 32}[job.form]
+    group = {"rows": 0, "rows8": 0, "blocks": 128, "int4z": 128, "mxfp4": 32}[job.form]
     form = job.form.removesuffix("z")
     return form, rows, job.out, job.inner, group, 1 if job.rounded else 2, job.gated
 

@@ -21,7 +21,7 @@ def test_each_job_has_the_rules_choice_first_and_few_others() -> None:
     assert {job.rows for job in plans} == set(STANDS_FOR)
     assert any(WIDE in found for job, found in plans.items() if job.form == "blocks" and not job.rounded)
     kernels = {kernel_key(job, plan) for job, found in plans.items() for plan in found}
-    assert len(kernels) < 750, "16 cores compile some 7 a second"
+    assert len(kernels) < 1400, "14 processes compiled 713 and measured them in 76 s"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ def test_a_candidate_is_held_against_the_product(job: Job) -> None:
     operands = Operands(job, torch.device("cuda" if HAS_GPU else "cpu"), 0)
     with interpreted():
         assert operands.holds(Plan(1, 8, 256, 1)) and operands.bytes > 0
+        assert job.form == "rows" or operands.holds(Plan(1, 8, 256, 1, dots=True))
         operands.wide = 2 * operands.wide
         assert not operands.holds(Plan(1, 8, 256, 1))
 

@@ -21,6 +21,13 @@ def narrow_of(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Narrow:
     return Narrow(form, weight, scales, zeros, group)
 
 
+def few_of(narrow: Narrow) -> int:
+    """Rows up to which x stays wide. More with a scale per row go into the unit as they are stored: widening takes five
+    instructions a number, and wide x twice the weight's bytes for each 64 outputs.
+    """
+    return NORMED if narrow.form == "rows" else FEW
+
+
 def suits(narrow: Narrow, x: Tensor) -> bool:
     """Whether a kernel takes it; else the op's meaning stands in."""
     if narrow.form == "mxfp4" and x.dtype == torch.float32 and len(x) > 1:
@@ -30,10 +37,10 @@ def suits(narrow: Narrow, x: Tensor) -> bool:
 
 def entered(x: Tensor, norm: tuple[Tensor, float] | None, narrow: Narrow, bias: Tensor | None, whole: bool) -> Inputs:
     """x as a product reads it. `whole`: the product takes the norm, too, which fp16 may not hold undivided."""
-    x = x.contiguous()
-    if len(x) <= FEW if norm is None else whole and len(x) <= NORMED:
+    x, few = x.contiguous(), few_of(narrow)
+    if len(x) <= few if norm is None else whole and len(x) <= NORMED:
         return Inputs(x, norm=norm, bias=bias)
-    if len(x) > FEW and narrow.form in ("rows", "blocks") and not _narrow_plan.widens(narrow, x):
+    if len(x) > few and narrow.form in ("rows", "blocks") and not _narrow_plan.widens(narrow, x):
         group = 128 if narrow.form == "blocks" else 0
         numbers, scales, _ = _quantize.launch(x, narrow.weight.dtype, group, norm=norm)
         return Inputs(numbers, scales, bias=bias)

@@ -11,6 +11,7 @@ import triton.language as tl
 from services.worker.kernels.impl.triton._launch import release, wait
 from services.worker.kernels.impl.triton._moe_grouped import TABLE_START
 from services.worker.kernels.impl.triton._narrow import column, gated, row_start, scale_column, scale_start
+from services.worker.kernels.impl.triton._narrow_dots import backend
 
 
 @triton.jit
@@ -29,6 +30,37 @@ def _halves(packed, base, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
         low = (low | 0x6400).to(dtype, bitcast=True)
         high = (high | 0x6400).to(dtype, bitcast=True)
     return low.to(dtype) - base, high.to(dtype) - base
+
+
+@triton.jit
+def _e2m1_halves(packed, scales):  # type: ignore[no-untyped-def]
+    """The numbers of the lower and the upper halves of bytes in bf16, scaled, but for 2^63; exact from 2^-63 to 2^64.
+
+    Behind their sign four bits are a float, 2^-126 as large.
+    """
+    powers = ((tl.minimum(scales.to(tl.int32), 191) + 63) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    powers = tl.broadcast_to(powers[:, :, None], [packed.shape[0], scales.shape[1], 16])
+    powers = tl.reshape(powers, [packed.shape[0], packed.shape[1]])
+    if backend() == "cuda":  # two numbers an instruction, where the compiler would take them one by one
+        low, high = tl.inline_asm_elementwise(
+            """{ .reg .b32 first, second, s;
+            prmt.b32 first, $4, 0, 0x4140; prmt.b32 second, $4, 0, 0x4342;
+            shl.b32 $0, first, 6; and.b32 $0, $0, 0x01C001C0;
+            shl.b32 s, first, 12; and.b32 s, s, 0x80008000; or.b32 $0, $0, s;
+            shl.b32 $1, second, 6; and.b32 $1, $1, 0x01C001C0;
+            shl.b32 s, second, 12; and.b32 s, s, 0x80008000; or.b32 $1, $1, s;
+            shl.b32 $2, first, 2; and.b32 $2, $2, 0x01C001C0;
+            shl.b32 s, first, 8; and.b32 s, s, 0x80008000; or.b32 $2, $2, s;
+            shl.b32 $3, second, 2; and.b32 $3, $3, 0x01C001C0;
+            shl.b32 s, second, 8; and.b32 s, s, 0x80008000; or.b32 $3, $3, s; }""",
+            "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
+        return low * powers, high * powers
+    else:  # the interpreter cannot multiply bf16
+        bits = packed.to(tl.int32)
+        low = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
+        high = (((bits & 0x70) << 18) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
+        return low * powers.to(tl.float32), high * powers.to(tl.float32)
 
 
 @triton.jit
@@ -53,6 +85,7 @@ def _step(  # type: ignore[no-untyped-def]
     starts, scale_starts, zero_starts: pointers to each row's first, [BLOCK_N]. x: [BLOCK_M, BLOCK_K], as stored.
     """
     PACKED: tl.constexpr = 2 if FORM == "mxfp4" or FORM == "int4" else 1
+    OWN: tl.constexpr = x_scales is None and x.dtype == tl.bfloat16 and backend() != "hip"
     cols = k // PACKED + tl.arange(0, BLOCK_K // PACKED)
     tile_ptrs = starts[:, None] + column(cols, TILED)[None, :]
     if K % BLOCK_K == 0:
@@ -64,7 +97,12 @@ def _step(  # type: ignore[no-untyped-def]
         scale_ptrs = scale_starts[:, None] + scale_column(first, FORM, GROUP, TILED)[None, :]
         scales = tl.load(scale_ptrs, mask=(first < K)[None, :], other=0)
         weight_form: tl.constexpr = "e2m1" if FORM == "mxfp4" else "e4m3"
-        if x_scales is None:
+        if FORM == "mxfp4" and OWN:
+            low, high = _e2m1_halves(tile, scales)
+            x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+            sums = tl.dot(low, tl.trans(x_low.to(low.dtype)), sums, input_precision="ieee")
+            sums = tl.dot(high, tl.trans(x_high.to(high.dtype)), sums, input_precision="ieee")
+        elif x_scales is None:
             x_form: tl.constexpr = "fp16" if x.dtype == tl.float16 else "bf16"
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), None, x_form, sums)
         else:
@@ -241,6 +279,9 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
                     sums_up, starts_up, scale_starts_up, zero_starts_up, x, x_scales, k,
                     K, FORM, GROUP, TILED, BLOCK_K, EXACT,
                 )  # fmt: skip
+        if FORM == "mxfp4" and x_scales_ptr is None and x_ptr.dtype.element_ty == tl.bfloat16 and backend() != "hip":
+            weight_scale = 2.0**63
+            weight_scale_up = 2.0**63
         out = sums.to(tl.float32) * weight_scale
         up = sums_up.to(tl.float32) * weight_scale_up
         if x_scales_ptr is not None and FORM == "rows":

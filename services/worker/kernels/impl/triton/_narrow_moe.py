@@ -70,7 +70,7 @@ def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, bia
 
 
 def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: torch.device) -> Plan:
-    return _narrow_plan.choose(weight.form, 1, out, inner, weight.group, 2, is_gated, device)
+    return _narrow_plan.choose(weight.asked(1), 1, out, inner, weight.group, 2, is_gated, device)
 
 
 def run_grouped(

@@ -29,6 +29,7 @@ FOUR_BITS = ("mxfp4", "int4")
 FEW = 64  # rows that share nothing but the weight's bytes
 WORD = 4  # numbers of 8 bits of which the vector kernel takes whole ones
 LONG = 4096  # columns whose sum in some 14 bits is off by less than rounding x to fp8
+DOTS_ROWS = 16  # of the weight, at least, for a program that makes integers of x
 FP4_ARCHS = ("gfx950",)
 ASKED = ("form", "rows", "out", "in", "group", "x_bytes", "gated")  # what a row of the table is for
 
@@ -54,6 +55,10 @@ class Narrow(NamedTuple):
             return "e2m1" if self.form == "mxfp4" else "int4"
         return {torch.int8: "int8", torch.float8_e4m3fnuz: "e4m3fnuz"}.get(self.weight.dtype, "e4m3")
 
+    def asked(self, rows: int) -> str:
+        """The form as `choose` knows it: int8 per row has an own kernel for one row, else fp8's geometry."""
+        return "rows8" if rows == 1 and self.form == "rows" and self.code == "int8" else self.form
+
     @property
     def shape(self) -> tuple[int, int]:
         """N, K."""
@@ -72,6 +77,7 @@ class Plan(NamedTuple):
     parts: int = 1  # parts of K in programs of their own
     group_m: int = 1  # blocks of rows that go through all columns together
     exact: int = 0  # columns, a step's at most, after which fp32 takes over a sum of 8 bits by 8 bits; 0: none
+    dots: bool = False  # one row as integers (`_narrow_dots`)
 
 
 WIDE = Plan(0, 0, 0)
@@ -121,6 +127,15 @@ def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, g
 def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
     """Of a kernel: enough programs for all processors, and tiles that fit."""
     tiles = 2 if gated else 1
+    if rows == 1 and x_bytes and by_dots(form, inner, group):
+        per_warp = device.lanes * span_of(form)
+        warps = min(4, triton.next_power_of_2(triton.cdiv(inner, per_warp)))
+        while warps > 1 and inner % (warps * per_warp):
+            warps //= 2
+        block_n = max(DOTS_ROWS, device.rows) // tiles  # what prepares x is worth as much as two of them
+        while block_n > 1 and (out % block_n or out < block_n * device.processors):
+            block_n //= 2
+        return Plan(1, block_n, warps * per_warp, warps, dots=True)
     if rows == 1 and x_bytes and inner % WORD == 0:
         per_warp = device.lanes * VECTOR.value
         # of four bits twice the threads have as many bytes on their way
@@ -135,8 +150,9 @@ def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: in
     if x_bytes == 4:  # fp32 serves comparison: small tiles fit everywhere
         return Plan(min(block_m, 32), 32, min(block_k, 64), stages=2)
     few = rows <= FEW
-    block_n = 64 if few or gated else 128
-    warps = 4 if few or block_n == 64 else 8
+    # each block of outputs reads all of x: no more bytes than of the weight
+    block_n = 64 if gated or (few and block_m * x_width <= 64 * width) else 128
+    warps = 4 if block_n == 64 else 8
     stages = 5 if few else 4
     # on AMD a stage is in registers
     while stages > 2 and (block_n * tiles * width + block_m * x_width) * block_k * stages > device.shared:
@@ -149,6 +165,16 @@ def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: in
     exact = block_k if x_bytes == 1 and form == "rows" and inner > LONG else 0
     plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8, exact)
     return plan if shares_fit(plan, out, inner, gated) else plan._replace(parts=1)
+
+
+def span_of(form: str) -> int:
+    """Columns of a thread's 16 bytes in `_narrow_dots`."""
+    return 32 if form in FOUR_BITS else 16
+
+
+def by_dots(form: str, inner: int, group: int) -> bool:
+    """Whether one row can be multiplied as integers: whole spans, each with one scale."""
+    return form in ("int4", "mxfp4", "int8", "rows8") and inner % span_of(form) == 0 == group % span_of(form)
 
 
 def shares_fit(plan: Plan, out: int, inner: int, gated: bool) -> bool:
@@ -201,7 +227,7 @@ def product(
     is_single = rows == 1 and not (inputs.scales is not None and weight.form.startswith("mxfp"))
     limit = triton.next_power_of_2(rows) if is_single else max(2, triton.next_power_of_2(rows))
     chosen = chosen or choose(
-        weight.form, min(limit, 128), outputs, inner, weight.group, bits, activation != "", x.device
+        weight.asked(limit), min(limit, 128), outputs, inner, weight.group, bits, activation != "", x.device
     )
     if chosen.block_m == 0:
         assert inputs.scales is None is inputs.norm and not activation, "for products that stand alone"
@@ -253,7 +279,7 @@ def launch_vector(
         inputs.x, inputs.scales, norm, experts, values, weight.scales, weight.zeros, inputs.bias, out,
         eps, outputs, *strides(inputs.scales, rows // top_k, inputs.by_column),
         K=weight.shape[1], FORM=weight.form, CODE=weight.code, GROUP=weight.group, ROW_SCALE=weight.row_scale,
-        TILED=weight.tiled, TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_N=block_n,
+        TILED=weight.tiled, TOP_K=top_k, ADD=add, ACTIVATION=activation, DOTS=chosen.dots, BLOCK_N=block_n,
         BLOCK_K=chosen.block_k, num_warps=chosen.warps, num_stages=1, **options(inputs.x.device),
     )  # fmt: skip
 
@@ -309,7 +335,8 @@ def aot_cases(
     for out, inner in shapes:
         for limit in rows:
             for targets, device in ((nvidia, Device()), (amd, Device(304, 64, 56 * 1024))):
-                chosen = rule(form, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
+                asked = "rows8" if limit == 1 and x_type == "i8" else form
+                chosen = rule(asked, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
                 case = aot_case(form, chosen, inner, x_type, group, zeros, tiled, activation, experts)
                 if norm:
                     case = case._replace(signature={**case.signature, "norm_ptr": "*bf16:16"})
@@ -364,6 +391,7 @@ def aot_case(
         "PDL": False,
     }
     if vector:
+        signature["DOTS"] = chosen.dots
         signature["experts_ptr"] = "*i32:16" if experts else None
         signature |= {"CODE": CODES.get(stored, form.replace("mxfp4", "e2m1"))}
         return AotCase("", narrow_vector_kernel, signature, chosen.warps, 1)

@@ -4,12 +4,14 @@ As `_dense_vector`: a program owns BLOCK_N outputs and all of K, its threads lie
 way while one is multiplied. A load gives a thread as many columns of a row as one of x does, so that no number crosses
 threads before the end. Nothing converts numbers: the lower 24 bits of a float count
 units of 2^-149, so that an integer is masked out of its word where it lies, and e4m3 and e2m1 are the floats that they
-nearly are, 2^-120 and 2^-126 as large. x is made larger, so that no product is subnormal.
+nearly are, 2^-120 and 2^-126 as large. x is made larger, so that no product is subnormal. With DOTS the integers and
+e2m1 are multiplied as `_narrow_dots` says, in the same loop.
 """
 
 import triton
 import triton.language as tl
 
+from services.worker.kernels.impl.triton import _narrow_dots
 from services.worker.kernels.impl.triton._launch import release, wait
 from services.worker.kernels.impl.triton._narrow import column, gated, power, row_start, scale_column, scale_start
 
@@ -39,24 +41,27 @@ def _load_scales(ptrs, cols, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: i
 @triton.jit
 def _weight(  # type: ignore[no-untyped-def]
     weight_ptr, scales_ptr, zeros_ptr, first, expert, k, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
-    TILED: tl.constexpr, PER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TILED: tl.constexpr, PER: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Columns k .. k + BLOCK_K of rows first .. first + BLOCK_N, requested: words [BLOCK_N, BLOCK_K / PER], and scales
-    and zeros per VECTOR. `first` is a multiple of BLOCK_N, and k of BLOCK_K: so places are sums of what is the same for
-    all threads, and of what a thread knows from the start.
+    and zeros per SPAN, a thread's columns. `first` is a multiple of BLOCK_N, and k of BLOCK_K: so places are sums of
+    what is the same for all threads, and of what a thread knows from the start.
     """
     rows = tl.arange(0, BLOCK_N)
     cols = tl.arange(0, BLOCK_K // PER)
     start = weight_ptr + row_start(first, K, FORM, TILED, 4) + column(k // PER, TILED, 4)
     ptrs = start + (row_start(rows, K, FORM, TILED, 4)[:, None] + column(cols, TILED, 4)[None, :])
-    ptrs = tl.max_contiguous(ptrs, (1, VECTOR // PER))  # so many are a thread's
-    words = _load(ptrs, (k + cols * PER)[None, :], k, K, BLOCK_K)
+    ptrs = tl.max_contiguous(ptrs, (1, SPAN // PER))
+    if K % BLOCK_K == 0 or SPAN == VECTOR:
+        words = _load(ptrs, (k + cols * PER)[None, :], k, K, BLOCK_K)
+    else:  # SPAN divides K
+        words = tl.load(ptrs, mask=tl.max_constancy((k + cols * PER < K)[None, :], (1, SPAN // PER)), other=0)
     scales = 0.0
     zeros = tl.full([1, 1], 8, tl.int32)
     if FORM != "rows":
         SAME: tl.constexpr = FORM == "blocks" and 128 % BLOCK_N == 0  # rows have the same scales
         scale_rows = tl.arange(0, 1 if SAME else BLOCK_N)
-        cols = tl.arange(0, BLOCK_K // VECTOR) * VECTOR
+        cols = tl.arange(0, BLOCK_K // SPAN) * SPAN
         if K % BLOCK_K == 0:
             k = tl.minimum(k, K - BLOCK_K)  # past the end the last ones again
         start = scale_start(first, expert, K, FORM, GROUP, False, TILED)
@@ -171,6 +176,15 @@ def _row(pointer, k, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no
     return _load(tl.max_contiguous(pointer + cols, VECTOR), cols, k, K, BLOCK_K)
 
 
+@triton.jit
+def _vector(pointer, k, K: tl.constexpr, BLOCK_K: tl.constexpr, SPAN: tl.constexpr, DOTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Numbers k .. k + BLOCK_K of a vector, as the two forms take them."""
+    if DOTS:
+        return _narrow_dots.pieces(pointer, k, K, BLOCK_K, SPAN)
+    else:
+        return _row(pointer, k, K, BLOCK_K)
+
+
 @triton.jit(do_not_specialize=["N"])
 def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -195,6 +209,7 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     ADD: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    DOTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -206,6 +221,7 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     pair of token and expert then; None: all rows have the one weight.
     """
     PER: tl.constexpr = 8 if CODE == "int4" or CODE == "e2m1" else 4
+    SPAN: tl.constexpr = 4 * PER if DOTS else VECTOR
     is_gated: tl.constexpr = ACTIVATION != ""
     pair = tl.program_id(0)
     first = tl.program_id(1).to(tl.int64) * BLOCK_N
@@ -220,17 +236,17 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
         expert = tl.load(experts_ptr + pair).to(tl.int64)
         first += expert * N * (2 if is_gated else 1)
     words, scales, zeros = _weight(
-        weight_ptr, scales_ptr, zeros_ptr, first, expert, 0, K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K
+        weight_ptr, scales_ptr, zeros_ptr, first, expert, 0, K, FORM, GROUP, TILED, PER, SPAN, BLOCK_N, BLOCK_K
     )  # fmt: skip
     if is_gated:
         words_up, scales_up, zeros_up = _weight(
             weight_ptr, scales_ptr, zeros_ptr, first + N, expert, 0,
-            K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K,
+            K, FORM, GROUP, TILED, PER, SPAN, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if norm_ptr is not None:
-        norm = _row(norm_ptr, 0, K, BLOCK_K)
-        squares = tl.zeros([BLOCK_K], tl.float32)
-    UNIT: tl.constexpr = PER if FORM == "rows" else VECTOR  # columns of a sum
+        norm = _vector(norm_ptr, 0, K, BLOCK_K, SPAN, DOTS)
+        squares = tl.zeros([BLOCK_K // SPAN if DOTS else BLOCK_K], tl.float32)
+    UNIT: tl.constexpr = PER if FORM == "rows" and not DOTS else SPAN  # columns of a sum
     sums = tl.zeros([BLOCK_N, BLOCK_K // UNIT], tl.float32)
     sums_up = sums
     every = tl.zeros([BLOCK_K // UNIT], tl.float32)
@@ -239,45 +255,58 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
         wait(PDL)
     token = (pair // TOP_K).to(tl.int64)
     x_start = x_ptr + token * K
-    x = _row(x_start, 0, K, BLOCK_K)
+    x = _vector(x_start, 0, K, BLOCK_K, SPAN, DOTS)
+    table = _narrow_dots.tables(N >> 31)
     for k in tl.range(0, K, BLOCK_K, num_stages=1):
         if K > BLOCK_K:  # past the end it is masked, and no request
             next_words, next_scales, next_zeros = _weight(
                 weight_ptr, scales_ptr, zeros_ptr, first, expert, k + BLOCK_K,
-                K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K,
+                K, FORM, GROUP, TILED, PER, SPAN, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-            next_x = _row(x_start, k + BLOCK_K, K, BLOCK_K)
-        numbers = x.to(tl.float32)
-        if x_scales_ptr is not None and FORM == "blocks":
-            cols = k + tl.arange(0, BLOCK_K)
-            x_scales_ptrs = x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block
-            numbers = x.to(tl.float32) * tl.load(x_scales_ptrs, mask=cols < K, other=0.0)
-        if norm_ptr is not None:
-            wide = x.to(tl.float32)
-            squares += wide * wide
-            numbers = wide * norm.to(tl.float32)
-            if K > BLOCK_K:
-                norm = _row(norm_ptr, k + BLOCK_K, K, BLOCK_K)
-        placed = _by_place(numbers, PER)
-        if CODE == "int4" or CODE == "int8":
-            every = _every(placed, PER, UNIT)
-            total += every
-        sums = _add(sums, words, scales, zeros, placed, every, FORM, CODE, PER)
-        if is_gated:
-            sums_up = _add(sums_up, words_up, scales_up, zeros_up, placed, every, FORM, CODE, PER)
-            if K > BLOCK_K:
-                words_up, scales_up, zeros_up = _weight(
-                    weight_ptr, scales_ptr, zeros_ptr, first + N, expert, k + BLOCK_K,
-                    K, FORM, GROUP, TILED, PER, BLOCK_N, BLOCK_K,
-                )  # fmt: skip
+            next_x = _vector(x_start, k + BLOCK_K, K, BLOCK_K, SPAN, DOTS)
+        if DOTS:
+            numbers = _narrow_dots.wide(x)
+            if norm_ptr is not None:
+                numbers, more = _narrow_dots.normed(numbers, norm)
+                squares += more
+                if K > BLOCK_K:
+                    norm = _vector(norm_ptr, k + BLOCK_K, K, BLOCK_K, SPAN, DOTS)
+            fixed = _narrow_dots.fixed(numbers, CODE)
+            sums = _narrow_dots.add(sums, words, scales, zeros, fixed, table, FORM, CODE)
+            if is_gated:
+                sums_up = _narrow_dots.add(sums_up, words_up, scales_up, zeros_up, fixed, table, FORM, CODE)
+        else:
+            numbers = x.to(tl.float32)
+            if x_scales_ptr is not None and FORM == "blocks":
+                cols = k + tl.arange(0, BLOCK_K)
+                x_scales_ptrs = x_scales_ptr + token * x_scale_row + cols // 128 * x_scale_block
+                numbers = x.to(tl.float32) * tl.load(x_scales_ptrs, mask=cols < K, other=0.0)
+            if norm_ptr is not None:
+                wide = x.to(tl.float32)
+                squares += wide * wide
+                numbers = wide * norm.to(tl.float32)
+                if K > BLOCK_K:
+                    norm = _vector(norm_ptr, k + BLOCK_K, K, BLOCK_K, SPAN, DOTS)
+            placed = _by_place(numbers, PER)
+            if CODE == "int4" or CODE == "int8":
+                every = _every(placed, PER, UNIT)
+                total += every
+            sums = _add(sums, words, scales, zeros, placed, every, FORM, CODE, PER)
+            if is_gated:
+                sums_up = _add(sums_up, words_up, scales_up, zeros_up, placed, every, FORM, CODE, PER)
+        if is_gated and K > BLOCK_K:
+            words_up, scales_up, zeros_up = _weight(
+                weight_ptr, scales_ptr, zeros_ptr, first + N, expert, k + BLOCK_K,
+                K, FORM, GROUP, TILED, PER, SPAN, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
         if K > BLOCK_K:
             words, scales, zeros, x = next_words, next_scales, next_zeros, next_x
-    factor = _unit(CODE)
+    factor = 1.0 if DOTS else _unit(CODE)
     if norm_ptr is not None:
         factor *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     if x_scales_ptr is not None and FORM == "rows":
         factor *= tl.load(x_scales_ptr + token * x_scale_row)
-    if FORM == "rows" and CODE == "int8":
+    if FORM == "rows" and CODE == "int8" and not DOTS:
         sums -= (total * BYTE)[None, :]
         sums_up -= (total * BYTE)[None, :]
     out = tl.sum(sums, 1) * factor

@@ -17,4 +17,4 @@ def run(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tenso
 
 
 IMPL = Impl(int8_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("int8", ((6144, 4096),), (16,), group=32)
+AOT = _narrow_plan.aot_cases("int8", ((6144, 4096),), (1, 16), group=32)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.worker.kernels.impl.triton import _narrow_fused
-from services.worker.kernels.impl.triton._narrow_fused import narrow_of, suits
+from services.worker.kernels.impl.triton._narrow_fused import NORMED, narrow_of, suits
 from services.worker.kernels.impl.triton._narrow_plan import FEW
 from services.worker.kernels.ops.norm_narrow_linear import narrowed
 from services.worker.kernels.ops.norm_quantize_rows import norm_quantize_rows
@@ -13,10 +13,10 @@ from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from tests.services.worker.kernels.impl.triton.narrow import weight_of
 
 
-@pytest.mark.parametrize("activation", ["", "silu"])
-def test_many_rows_are_rounded(device: torch.device, activation: str) -> None:
+@pytest.mark.parametrize(("rows", "activation"), [(FEW + 3, ""), (FEW + 3, "silu"), (NORMED + 1, "silu")])
+def test_many_rows_are_rounded(device: torch.device, rows: int, activation: str) -> None:
     narrow, _ = weight_of("rows", 24, 64, device)
-    x, _, bias = make_operands(FEW + 3, 64, 24)
+    x, _, bias = make_operands(rows, 64, 24)
     norm = torch.linspace(0.5, 1.5, 64)
     got = _narrow_fused.after_norm(x.to(device), (norm.to(device), 1e-5), narrow, bias.to(device), activation)
     entered = norm_quantize_rows.meaning(x, norm, 1e-5, narrow.weight.dtype)

@@ -53,13 +53,23 @@ def choose_parts(inner: int) -> int:
 
 
 def test_one_row_takes_the_vector_kernel_unless_x_is_packed() -> None:
-    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 8, 2048, 8)
     assert rule("rows", 1, 6144, 4096, 0, 2, False, H200) == Plan(1, 8, 1024, 4)
     assert rule("rows", 1, 6144, 4098, 0, 2, False, H200).block_m == 16, "half a word"
     assert rule("rows", 1, 4100, 4096, 0, 2, False, H200).block_n == 4, "whole blocks of outputs"
     assert rule("rows", 1, 512, 4096, 0, 2, False, H200).block_n == 1
-    assert rule("int4", 1, 14336, 4096, 128, 2, True, H200).block_n == 4
     assert rule("mxfp4", 1, 6144, 4096, 32, 0, False, H200).block_m == 16
+
+
+def test_one_row_of_integers_goes_by_dots_where_spans_are_whole() -> None:
+    assert rule("int4", 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 16, 4096, 4, dots=True)
+    assert rule("int4", 1, 14336, 4096, 128, 2, True, H200).block_n == 8, "of gate and of up"
+    assert rule("mxfp4", 1, 4096, 14336, 32, 2, False, H200) == Plan(1, 16, 2048, 2, dots=True), "no columns past K"
+    assert rule("rows8", 1, 4096, 4096, 0, 2, False, H200) == Plan(1, 16, 2048, 4, dots=True)
+    assert rule("rows8", 1, 2048, 4096, 0, 2, False, SMALL).block_n == 4, "for all processors"
+    assert not rule("int8", 1, 4096, 4096, 8, 2, False, H200).dots, "a span has two scales"
+    assert not rule("rows8", 1, 4096, 4100, 0, 2, False, H200).dots
+    int8 = Narrow("rows", torch.zeros(2, 4, dtype=torch.int8), torch.ones(2, 1))
+    assert (int8.asked(1), int8.asked(2)) == ("rows8", "rows")
 
 
 def test_many_rows_take_a_widened_weight_where_x_is_wide() -> None:

@@ -19,14 +19,19 @@ from tests.services.worker.kernels.impl.triton.narrow import activations, close,
         ("int4", 96, 34, Plan(1, 4, 64, 1)),
         ("int4z", 256, 12, Plan(1, 4, 512, 2)),
         ("mxfp4", 160, 10, Plan(1, 4, 64, 1)),
+        ("rows8", 80, 18, Plan(1, 8, 32, 2, dots=True)),
+        ("int8", 160, 18, Plan(1, 8, 64, 1, dots=True)),
+        ("mxfp4", 160, 10, Plan(1, 4, 64, 1, dots=True)),
+        ("int4", 96, 34, Plan(1, 4, 64, 1, dots=True)),
+        ("int4z", 256, 12, Plan(1, 4, 512, 2, dots=True)),
     ],
 )
 def test_every_geometry_gives_the_product(device: torch.device, form: str, inner: int, out: int, chosen: Plan) -> None:
     holds(device, form, 1, inner, out, chosen)
 
 
-@pytest.mark.parametrize("form", ["rows", "int4", "mxfp4"])
-def test_pairs_are_multiplied_by_their_experts(device: torch.device, form: str) -> None:
+@pytest.mark.parametrize(("form", "dots"), [("rows", False), ("int4", False), ("int4", True), ("mxfp4", True)])
+def test_pairs_are_multiplied_by_their_experts(device: torch.device, form: str, dots: bool) -> None:
     dense = torch.randn(3, 32, 96, generator=torch.Generator().manual_seed(0)) / 10
     each = [narrowed(matrix, form) for matrix in dense]
     wide = torch.stack([widened(*stored) for stored in each])
@@ -37,5 +42,7 @@ def test_pairs_are_multiplied_by_their_experts(device: torch.device, form: str) 
     for tiled in (False, True) if form == "rows" else (False,):
         narrow = Narrow(form, tile_weight(numbers) if tiled else numbers, scales, group=32)
         result = torch.full((4, 32), torch.nan, dtype=x.dtype, device=device)
-        launch_vector(Inputs(x.to(device)), narrow, result, Plan(1, 16, 64, 1), experts=experts.to(device), top_k=2)
+        launch_vector(
+            Inputs(x.to(device)), narrow, result, Plan(1, 16, 64, 1, dots=dots), experts=experts.to(device), top_k=2
+        )
         close(result, wanted)
