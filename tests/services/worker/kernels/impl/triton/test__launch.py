@@ -66,9 +66,12 @@ def launched() -> set[tuple[str, str]]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package.__name__):
                 source = (node.module or "").rsplit(".", 1)[-1]
                 places |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
-        # called, or given to a reduction
-        names = {n.id for function in jit_functions(tree) for n in ast.walk(function) if isinstance(n, ast.Name)}
-        used |= {places[name] for name in names & places.keys()}
+        # called, or given to a reduction; by its own name or as a module's
+        nodes = [node for function in jit_functions(tree) for node in ast.walk(function)]
+        used |= {places[node.id] for node in nodes if isinstance(node, ast.Name) and node.id in places}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used.add((places.get(node.value.id, ("", ""))[1], node.attr))
     return found - used
 
 
