@@ -81,6 +81,35 @@ def _e2m1_quarters(words, scales):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _e4m3_halves(words):  # type: ignore[no-untyped-def]
+    """The lower and the upper numbers of words of 16 bits in bf16; exact.
+
+    Behind their sign seven bits are a float, 2^-120 as large.
+    """
+    if backend() == "cuda":  # two words an instruction
+        low, high = tl.inline_asm_elementwise(
+            """{ .reg .b32 s, t;
+            shl.b32 s, $2, 4; and.b32 s, s, 0x07F007F0; shl.b32 t, $2, 8; lop3.b32 $0, t, 0x80008000, s, 0xEA;
+            shr.u32 s, $2, 4; and.b32 s, s, 0x07F007F0; lop3.b32 $1, $2, 0x80008000, s, 0xEA; }""",
+            "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+        return low * 2.0**120, high * 2.0**120
+    else:  # the interpreter cannot multiply bf16
+        bits = words.to(tl.int32)
+        low = (((bits & 0x7F) << 20) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
+        high = (((bits & 0x7F00) << 12) | ((bits & 0x8000) << 16)).to(tl.float32, bitcast=True)
+        return low * 2.0**120, high * 2.0**120
+
+
+@triton.jit
+def _by_halves(numbers, x, sums):  # type: ignore[no-untyped-def]
+    """sums + the products of every second column, twice."""
+    even, odd = tl.split(tl.reshape(x.to(numbers[0].dtype), [x.shape[0], x.shape[1] // 2, 2]))
+    sums = tl.dot(numbers[0], tl.trans(even), sums, input_precision="ieee")
+    return tl.dot(numbers[1], tl.trans(odd), sums, input_precision="ieee")
+
+
+@triton.jit
 def _by_quarters(numbers, x, sums):  # type: ignore[no-untyped-def]
     """sums + the products of every fourth column, four times."""
     even, odd = tl.split(tl.reshape(x.to(numbers[0].dtype), [x.shape[0], x.shape[1] // 4, 2, 2]))
@@ -114,7 +143,8 @@ def _step(  # type: ignore[no-untyped-def]
     starts, scale_starts, zero_starts: pointers to each row's first, [BLOCK_N]. x: [BLOCK_M, BLOCK_K], as stored.
     """
     WORDS: tl.constexpr = starts.dtype.element_ty == tl.int16
-    PACKED: tl.constexpr = 4 if WORDS else (2 if FORM == "mxfp4" or FORM == "int4" else 1)
+    BITS: tl.constexpr = 4 if FORM == "mxfp4" or FORM == "int4" else 8
+    PACKED: tl.constexpr = (16 if WORDS else 8) // BITS
     cols = k // PACKED + tl.arange(0, BLOCK_K // PACKED)
     tile_ptrs = starts[:, None] + column(cols, TILED, 8 if WORDS else 16)[None, :]
     if K % BLOCK_K == 0:
@@ -133,6 +163,8 @@ def _step(  # type: ignore[no-untyped-def]
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), None, x_form, sums)
         else:
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, weight_form, sums)
+    elif FORM == "rows" and WORDS:
+        sums = _by_halves(_e4m3_halves(tile), x, sums)
     elif FORM == "rows":
         sums = tl.dot(
             _widened(tile, x.dtype), tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype,
@@ -149,12 +181,12 @@ def _step(  # type: ignore[no-untyped-def]
             if WORDS:
                 part = _by_quarters(_quarters(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
             else:
-                low, high = _halves(tile, zero.to(x.dtype), x.dtype)
-                x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-                part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
-                part = tl.dot(high, tl.trans(x_high), part, input_precision="ieee")
+                part = _by_halves(_halves(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
         else:
-            part = tl.dot(_widened(tile, x.dtype), tl.trans(x), input_precision="ieee")
+            if WORDS:
+                part = _by_halves(_e4m3_halves(tile), x, tl.zeros(sums.shape, tl.float32))
+            else:
+                part = tl.dot(_widened(tile, x.dtype), tl.trans(x), input_precision="ieee")
             if x_scales is not None:
                 scale = scale * x_scales[None, :]
         sums += part * scale
@@ -221,7 +253,7 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     wide x; norm: [K], only for wide x; weight, scales, zeros: see `_narrow`, of [N, K], with an ACTIVATION [2 N, K],
     gate rows first, one below the other for each expert; bias: a number per weight row; with ADD out is what the
     product is added to. parts, arrived: see `_dense_matrix`. plan: see `_moe_grouped`, M pairs; None: rows as they are.
-    Numbers of four bits may come as words of 16, beside wide x.
+    Numbers of four bits and e4m3 may come as words of 16, beside wide x.
     EXACT: columns whose sum a unit of 8 bits may keep in its own precision (some 14 bits on an H200); 0: all.
     """
     columns = tl.cdiv(N, BLOCK_N)

@@ -285,10 +285,15 @@ def launch_vector(
 
 
 def by_words(inputs: Inputs, weight: Narrow, chosen: Plan) -> bool:
-    """Whether four numbers of 4 bits are read at once: a matrix unit takes every fourth of a step, 16 at least."""
-    if weight.form not in FOUR_BITS or inputs.scales is not None or chosen.block_k < 64 or weight.shape[1] % 4:
+    """Whether numbers are read 16 bits at once beside wide x: a matrix unit takes every second or fourth column of a
+    step then, 16 at least.
+    """
+    x, together = inputs.x, 4 if weight.form in FOUR_BITS else 2
+    if inputs.scales is not None or weight.code not in ("e2m1", "int4", "e4m3") or weight.form == "mxfp8":
         return False
-    return not torch.version.hip and (weight.form == "int4" or inputs.x.dtype == torch.bfloat16)
+    whole = weight.shape[1] % together == 0 and chosen.block_k >= 16 * together
+    bf16 = x.dtype == torch.bfloat16 and not torch.version.hip
+    return whole and (bf16 or x.device.type == "cpu" or (weight.code == "int4" and not torch.version.hip))
 
 
 def launch_matrix(
