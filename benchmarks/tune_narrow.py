@@ -33,8 +33,8 @@ VECTOR = (  # block_n, warps, loads per row and thread: all that keep some 64 by
     (4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4),
 )  # fmt: skip
 DOTS = (  # the same of integers, and what they are measured against
-    (16, 4, 1), (8, 4, 1), (32, 4, 1), (16, 2, 1), (8, 2, 1), (32, 2, 1), (16, 1, 1), (8, 1, 1), (16, 2, 2), (8, 2, 2),
-    (16, 8, 1), (8, 8, 1),
+    (16, 4, 1), (8, 4, 1), (32, 4, 1), (4, 4, 1), (16, 4, 2), (8, 4, 2), (16, 2, 1), (8, 2, 1), (16, 1, 1), (8, 1, 1),
+    (16, 2, 2), (8, 2, 2), (16, 8, 1), (8, 8, 1),
 )  # fmt: skip
 FLOATS = ((8, 4, 1), (4, 4, 4), (4, 4, 2))
 FEW_ROWS = (  # block_n, block_k, parts, stages, warps
@@ -93,9 +93,9 @@ def jobs() -> list[Job]:
 
 def ways(form: str, rows: int) -> tuple[bool, ...]:
     """Whether x is rounded, or may be, to 8 bits before the product."""
-    if form in ("rows", "rows8"):
-        return (rows > _narrow_fused.NORMED,)
-    return (False,) if rows <= FEW or form in ("int4z", "mxfp4") else (True, False)
+    if form in ("int4z", "mxfp4") or rows <= _narrow_fused.NORMED:
+        return (False,)
+    return (True, False) if form == "blocks" and rows > FEW else (True,)
 
 
 def candidates(job: Job, device: _dense.Device) -> list[Plan]:
@@ -105,13 +105,16 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     if job.rows == 1:
         lane = device.lanes * LANE_COLUMNS.value
         whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4])
-        shapes = FLOATS if whole else VECTOR
+        shapes: Sequence[tuple[int, int, int]] = FLOATS if whole else VECTOR
+        # small programs crowd onto the processors that are free first: a step in a model is slower than alone
+        fewest = 4 if job.inner >= 4096 else 1
+        shapes = [shape for shape in shapes if shape[1] >= fewest]
         others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in shapes if n >= tiles]
         if whole:
             lane = device.lanes * _narrow_plan.span_of(form)
             for n, warps, loads in DOTS:
                 block_k = lane * warps * loads
-                if -job.inner % block_k <= job.inner // 4:  # columns past the end
+                if warps >= fewest and -job.inner % block_k <= job.inner // 4:  # columns past the end
                     others.append(Plan(1, n // tiles, block_k, warps, dots=True))
         elif not job.experts:  # one row through matrix units
             others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]

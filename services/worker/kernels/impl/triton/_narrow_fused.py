@@ -22,10 +22,10 @@ def narrow_of(weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Narrow:
 
 
 def few_of(narrow: Narrow) -> int:
-    """Rows up to which x stays wide. More with a scale per row go into the unit as they are stored: widening takes five
-    instructions a number, and wide x twice the weight's bytes for each 64 outputs.
+    """Rows up to which x stays wide. More of forms made for x in 8 bits go into the unit as they are: widening takes
+    five instructions a number, and wide x twice the weight's bytes for each 64 outputs.
     """
-    return NORMED if narrow.form == "rows" else FEW
+    return NORMED if narrow.form in ("rows", "blocks") else FEW
 
 
 def suits(narrow: Narrow, x: Tensor) -> bool:

@@ -21,46 +21,104 @@ def _halves(packed, base, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     Behind a set exponent four bits are a float: 128 + n in bf16, 1024 + n in fp16 (`base` has that, too).
     """
     bits = packed.to(tl.int16)
-    low = bits & 15
-    high = bits >> 4
-    if dtype == tl.bfloat16:
-        low = (low | 0x4300).to(dtype, bitcast=True)
-        high = (high | 0x4300).to(dtype, bitcast=True)
-    elif dtype == tl.float16:
-        low = (low | 0x6400).to(dtype, bitcast=True)
-        high = (high | 0x6400).to(dtype, bitcast=True)
-    return low.to(dtype) - base, high.to(dtype) - base
+    return _floats(bits & 15, dtype) - base, _floats(bits >> 4, dtype) - base
 
 
 @triton.jit
-def _e2m1_halves(packed, scales):  # type: ignore[no-untyped-def]
-    """The numbers of the lower and the upper halves of bytes in bf16, scaled, but for 2^63; exact from 2^-63 to 2^64.
+def _floats(bits, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    if dtype == tl.bfloat16:
+        return (bits | 0x4300).to(tl.int16).to(dtype, bitcast=True)
+    elif dtype == tl.float16:
+        return (bits | 0x6400).to(tl.int16).to(dtype, bitcast=True)
+    else:
+        return bits.to(dtype)
+
+
+@triton.jit
+def _quarters(words, base, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """As `_halves`, the four numbers of words of 16 bits."""
+    if backend() == "cuda" and dtype == tl.bfloat16:  # two words an instruction
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            """{ .reg .b32 s;
+            lop3.b32 $0, $4, 0x000F000F, 0x43004300, 0xEA;
+            shr.u32 s, $4, 4; lop3.b32 $1, s, 0x000F000F, 0x43004300, 0xEA;
+            shr.u32 s, $4, 8; lop3.b32 $2, s, 0x000F000F, 0x43004300, 0xEA;
+            shr.u32 s, $4, 12; lop3.b32 $3, s, 0x000F000F, 0x43004300, 0xEA; }""",
+            "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        first, second = _floats(words & 15, dtype), _floats((words >> 4) & 15, dtype)
+        third, fourth = _floats((words >> 8) & 15, dtype), _floats((words >> 12) & 15, dtype)
+    return first - base, second - base, third - base, fourth - base
+
+
+@triton.jit
+def _e2m1_quarters(words, scales):  # type: ignore[no-untyped-def]
+    """The four numbers of words of 16 bits, scaled, but for 2^63: bf16, exact from 2^-63 to 2^64.
 
     Behind their sign four bits are a float, 2^-126 as large.
     """
     powers = ((tl.minimum(scales.to(tl.int32), 191) + 63) << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    powers = tl.broadcast_to(powers[:, :, None], [packed.shape[0], scales.shape[1], 16])
-    powers = tl.reshape(powers, [packed.shape[0], packed.shape[1]])
-    if backend() == "cuda":  # two numbers an instruction, where the compiler would take them one by one
-        low, high = tl.inline_asm_elementwise(
-            """{ .reg .b32 first, second, s;
-            prmt.b32 first, $4, 0, 0x4140; prmt.b32 second, $4, 0, 0x4342;
-            shl.b32 $0, first, 6; and.b32 $0, $0, 0x01C001C0;
-            shl.b32 s, first, 12; and.b32 s, s, 0x80008000; or.b32 $0, $0, s;
-            shl.b32 $1, second, 6; and.b32 $1, $1, 0x01C001C0;
-            shl.b32 s, second, 12; and.b32 s, s, 0x80008000; or.b32 $1, $1, s;
-            shl.b32 $2, first, 2; and.b32 $2, $2, 0x01C001C0;
-            shl.b32 s, first, 8; and.b32 s, s, 0x80008000; or.b32 $2, $2, s;
-            shl.b32 $3, second, 2; and.b32 $3, $3, 0x01C001C0;
-            shl.b32 s, second, 8; and.b32 s, s, 0x80008000; or.b32 $3, $3, s; }""",
-            "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+    powers = tl.broadcast_to(powers[:, :, None], [words.shape[0], scales.shape[1], 8])
+    powers = tl.reshape(powers, [words.shape[0], words.shape[1]])
+    if backend() == "cuda":  # two words an instruction, where the compiler would take them one by one
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            """{ .reg .b32 s, t;
+            shl.b32 s, $4, 6; and.b32 s, s, 0x01C001C0; shl.b32 t, $4, 12; lop3.b32 $0, t, 0x80008000, s, 0xEA;
+            shl.b32 s, $4, 2; and.b32 s, s, 0x01C001C0; shl.b32 t, $4, 8; lop3.b32 $1, t, 0x80008000, s, 0xEA;
+            shr.u32 s, $4, 2; and.b32 s, s, 0x01C001C0; shl.b32 t, $4, 4; lop3.b32 $2, t, 0x80008000, s, 0xEA;
+            shr.u32 s, $4, 6; and.b32 s, s, 0x01C001C0; lop3.b32 $3, $4, 0x80008000, s, 0xEA; }""",
+            "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
-        return low * powers, high * powers
+        return first * powers, second * powers, third * powers, fourth * powers
     else:  # the interpreter cannot multiply bf16
-        bits = packed.to(tl.int32)
-        low = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
-        high = (((bits & 0x70) << 18) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
-        return low * powers.to(tl.float32), high * powers.to(tl.float32)
+        bits, wide = words.to(tl.int32), powers.to(tl.float32)
+        first = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
+        second = (((bits & 0x70) << 18) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
+        third = (((bits & 0x700) << 14) | ((bits & 0x800) << 20)).to(tl.float32, bitcast=True)
+        fourth = (((bits & 0x7000) << 10) | ((bits & 0x8000) << 16)).to(tl.float32, bitcast=True)
+        return first * wide, second * wide, third * wide, fourth * wide
+
+
+@triton.jit
+def _e4m3_halves(words):  # type: ignore[no-untyped-def]
+    """The lower and the upper numbers of words of 16 bits in bf16; exact.
+
+    Behind their sign seven bits are a float, 2^-120 as large.
+    """
+    if backend() == "cuda":  # two words an instruction
+        low, high = tl.inline_asm_elementwise(
+            """{ .reg .b32 s, t;
+            shl.b32 s, $2, 4; and.b32 s, s, 0x07F007F0; shl.b32 t, $2, 8; lop3.b32 $0, t, 0x80008000, s, 0xEA;
+            shr.u32 s, $2, 4; and.b32 s, s, 0x07F007F0; lop3.b32 $1, $2, 0x80008000, s, 0xEA; }""",
+            "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+        return low * 2.0**120, high * 2.0**120
+    else:  # the interpreter cannot multiply bf16
+        bits = words.to(tl.int32)
+        low = (((bits & 0x7F) << 20) | ((bits & 0x80) << 24)).to(tl.float32, bitcast=True)
+        high = (((bits & 0x7F00) << 12) | ((bits & 0x8000) << 16)).to(tl.float32, bitcast=True)
+        return low * 2.0**120, high * 2.0**120
+
+
+@triton.jit
+def _by_halves(numbers, x, sums):  # type: ignore[no-untyped-def]
+    """sums + the products of every second column, twice."""
+    even, odd = tl.split(tl.reshape(x.to(numbers[0].dtype), [x.shape[0], x.shape[1] // 2, 2]))
+    sums = tl.dot(numbers[0], tl.trans(even), sums, input_precision="ieee")
+    return tl.dot(numbers[1], tl.trans(odd), sums, input_precision="ieee")
+
+
+@triton.jit
+def _by_quarters(numbers, x, sums):  # type: ignore[no-untyped-def]
+    """sums + the products of every fourth column, four times."""
+    even, odd = tl.split(tl.reshape(x.to(numbers[0].dtype), [x.shape[0], x.shape[1] // 4, 2, 2]))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    sums = tl.dot(numbers[0], tl.trans(first), sums, input_precision="ieee")
+    sums = tl.dot(numbers[1], tl.trans(second), sums, input_precision="ieee")
+    sums = tl.dot(numbers[2], tl.trans(third), sums, input_precision="ieee")
+    return tl.dot(numbers[3], tl.trans(fourth), sums, input_precision="ieee")
 
 
 @triton.jit
@@ -84,10 +142,11 @@ def _step(  # type: ignore[no-untyped-def]
 
     starts, scale_starts, zero_starts: pointers to each row's first, [BLOCK_N]. x: [BLOCK_M, BLOCK_K], as stored.
     """
-    PACKED: tl.constexpr = 2 if FORM == "mxfp4" or FORM == "int4" else 1
-    OWN: tl.constexpr = x_scales is None and x.dtype == tl.bfloat16 and backend() != "hip"
+    WORDS: tl.constexpr = starts.dtype.element_ty == tl.int16
+    BITS: tl.constexpr = 4 if FORM == "mxfp4" or FORM == "int4" else 8
+    PACKED: tl.constexpr = (16 if WORDS else 8) // BITS
     cols = k // PACKED + tl.arange(0, BLOCK_K // PACKED)
-    tile_ptrs = starts[:, None] + column(cols, TILED)[None, :]
+    tile_ptrs = starts[:, None] + column(cols, TILED, 8 if WORDS else 16)[None, :]
     if K % BLOCK_K == 0:
         tile = tl.load(tile_ptrs)
     else:
@@ -97,16 +156,15 @@ def _step(  # type: ignore[no-untyped-def]
         scale_ptrs = scale_starts[:, None] + scale_column(first, FORM, GROUP, TILED)[None, :]
         scales = tl.load(scale_ptrs, mask=(first < K)[None, :], other=0)
         weight_form: tl.constexpr = "e2m1" if FORM == "mxfp4" else "e4m3"
-        if FORM == "mxfp4" and OWN:
-            low, high = _e2m1_halves(tile, scales)
-            x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-            sums = tl.dot(low, tl.trans(x_low.to(low.dtype)), sums, input_precision="ieee")
-            sums = tl.dot(high, tl.trans(x_high.to(high.dtype)), sums, input_precision="ieee")
+        if WORDS:
+            sums = _by_quarters(_e2m1_quarters(tile, scales), x, sums)
         elif x_scales is None:
             x_form: tl.constexpr = "fp16" if x.dtype == tl.float16 else "bf16"
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), None, x_form, sums)
         else:
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, weight_form, sums)
+    elif FORM == "rows" and WORDS:
+        sums = _by_halves(_e4m3_halves(tile), x, sums)
     elif FORM == "rows":
         sums = tl.dot(
             _widened(tile, x.dtype), tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype,
@@ -120,12 +178,15 @@ def _step(  # type: ignore[no-untyped-def]
             zero = tl.full([tile.shape[0], 1], 8.0 + base, tl.float32)
             if zero_starts is not None:
                 zero = tl.load(zero_starts + k // GROUP).to(tl.float32)[:, None] + base
-            low, high = _halves(tile, zero.to(x.dtype), x.dtype)
-            x_low, x_high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-            part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
-            part = tl.dot(high, tl.trans(x_high), part, input_precision="ieee")
+            if WORDS:
+                part = _by_quarters(_quarters(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
+            else:
+                part = _by_halves(_halves(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
         else:
-            part = tl.dot(_widened(tile, x.dtype), tl.trans(x), input_precision="ieee")
+            if WORDS:
+                part = _by_halves(_e4m3_halves(tile), x, tl.zeros(sums.shape, tl.float32))
+            else:
+                part = tl.dot(_widened(tile, x.dtype), tl.trans(x), input_precision="ieee")
             if x_scales is not None:
                 scale = scale * x_scales[None, :]
         sums += part * scale
@@ -192,6 +253,7 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     wide x; norm: [K], only for wide x; weight, scales, zeros: see `_narrow`, of [N, K], with an ACTIVATION [2 N, K],
     gate rows first, one below the other for each expert; bias: a number per weight row; with ADD out is what the
     product is added to. parts, arrived: see `_dense_matrix`. plan: see `_moe_grouped`, M pairs; None: rows as they are.
+    Numbers of four bits and e4m3 may come as words of 16, beside wide x.
     EXACT: columns whose sum a unit of 8 bits may keep in its own precision (some 14 bits on an H200); 0: all.
     """
     columns = tl.cdiv(N, BLOCK_N)
@@ -221,12 +283,13 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         # rows past the end read the last one again: no mask in the loop
         row = tl.minimum(n, N - 1).to(tl.int64) + expert * N * (2 if is_gated else 1)
         row_up = row + N
-        starts = weight_ptr + row_start(row, K, FORM, TILED)
+        WORDS: tl.constexpr = weight_ptr.dtype.element_ty == tl.int16
+        starts = weight_ptr + row_start(row, K, FORM, TILED, 8 if WORDS else 16)
         scale_starts = scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)
         zero_starts = zeros_ptr
         if zeros_ptr is not None:
             zero_starts = zeros_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)
-        starts_up = weight_ptr + row_start(row_up, K, FORM, TILED)
+        starts_up = weight_ptr + row_start(row_up, K, FORM, TILED, 8 if WORDS else 16)
         scale_starts_up = scales_ptr + scale_start(row_up, expert, K, FORM, GROUP, ROW_SCALE, TILED)
         zero_starts_up = zeros_ptr
         if zeros_ptr is not None:
@@ -279,7 +342,7 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
                     sums_up, starts_up, scale_starts_up, zero_starts_up, x, x_scales, k,
                     K, FORM, GROUP, TILED, BLOCK_K, EXACT,
                 )  # fmt: skip
-        if FORM == "mxfp4" and x_scales_ptr is None and x_ptr.dtype.element_ty == tl.bfloat16 and backend() != "hip":
+        if FORM == "mxfp4" and WORDS:
             weight_scale = 2.0**63
             weight_scale_up = 2.0**63
         out = sums.to(tl.float32) * weight_scale

@@ -284,6 +284,18 @@ def launch_vector(
     )  # fmt: skip
 
 
+def by_words(inputs: Inputs, weight: Narrow, chosen: Plan) -> bool:
+    """Whether numbers are read 16 bits at once beside wide x: a matrix unit takes every second or fourth column of a
+    step then, 16 at least.
+    """
+    x, together = inputs.x, 4 if weight.form in FOUR_BITS else 2
+    if inputs.scales is not None or weight.code not in ("e2m1", "int4", "e4m3") or weight.form == "mxfp8":
+        return False
+    whole = weight.shape[1] % together == 0 and chosen.block_k >= 16 * together
+    bf16 = x.dtype == torch.bfloat16 and not torch.version.hip
+    return whole and (bf16 or x.device.type == "cpu" or (weight.code == "int4" and not torch.version.hip))
+
+
 def launch_matrix(
     inputs: Inputs,
     weight: Narrow,
@@ -300,8 +312,9 @@ def launch_matrix(
     assert shares_fit(chosen, outputs, weight.shape[1], activation != ""), (chosen, weight.shape)
     parts, arrived = workspace(out.device) if chosen.parts > 1 else (None, None)
     blocks = triton.cdiv(rows, chosen.block_m) if ordered is None else ordered.max_blocks
+    values = weight.weight.view(torch.int16) if by_words(inputs, weight, chosen) else weight.weight
     narrow_matrix_kernel[blocks * triton.cdiv(outputs, chosen.block_n), chosen.parts](
-        inputs.x, inputs.scales, norm, weight.weight, weight.scales, weight.zeros, inputs.bias,
+        inputs.x, inputs.scales, norm, values, weight.scales, weight.zeros, inputs.bias,
         None if ordered is None else ordered.plan, out, parts, arrived,
         eps, rows, outputs, 0 if ordered is None else ordered.ids_start,
         *strides(inputs.scales, len(inputs.x), inputs.by_column),
@@ -338,6 +351,14 @@ def aot_cases(
                 asked = "rows8" if limit == 1 and x_type == "i8" else form
                 chosen = rule(asked, min(limit, 128), out, inner, group, x_bytes, activation != "", device)
                 case = aot_case(form, chosen, inner, x_type, group, zeros, tiled, activation, experts)
+                if (
+                    targets == nvidia
+                    and form in FOUR_BITS
+                    and not x_type
+                    and chosen.block_m > 1
+                    and chosen.block_k >= 64
+                ):
+                    case = case._replace(signature={**case.signature, "weight_ptr": "*i16:16"})
                 if norm:
                     case = case._replace(signature={**case.signature, "norm_ptr": "*bf16:16"})
                 name = f"{form}{'_t' if tiled else ''}{x_type and '_' + x_type}_{limit}x{inner}x{out}g{group}"

@@ -19,3 +19,4 @@ def run(
 
 IMPL = Impl(norm_narrow_linear, "triton", run, needs_gpu)
 AOT = _narrow_plan.aot_cases("int4", ((6144, 4096),), (1,), group=128, zeros=True, norm=True)
+AOT += _narrow_plan.aot_cases("rows", ((6144, 4096),), (1, 16), norm=True)
