@@ -3,7 +3,7 @@
 Each part is a process with its own time limit; a part that fails or takes too long does not stop the next. The folder
 gets `log.txt` (all output), `results.json` (all figures so far) and pictures; the summary comes last. While the tests
 of the ops that these models run are red no speed is measured, unless `--despite-gate` asks for it. Only
-by name run `other-ops` (those of other models and formats), `tokens` and `chain`.
+by name run `other-ops` (those of other models and formats), `other-dtypes`, `tokens` and `chain`.
 
     python -m benchmarks.gpu --out DIR [--minutes 9] [--only step,serve-8b] [--set worker.compile_level=0]
 """
@@ -31,6 +31,7 @@ from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M
 ROOT = Path(__file__).parents[1]
 OP_TESTS = "tests/services/worker/kernels/impl/triton"
 ON_DEVICE = ("-m", "on_device")  # the other tests of kernels are CI's
+MEASURED = (*ON_DEVICE, "-k", "bfloat16 or not torch.")  # a test per dtype, but for those that have none
 TOKEN_TESTS = "tests/gpu"
 OTHERS = (  # what says of a test that no bf16 model of the table runs its kernel
     "narrow", "quantize", "scaled", "int4", "int8", "mxfp", "latent", "mla", "index", "delta", "conv", "gated_rms",
@@ -81,7 +82,7 @@ def tests(name: str, paths: Sequence[str], limit_s: float, *selected: str) -> Pa
 
 def parts() -> list[Part]:
     found = [
-        tests("ops", op_tests(True), 120, *ON_DEVICE),
+        tests("ops", op_tests(True), 100, *MEASURED),
         Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True),
     ]
     for model, limit_s, profile in (("0.6b", 90, "1,256,prefill"), ("8b", 100, "1,256"), ("30b-a3b", 120, "1,256")):
@@ -95,6 +96,7 @@ def parts() -> list[Part]:
     found.append(Part("chain", ("-m", "benchmarks.serve", *CHAIN), 90, asked=True))
     found.append(tests("tokens", [TOKEN_TESTS], 240)._replace(asked=True))
     found.append(tests("other-ops", op_tests(False), 240, *ON_DEVICE)._replace(asked=True))
+    found.append(tests("other-dtypes", op_tests(True), 240, *ON_DEVICE)._replace(asked=True))
     return found
 
 
