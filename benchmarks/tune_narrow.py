@@ -185,6 +185,9 @@ class Operands:
 
     def holds(self, plan: Plan) -> bool:
         x = self.x.float()
+        if self.inputs.scales is not None:  # what rounding costs is no fault of a candidate
+            scales = self.inputs.scales
+            x = self.inputs.x.float() * scales.repeat_interleave(self.job.inner // scales.shape[1], 1)
         norm = torch.ones(self.job.inner, device=x.device) if self.norm is None else self.norm.float()
         if self.norm is None and self.job.gated:
             gate, up = (x @ self.wide.T).chunk(2, -1)

@@ -41,6 +41,14 @@ def test_a_candidate_is_held_against_the_product(job: Job) -> None:
         assert not operands.holds(Plan(1, 8, 256, 1))
 
 
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_a_candidate_is_not_blamed_for_the_rounding_of_x(form: str) -> None:
+    operands = Operands(Job(form, True, 32, 128, 256, gated=True), torch.device("cuda" if HAS_GPU else "cpu"), 0)
+    operands.x = torch.zeros_like(operands.x)  # it is not what is multiplied
+    with interpreted():
+        assert operands.holds(Plan(32, 64, 128))
+
+
 def test_rows_of_other_runs_stay() -> None:
     old = [{"rows": 1, "us": 3.0}, {"rows": 2, "us": 4.0}]
     assert merged(old, [{"rows": 2, "us": 1.0}], ("rows",)) == [old[0], {"rows": 2, "us": 1.0}]
