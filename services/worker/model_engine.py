@@ -165,8 +165,8 @@ def load_model(
         kv_dtype = storage_dtype(config.kv.dtype, activation, arch_of(device))
         kv_each = config.kv.dtype == "fp8_per_token_head"
         if spec.latent is not None and kv_dtype != activation and (spec.latent.gate or kv_each):
-            why = "a gate's numbers need 16 bits; set" if spec.latent.gate else 'latents have one scale; set "fp8" or'
-            raise ConfigError(f'kv.dtype is "{config.kv.dtype}": {why} "auto"')
+            why = "a gate's numbers need 16 bits" if spec.latent.gate else "latents have one scale for all heads"
+            raise ConfigError(f'kv.dtype is "{config.kv.dtype}": {why}; set "auto"')
         facts = facts_of(device, activation, spec, config.kv.block_tokens, kv_dtype, kv_each)
         facts = replace(facts, shapes={**facts.shapes, **coding.ops})
         bench = Bench(device, cache_root(config), watched)

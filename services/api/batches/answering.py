@@ -34,6 +34,7 @@ class Unwatched:
     """In place of a client's connection: it does not go away."""
 
     on_lost: Callable[[], None] | None = None
+    whole = True
 
     def watch(self, on_lost: Callable[[], None]) -> None:
         """Nobody leaves."""

@@ -93,6 +93,9 @@ class Recurrent:
         self.final_norm = SimpleNamespace(weight=torch.ones(2))
         self.kept = (PagedKv(1, 2, 2), RecurrentState((StateTensor((1,), torch.float64), StateTensor((2, 3)))))
 
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nobody wants a vector")
+
     def layout(self, block_tokens: int, storage: Storage, every: int = 0) -> Layout:
         return lay_out(self.kept, block_tokens, storage, every)
 

@@ -60,7 +60,7 @@ def test_what_is_captured() -> None:
     ("name", "dtype", "why"),
     [
         ("EgMlaForCausalLM", "fp8", 'a gate.s numbers need 16 bits; set "auto"'),
-        ("deepseek_v3_yarn", "fp8_per_token_head", 'latents have one scale; set "fp8" or "auto"'),
+        ("deepseek_v3_yarn", "fp8_per_token_head", 'latents have one scale for all heads; set "auto"'),
     ],
 )
 def test_8_bits_that_are_refused(make_tiny: Callable[[str], Any], name: str, dtype: str, why: str) -> None:
