@@ -69,7 +69,7 @@ def test_a_chat(client: openai.OpenAI) -> None:
 
 
 def test_lost_services_change_nothing(system: System) -> None:
-    body = ASKED | SEARCH | {"n": 4, "max_tokens": 40, "ignore_eos": True}
+    body = ASKED | SEARCH | {"n": 4, "max_tokens": 20, "ignore_eos": True}
     url = f"{system.url}/v1/completions"
 
     def ask() -> list[list[int]]:
