@@ -70,9 +70,7 @@ class Protocol(HttpToolsProtocol):
     config: Settings
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As uvicorn's, but for the two addresses of the connection: nobody asks for them, and they cost."""
-        self.connections.add(self)
-        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
+        super().connection_made(transport)
         self._wires: list[Wire] = []  # of requests being answered; several when a client pipelines
         self._part = Part.BEGIN
         self._head_bytes = self._header_bytes = self._body_bytes = self._payload_bytes = 0
