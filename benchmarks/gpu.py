@@ -82,7 +82,7 @@ def tests(name: str, paths: Sequence[str], limit_s: float, *selected: str) -> Pa
 
 def parts() -> list[Part]:
     found = [
-        tests("ops", op_tests(True), 100, *MEASURED),
+        tests("ops", op_tests(True), 150, *MEASURED),
         Part("kernels", ("-m", "benchmarks.kernels"), 100, picture=True),
     ]
     for model, limit_s, profile in (("0.6b", 90, "1,256,prefill"), ("8b", 100, "1,256"), ("30b-a3b", 120, "1,256")):
