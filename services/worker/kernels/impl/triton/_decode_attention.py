@@ -16,13 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, has_dependent_launch, options, release, wait
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
 
 LOG2E = 1.4426950408889634
 MOST_PARTS = 64  # places beside the rows; joining more takes longer than it saves
 JOINED = 8192  # numbers that a program joins at once
+EARLY_ROWS = 4  # up to here what precedes the queries is worth hiding: with more rows programs wait in line anyway
 ROW_BUCKETS = (16, 64, 256, 512, 1024, 4096)  # compiled for
 INTEGERS = ["num_rows", "spare", "least", "table_stride"]  # vary from step to step: never compiled for
 POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr"]
@@ -30,7 +31,7 @@ POINTERS = ["context_ptr", "tables_ptr", "table_rows_ptr"]
 
 class Shape(NamedTuple):
     """How the work is laid out. `waves`: places for parts, in programs per processor; `least`: blocks of a part, where
-    a row has so many."""
+    a row has so many; `early`: a part's first block is read before the kernel ahead has ended (see `wait`)."""
 
     block_kv: int
     num_warps: int
@@ -38,6 +39,7 @@ class Shape(NamedTuple):
     waves: float
     fused: bool = True
     least: int = 1
+    early: bool = False
 
 
 @triton.jit
@@ -46,7 +48,7 @@ def _deal(  # type: ignore[no-untyped-def]
 ):
     """Of this place: its row (num_rows or more: none), the row's first place, and the row's parts."""
     ids = tl.arange(0, BLOCK_R)
-    lengths = tl.load(context_ptr + ids, mask=ids < num_rows, other=0)
+    lengths = tl.load(context_ptr + ids, mask=ids < num_rows, other=0, cache_modifier=".cg")
     blocks = tl.cdiv(lengths, BLOCK_KV)
     if WINDOW > 0:
         blocks -= tl.maximum(lengths - WINDOW, 0) // BLOCK_KV
@@ -130,6 +132,40 @@ def _join(  # type: ignore[no-untyped-def]
     _finish(acc, peak, total, out_ptr + own[:, None] * VALUE_DIM, sinks_at, v_scale_ptr, own, dims, mask, VALUE_SCALE)
 
 
+@triton.jit
+def _read(  # type: ignore[no-untyped-def]
+    base_ptr, slots, dims, STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr
+):
+    """[slots, BLOCK] of a cache, from its KV head on."""
+    offsets = (slots * STRIDE)[:, None] + dims[None, :]
+    if BLOCK == DIM:
+        return tl.load(base_ptr + offsets)
+    else:
+        return tl.load(base_ptr + offsets, mask=(dims < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _attend(  # type: ignore[no-untyped-def]
+    q, k, v, acc, peak, totals, seen, slots, k_scales_ptr, v_scales_ptr, factor,
+    SCALES: tl.constexpr, SOFTCAP: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """One block of tokens more. seen: [BLOCK_KV]; k_scales_ptr, v_scales_ptr: with EACH, at the KV head."""
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
+    if EACH:
+        scores *= tl.load(k_scales_ptr + slots * SCALES)[None, :]
+    if SOFTCAP > 0:
+        scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
+    scores = tl.where(seen[None, :], scores, -1.0e30)
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    lowered = tl.exp2(peak - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    totals = totals * lowered[:, None] + weights
+    if EACH:
+        weights *= tl.load(v_scales_ptr + slots * SCALES)[None, :]
+    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * lowered[:, None], input_precision="ieee")
+    return acc, higher, totals
+
+
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=POINTERS)
 def decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, H, D]
@@ -168,6 +204,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     TOGETHER: tl.constexpr,
     FUSED: tl.constexpr,
     EACH: tl.constexpr,
+    EARLY: tl.constexpr,  # the first block is read while the kernel ahead still writes the newest token's
     PDL: tl.constexpr,
 ):
     kv_head, place = tl.program_id(0), tl.program_id(1)
@@ -178,7 +215,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     mask = (heads < SHARE)[:, None] & inside_values[None, :]
     own = tl.where(heads < SHARE, heads, 0)
     release(PDL)
-    wait(PDL)
+    if not EARLY:
+        wait(PDL)
     row, first, count = _deal(context_ptr, place, num_rows, spare, least, BLOCK_KV, WINDOW, BLOCK_R)
     if row >= num_rows:
         return
@@ -187,13 +225,6 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     if table_rows_ptr is not None:
         table_row = tl.load(table_rows_ptr + row)
     table_ptr = tables_ptr + table_row.to(tl.int64) * table_stride
-    q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
-    q = tl.load(q_ptr + dims[None, :], mask=inside[None, :], other=0.0)
-    v_scale_once = v_scale_ptr
-    if EACH:
-        v_scale_once = None
-    elif k_scale_ptr is not None:
-        factor *= tl.load(k_scale_ptr)
     low = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
     begin, blocks = low // BLOCK_KV, tl.cdiv(length, BLOCK_KV)
     blocks -= begin
@@ -204,9 +235,15 @@ def decode_kernel(  # type: ignore[no-untyped-def]
 
     k_ptr += kv_head * HEAD_DIM
     v_ptr += kv_head * VALUE_DIM
-    peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
-    totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
-    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    KEYS: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    VALUES: tl.constexpr = NUM_KV_HEADS * VALUE_DIM
+    v_scale_once, k_scales_ptr, v_scales_ptr = v_scale_ptr, k_scale_ptr, v_scale_ptr
+    if EACH:
+        v_scale_once = None
+        k_scales_ptr += kv_head
+        v_scales_ptr += kv_head
+    elif k_scale_ptr is not None:
+        factor *= tl.load(k_scale_ptr)
     # page numbers are read one turn ahead, so that keys do not wait for them; the first or last token stands in for
     # those outside
     first_seen, last_seen = tl.maximum(low, begin), tl.maximum(end - 1, 0)
@@ -214,42 +251,60 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         pages = tl.load(table_ptr + begin // PAGE)
     else:
         pages = tl.load(table_ptr + tl.maximum(tl.minimum(begin + tokens, last_seen), first_seen) // PAGE)
+    if EARLY:
+        pages = tl.where(begin < end, pages, 0)  # without a token the table says nothing
+        newest = tl.maximum(length - 1, 0)
+        newest_page = tl.load(table_ptr + newest // PAGE, mask=begin < end, other=0).to(tl.int64)
+        newest_slot = newest_page * PAGE + newest % PAGE
+        position = tl.maximum(tl.minimum(begin + tokens, last_seen), first_seen)
+        slots = pages.to(tl.int64) * PAGE + position % PAGE
+        if PAGE % BLOCK_KV == 0:
+            pages = tl.load(table_ptr + tl.minimum(begin + BLOCK_KV, last_seen) // PAGE)
+        else:
+            pages = tl.load(table_ptr + tl.minimum(begin + BLOCK_KV + tokens, last_seen) // PAGE)
+        first_k = _read(k_ptr, slots, dims, KEYS, HEAD_DIM, BLOCK_D)
+        first_v = _read(v_ptr, slots, values, VALUES, VALUE_DIM, BLOCK_E)
+        wait(PDL)
+    q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
+    q = tl.load(q_ptr + dims[None, :], mask=inside[None, :], other=0.0)
+    peak = tl.full([BLOCK_M], -1.0e30, tl.float32)
+    totals = tl.zeros([BLOCK_M, BLOCK_KV], tl.float32)  # summed up once, at the end
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    if EARLY:
+        # past the first-level cache, which has them as they were before the wait
+        k_new = tl.load(k_ptr + newest_slot * KEYS + dims, mask=inside, other=0.0, cache_modifier=".cg")
+        v_new = tl.load(v_ptr + newest_slot * VALUES + values, mask=inside_values, other=0.0, cache_modifier=".cg")
+        is_new = (position == newest)[:, None]
+        first_k = tl.where(is_new, k_new.to(q.dtype)[None, :], first_k.to(q.dtype))
+        first_v = tl.where(is_new, v_new.to(q.dtype)[None, :], first_v.to(q.dtype))
+        seen = begin + tokens < end
+        if WINDOW > 0:
+            seen &= begin + tokens >= low
+        acc, peak, totals = _attend(
+            q, first_k, first_v, acc, peak, totals, seen, slots, k_scales_ptr, v_scales_ptr, factor,
+            NUM_KV_HEADS, SOFTCAP, EACH,
+        )  # fmt: skip
+        if begin >= end:  # a padded row, whose block counted as seen
+            totals = tl.zeros_like(totals)
+            acc = tl.zeros_like(acc)
+        begin += BLOCK_KV
     for start in range(begin, end, BLOCK_KV):
         position = tl.minimum(start + tokens, last_seen)
         if WINDOW > 0:
             position = tl.maximum(position, first_seen)
         slots = pages.to(tl.int64) * PAGE + position % PAGE
-        offsets = (slots * (NUM_KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
-        value_offsets = (slots * (NUM_KV_HEADS * VALUE_DIM))[:, None] + values[None, :]
         if PAGE % BLOCK_KV == 0:
             pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV, last_seen) // PAGE)
         else:
             pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV + tokens, last_seen) // PAGE)
-        if BLOCK_D == HEAD_DIM:
-            k = tl.load(k_ptr + offsets)
-        else:
-            k = tl.load(k_ptr + offsets, mask=inside[None, :], other=0.0)
-        if BLOCK_E == VALUE_DIM:
-            v = tl.load(v_ptr + value_offsets)
-        else:
-            v = tl.load(v_ptr + value_offsets, mask=inside_values[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
-        if EACH:
-            scores *= tl.load(k_scale_ptr + slots * NUM_KV_HEADS + kv_head)[None, :]
-        if SOFTCAP > 0:
-            scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
+        k = _read(k_ptr, slots, dims, KEYS, HEAD_DIM, BLOCK_D)
+        v = _read(v_ptr, slots, values, VALUES, VALUE_DIM, BLOCK_E)
         seen = start + tokens < end
         if WINDOW > 0:
             seen &= start + tokens >= low
-        scores = tl.where(seen[None, :], scores, -1.0e30)
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        lowered = tl.exp2(peak - higher)
-        weights = tl.exp2(scores - higher[:, None])
-        totals = totals * lowered[:, None] + weights
-        if EACH:
-            weights *= tl.load(v_scale_ptr + slots * NUM_KV_HEADS + kv_head)[None, :]
-        acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * lowered[:, None], input_precision="ieee")
-        peak = higher
+        acc, peak, totals = _attend(
+            q, k, v, acc, peak, totals, seen, slots, k_scales_ptr, v_scales_ptr, factor, NUM_KV_HEADS, SOFTCAP, EACH
+        )
     total = tl.sum(totals, 1)
 
     out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * VALUE_DIM
@@ -395,6 +450,7 @@ def _plan(
             "SOFTCAP": softcap * LOG2E,
             "BLOCK_M": _padded_share(num_heads, num_kv_heads),
             "FUSED": shape.fused,
+            "EARLY": shape.early,
             "num_warps": shape.num_warps,
             "num_stages": shape.num_stages,
         },
@@ -465,7 +521,8 @@ def choose(
         return 100 * heads + abs(log2(entry["rows"] / max(num_rows, 1)))
 
     best = min(fitting, key=distance)
-    return Shape(**{name: best[name] for name in Shape._fields if name in best})
+    early = num_rows <= EARLY_ROWS and has_dependent_launch(device)
+    return Shape(**{"early": early, **{name: best[name] for name in Shape._fields if name in best}})
 
 
 def small_lds(device: torch.device) -> bool:
@@ -508,18 +565,23 @@ def _aot(
         "PDL": False,
         "FUSED": shape.fused,
         "EACH": each,
+        "EARLY": shape.early,
     }
     signature |= {"WINDOW": 1024 if extras else 0, "SOFTCAP": 50.0 if extras else 0.0}
     signature |= {"BLOCK_M": _padded_share(*heads[:2]), **sizes}
     if name.startswith("join"):
         return AotCase(name, join_kernel, {key: signature[key] for key in join_kernel.arg_names})
-    return AotCase(name, decode_kernel, signature, shape.num_warps, shape.num_stages)
+    return AotCase(
+        name, decode_kernel, signature, shape.num_warps, shape.num_stages, targets=("sm_90",) if shape.early else ()
+    )
 
 
 _NVIDIA, _AMD = default_shape(2, 2, 128, False), default_shape(2, 2, 128, True)
 AOT = (
     _aot("16x8x128", (16, 8, 128), _NVIDIA),
     _aot("16x8x128_amd", (16, 8, 128), _AMD),
+    _aot("16x8x128_early", (16, 8, 128), _NVIDIA._replace(early=True), num_rows=1),
+    _aot("32x8x128_early_extras", (32, 8, 128), _NVIDIA._replace(early=True), extras=True, num_rows=1),
     _aot("16x8x128_256rows", (16, 8, 128), _NVIDIA, num_rows=256),
     _aot("32x8x128", (32, 8, 128), _NVIDIA),
     _aot("32x4x128", (32, 4, 128), _NVIDIA),

@@ -50,8 +50,8 @@ def has_dependent_launch(device: torch.device) -> bool:
 def options(device: torch.device) -> dict[str, Any]:
     """Keyword arguments of every launch: the constexpr PDL, and the launch attribute that goes with it.
 
-    A kernel launched so must call `wait` before it touches anything that an earlier kernel writes, and before it
-    writes anything itself; weights may be read before.
+    A kernel launched so calls `wait` before it writes, and before it reads what an earlier kernel writes: not before
+    weights, nor what is older than a pass's `embedding`, which starts no kernel before all ahead of it has ended.
     """
     return {"PDL": True, "launch_pdl": True} if has_dependent_launch(device) else {"PDL": False}
 

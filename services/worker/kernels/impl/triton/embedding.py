@@ -16,12 +16,16 @@ BLOCK = 1024
 def embedding_kernel(  # type: ignore[no-untyped-def]
     ids_ptr, table_ptr, out_ptr, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """out[t] = table[ids[t]]. ids: [T]; table: [rows, N]; out: [T, N]."""
-    release(PDL)
+    """out[t] = table[ids[t]]. ids: [T]; table: [rows, N]; out: [T, N].
+
+    The next kernel starts only after the wait of this one. So all kernels behind it may read before their own wait
+    what was written ahead of it: what a step is given, and the pages of earlier steps.
+    """
     blocks: tl.constexpr = (N + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // blocks).to(tl.int64)
     cols = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     wait(PDL)
+    release(PDL)
     row = tl.load(ids_ptr + token).to(tl.int64)
     numbers = tl.load(table_ptr + row * N + cols, mask=cols < N, other=0.0)
     tl.store(out_ptr + token * N + cols, numbers, mask=cols < N)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._moe_choice import store_choice
+from services.worker.kernels.impl.triton._moe_choice import MOST_COUNTED, store_choice, store_counted
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.registry import Impl
 
@@ -82,19 +82,22 @@ def route_few(  # type: ignore[no-untyped-def]
         tl.store(arrived_ptr + token, 0)
         expert = tl.arange(0, EXPERTS_PAD)
         every = tl.load(logits_ptr + token * EXPERTS + expert, mask=expert < EXPERTS, other=0.0, cache_modifier=".cg")
-        store_choice(
-            every[None, :],
-            token + tl.zeros([1], tl.int32),
-            token + 1,
-            weights_ptr,
-            experts_ptr,
-            EXPERTS,
-            EXPERTS_PAD,
-            TOP_K,
-            TOP_K_PAD,
-            RENORMALIZE,
-            1,
-        )
+        if EXPERTS <= MOST_COUNTED:
+            store_counted(every, token, weights_ptr, experts_ptr, EXPERTS, EXPERTS_PAD, TOP_K, RENORMALIZE)
+        else:
+            store_choice(
+                every[None, :],
+                token + tl.zeros([1], tl.int32),
+                token + 1,
+                weights_ptr,
+                experts_ptr,
+                EXPERTS,
+                EXPERTS_PAD,
+                TOP_K,
+                TOP_K_PAD,
+                RENORMALIZE,
+                1,
+            )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

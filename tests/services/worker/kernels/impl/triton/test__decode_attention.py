@@ -9,8 +9,11 @@ import triton.language as tl
 
 from services.worker.kernels.impl.triton import _decode_attention
 from services.worker.kernels.impl.triton._decode_attention import Shape, choose, default_shape, launch
+from services.worker.kernels.impl.triton.embedding import embedding_by_blocks
+from services.worker.kernels.impl.triton.rope_kv_write import rope_kv_write_heads
 from services.worker.kernels.ops.kv_write import KvScale
 from services.worker.kernels.ops.paged_attention import (
+    AttentionRows,
     AttentionSpec,
     Extras,
     make_attention_case,
@@ -72,11 +75,11 @@ def test_only_the_window_counts(device: torch.device) -> None:
     assert {row: count for row, _, count in deal([4000, 64], 8, device, window=64)} == {0: 4, 1: 4}
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("fused", "early"), [(True, False), (True, True), (False, False), (False, True)])
 @pytest.mark.parametrize("block_kv", [16, 64])
 @pytest.mark.parametrize("extras", [Extras(), Extras(window=50, softcap=3.0, sinks=True, fp8=True), Extras(64)])
 def test_parts_join_to_the_meaning(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, fused: bool, block_kv: int, extras: Extras
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, fused: bool, early: bool, block_kv: int, extras: Extras
 ) -> None:
     monkeypatch.setattr(_decode_attention, "places", lambda *_: 5)
     monkeypatch.setattr(_decode_attention, "JOINED", 2 * 4 * 64)  # two parts at once
@@ -94,7 +97,7 @@ def test_parts_join_to_the_meaning(
         sinks=spec.sinks if spec.sinks is None else there(spec.sinks),
         kv_scale=None if spec.kv_scale is None else KvScale(*(there(scale) for scale in spec.kv_scale)),
     )
-    shape = Shape(block_kv, 4, 1, 1.0, fused, least=2)
+    shape = Shape(block_kv, 4, 1, 1.0, fused, least=2, early=early)
     for _ in range(2):  # the second finds the counters that the first has left
         out = torch.full(q.shape, torch.nan, device=device)
         launch(there(q), out, there(k_cache), there(v_cache), rows, spec, shape)
@@ -102,19 +105,25 @@ def test_parts_join_to_the_meaning(
     _decode_attention._plan.cache_clear()
 
 
-def test_a_row_without_context_gives_zeros(device: torch.device) -> None:
-    """Rows that pad a captured batch."""
+@pytest.mark.parametrize("early", [False, True])
+def test_a_row_without_context_gives_zeros(device: torch.device, early: bool) -> None:
+    """Rows that pad a captured batch. Their tables, and the pages that nobody has written yet, may hold anything."""
     q, k_cache, v_cache, rows, _ = make_attention_case("", [1, 1], [20, 1], (2, 1, 32)).make(torch.float32)
-    moved = {name: getattr(rows, name).to(device) for name in ("query_starts", "block_tables")}
+    moved = {name: getattr(rows, name).clone() for name in ("query_starts", "block_tables")}
+    moved["block_tables"][1] = 1 << 30
+    unwritten = next(page for page in range(len(k_cache)) if page not in rows.block_tables[0, :2])
+    k_cache[unwritten], v_cache[unwritten] = torch.nan, torch.nan
+    moved = {name: tensor.to(device) for name, tensor in moved.items()}
     context = torch.tensor([20, 0], dtype=torch.int32, device=device)
     rows = type(rows)(**moved, context_lens=context, block_tokens=16, max_query=1, max_context=20, num_decode=2)
     out = torch.full(q.shape, torch.nan, device=device)
-    shape = Shape(16, 4, 1, 1.0)
+    shape = Shape(16, 4, 1, 1.0, early=early)
     launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, AttentionSpec(0.2), shape)
     assert not out[0].isnan().any() and not out[1].any()
 
 
-def test_pages_before_the_window_are_not_touched(device: torch.device) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_pages_before_the_window_are_not_touched(device: torch.device, early: bool) -> None:
     """The scheduler may have given them to others, and their numbers may be anything."""
     case = make_attention_case("", [1, 1], [250, 40], (2, 1, 32), extras=Extras(window=20))
     q, k_cache, v_cache, rows, spec = case.make(torch.float32)
@@ -126,8 +135,43 @@ def test_pages_before_the_window_are_not_touched(device: torch.device) -> None:
         rows.query_starts.to(device), rows.context_lens.to(device), tables.to(device), 16, 1, 250, num_decode=2
     )
     out = torch.full(q.shape, torch.nan, device=device)
-    launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, spec, Shape(64, 4, 1, 1.0))
+    launch(q.to(device), out, k_cache.to(device), v_cache.to(device), rows, spec, Shape(64, 4, 1, 1.0, early=early))
     torch.testing.assert_close(out.cpu(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.on_device
+@pytest.mark.parametrize("early", [False, True])
+def test_the_newest_token_is_read_after_it_was_written(device: torch.device, early: bool) -> None:
+    """A chain of dependent launches, as a step has it: the pages hold something else until the kernel ahead ends."""
+    layers, page, context, dim = 6, 16, 70, 64
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(device, torch.bfloat16)
+
+    caches = [(random(8, page, 2, dim), random(8, page, 2, dim)) for _ in range(layers)]
+    inputs = random(layers, 1, 8 * dim)  # 4 heads of queries, 2 of keys, 2 of values
+    cos, sin = random(1, dim), random(1, dim)
+    tables = torch.arange(8, dtype=torch.int32, device=device)[None].flip(1).contiguous()
+    lens = torch.tensor([context], dtype=torch.int32, device=device)
+    slots = (tables[0, (context - 1) // page] * page + (context - 1) % page).to(torch.int64)[None]
+    starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    rows = AttentionRows(starts, lens, tables, page, 1, context, num_decode=1)
+    ids = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def run(shape: Shape) -> torch.Tensor:
+        out = torch.full((layers, 1, 4, dim), torch.nan, device=device, dtype=torch.bfloat16)
+        embedding_by_blocks(ids, inputs.view(layers, -1))
+        for layer, (k_cache, v_cache) in enumerate(caches):
+            q = rope_kv_write_heads(inputs[layer], cos, sin, k_cache, v_cache, slots, None, None)
+            launch(q, out[layer], k_cache, v_cache, rows, AttentionSpec(0.1), shape)
+        return out
+
+    wanted = run(Shape(32, 2, 1, 1.0)).clone()
+    for _ in range(20 if device.type == "cuda" else 1):
+        for k_cache, v_cache in caches:
+            k_cache.view(-1, 2, dim)[slots], v_cache.view(-1, 2, dim)[slots] = 100.0, torch.nan
+        torch.testing.assert_close(run(Shape(32, 2, 1, 1.0, early=early)), wanted, rtol=0.02, atol=0.02)
 
 
 def test_the_nearest_measured_shape_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
