@@ -70,6 +70,7 @@ SCALED = (
     "mla_prefill",
     "moe_block_scaled",
     "moe_mxfp4",
+    "moe_mxfp4_paired",
     "moe_route",
     "moe_route_biased",
     "moe_route_grouped",
