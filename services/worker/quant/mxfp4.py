@@ -80,8 +80,8 @@ class Mxfp4Format(CodedFormat):
             return StackedExperts(self.name, making.bindings(moe_mxfp4), (*up, *out))
         up_bias, down_bias = biases or (None, None)
         if making.bindings.provider(moe_mxfp4_paired) != "torch":
-            bias = None if up_bias is None else paired(up_bias)
-            stacks = (paired(gate_up.values), paired(gate_up.scales), bias, down.values, down.scales, down_bias)
+            wide = (None, None) if biases is None else (paired(biases[0]).float(), biases[1].float())
+            stacks = (paired(gate_up.values), paired(gate_up.scales), wide[0], down.values, down.scales, wide[1])
             return StackedExperts(self.name, making.bindings(moe_mxfp4_paired), stacks)
         stacks = (gate_up.values, gate_up.scales, up_bias, down.values, down.scales, down_bias)
         return StackedExperts(self.name, making.bindings(moe_mxfp4_weight), stacks)

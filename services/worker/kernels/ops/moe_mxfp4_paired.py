@@ -26,8 +26,10 @@ def unpaired(rows: Tensor) -> Tensor:
 
 def paired_case(plain: Case) -> Case:
     def make(dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-        x, weights, experts, gate_up, scales, bias, *rest = plain.make(dtype)
-        return x, weights, experts, paired(gate_up), paired(scales), None if bias is None else paired(bias), *rest
+        x, weights, experts, gate_up, scales, bias, down, down_scales, down_bias, residual = plain.make(dtype)
+        biases = (None, None) if bias is None else (paired(bias).float(), down_bias.float())
+        up = paired(gate_up), paired(scales), biases[0]
+        return x, weights, experts, *up, down, down_scales, biases[1], residual
 
     return Case(plain.name, make)
 
@@ -53,8 +55,8 @@ def make_paired_case(
         weights, experts = torch.rand(num_tokens, num_experts, generator=generator).topk(top_k, dim=-1)
         gate_up, down = drawn(2 * inner, hidden), drawn(hidden, inner)
         # some gates and ups go beyond the limit
-        up_bias = (normal(num_experts, 2 * inner) * 4).to(dtype) if biased else None
-        down_bias = normal(num_experts, hidden).to(dtype) if biased else None
+        up_bias = normal(num_experts, 2 * inner) * 4 if biased else None
+        down_bias = normal(num_experts, hidden) if biased else None
         chosen = weights / weights.sum(-1, keepdim=True), experts.to(torch.int32)
         x, residual = normal(num_tokens, hidden).to(dtype), (normal(num_tokens, hidden) * 3).to(dtype)
         return x, *chosen, *gate_up, up_bias, *down, down_bias, residual
@@ -80,7 +82,10 @@ def moe_mxfp4_paired(
     down_bias: Tensor | None,
     residual: Tensor,
 ) -> None:
-    """As moe_mxfp4_weight, with `paired` gate_up: uint8 [E, 2I, N / 2], its scales [E, 2I, N / 32] and bias [E, 2I]."""
+    """As moe_mxfp4_weight, with `paired` gate_up: uint8 [E, 2I, N / 2], its scales [E, 2I, N / 32] and bias [E, 2I].
+
+    Biases are float32.
+    """
     bias = None if gate_up_bias is None else unpaired(gate_up_bias)
     up = unpaired(gate_up), unpaired(gate_up_scales), bias
     moe_mxfp4_weight.meaning(x, weights, experts, *up, down, down_scales, down_bias, residual)

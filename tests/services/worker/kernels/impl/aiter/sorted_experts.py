@@ -26,6 +26,8 @@ class SortedExperts:
     def moe_gemm_a16w4(self, a: Any) -> Tensor:
         """w: [E, K / 2, N], K next to each other; of a gated product the columns are gate and up in turn."""
         assert a.x.dtype == torch.bfloat16 and a.x_scales is None and a.w.stride(1) == a.w_scales.stride(1) == 1
+        # Triton compiles one type of bias only, which no interpreter finds out
+        assert a.bias is None or a.bias.dtype == torch.float32
         data, rows = a.routing_data, a.x
         if a.gather_indx is not None:
             rows = a.x[a.gather_indx.long() // data.top_k]
