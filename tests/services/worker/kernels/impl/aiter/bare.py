@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.moe_int4 import make_int4_moe_case
+from services.worker.kernels.ops.moe_int4_whole import whole_case
 from services.worker.kernels.ops.moe_mxfp4_paired import make_paired_case
 from services.worker.kernels.ops.quantize_groups import make_groups_case
 from services.worker.kernels.ops.quantize_rows import make_quantize_case
@@ -53,7 +55,8 @@ PLAIN_WEIGHTS = ("row_scaled_linear", "block_scaled_linear")
 SERVED = (
     *("rms_norm", "add_rms_norm", "norm_quantize_rows", "add_norm_quantize_rows", "rope", "rope_kv_write"),
     *("paged_attention", "linear", "add_linear", "norm_linear", "tensor_scaled_linear", *PLAIN_WEIGHTS),
-    *("quantize_rows", "quantize_tensor", "quantize_groups", "silu_and_mul", "moe_mxfp4_paired"),
+    *("quantize_rows", "quantize_tensor", "quantize_groups", "silu_and_mul"),
+    *("moe_mxfp4_paired", "moe_int4_whole"),
 )
 # Qwen3-0.6B, of a smaller vocabulary, with experts of gpt-oss
 REAL = {
@@ -94,6 +97,10 @@ INTERPRETED = {
         make_paired_case(33, 4, 2, 64, 96, biased=True),
         make_paired_case(1, 8, 3, 256, 64),
         make_paired_case(5, 8, 4, 96, 32, biased=True),
+    ),
+    "moe_int4_whole": (
+        whole_case(make_int4_moe_case(9, 4, 2, 128, 64, group=32)),
+        whole_case(make_int4_moe_case(5, 4, 1, 96, 64, group=32, asymmetric=False)),
     ),
     "quantize_tensor": (make_quantize_case(5, 576), Case("small", small_numbers)),
 }

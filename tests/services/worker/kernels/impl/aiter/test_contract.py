@@ -39,6 +39,7 @@ LAUNCHED = {
         ["module_moe_sorting", "moe_sorting_fwd"],
         ["module_quant", "dynamic_per_token_scaled_quant"],
     ],
+    "moe_int4_whole": [["triton", "_fused_moe_kernel_gptq_awq"]],
     "moe_route": [["module_moe_asm", "topk_softmax"]],
     "moe_route_biased": [["module_moe_asm", "biased_grouped_topk"]],
     "moe_route_grouped": [["module_moe_asm", "grouped_topk"]],
