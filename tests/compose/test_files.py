@@ -191,6 +191,13 @@ def test_defaults_of_build_arguments_are_told_once() -> None:
                 assert value == defaults.get(name, ""), name
 
 
+def test_users_of_images_are_numbers_and_none_ends_as_root() -> None:
+    """Kubernetes refuses names where `runAsNonRoot` is asked for."""
+    stages = {stage.split()[0]: re.findall(r"^USER (.+)$", stage, re.M) for stage in DOCKERFILE.split(" AS ")[1:]}
+    assert all(user.isdigit() for users in stages.values() for user in users)
+    assert [stages[name][-1:] for name in ("runtime", "worker-rocm", "worker-nvidia")] == [["10001"]] * 3
+
+
 def test_the_front_image_has_no_torch() -> None:
     """The images install by these lists; the layer rules keep the sources to it."""
     import tomllib

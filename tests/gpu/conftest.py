@@ -14,6 +14,7 @@ from common import config as configuration
 from common.columns import pack_i32, unpack_i32
 from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
 
+KERNELS = '["aiter","triton","torch"]' if torch.version.hip else '["triton","torch"]'  # as this GPU is served
 GREEDY = Sampling(max_tokens=1000, temperature=0.0, ignore_eos=True)
 SIZES = {
     "vocab_size": 4096,
@@ -209,7 +210,7 @@ class Small:
         from services.worker.model_engine import ModelEngine
         from services.worker.ranks import lead
 
-        base = ["worker.device=cuda", 'worker.kernels=["triton","torch"]', "kv.blocks=6000", "scheduler.max_rows=256"]
+        base = ["worker.device=cuda", f"worker.kernels={KERNELS}", "kv.blocks=6000", "scheduler.max_rows=256"]
         config = configuration.load(None, [f"model.source={self.folder}", *base, *settings])
         make = lead if config.worker.tensor_parallel > 1 else ModelEngine
         return Driver(make(config, lambda stage: None))

@@ -18,7 +18,9 @@ from services.worker.kernels.ops.int8_linear import make_int8_case
 from services.worker.kernels.ops.mla_decode import make_mla_case
 from services.worker.kernels.ops.moe_block_scaled import make_block_moe_case
 from services.worker.kernels.ops.moe_int4 import make_int4_moe_case
+from services.worker.kernels.ops.moe_int4_whole import make_whole_case
 from services.worker.kernels.ops.moe_mxfp4 import make_mxfp4_moe_case
+from services.worker.kernels.ops.moe_mxfp4_paired import make_paired_case
 from services.worker.kernels.ops.moe_mxfp4_weight import make_mxfp4_weight_moe_case
 from services.worker.kernels.ops.moe_mxfp8 import make_mxfp8_moe_case
 from services.worker.kernels.ops.moe_row_scaled import make_rows_moe_case
@@ -158,7 +160,9 @@ TABLE: Mapping[str, Maker] = {
     "moe_block_scaled": partial(_experts, "moe_block_scaled", make_block_moe_case, GROUP),
     "moe_mxfp4": partial(_experts, "moe_mxfp4", make_mxfp4_moe_case, 256),
     "moe_int4": partial(_experts, "moe_int4", make_int4_moe_case, GROUP),
+    "moe_int4_whole": partial(_experts, "moe_int4_whole", make_whole_case, GROUP),
     "moe_mxfp8": partial(_experts, "moe_mxfp8", make_mxfp8_moe_case, 32),
+    "moe_mxfp4_paired": partial(_experts, "moe_mxfp4_paired", make_paired_case, 32),
     "moe_mxfp4_weight": partial(_experts, "moe_mxfp4_weight", make_mxfp4_weight_moe_case, 32),
     "mla_decode": partial(_latent, False),
     "mla_prefill": partial(_latent, True),

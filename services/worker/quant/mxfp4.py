@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.moe_mxfp4 import moe_mxfp4
+from services.worker.kernels.ops.moe_mxfp4_paired import moe_mxfp4_paired, paired
 from services.worker.kernels.ops.moe_mxfp4_weight import moe_mxfp4_weight
 from services.worker.kernels.ops.mxfp4_linear import mxfp4_linear
 from services.worker.kernels.ops.mxfp4_weight_linear import mxfp4_weight_linear
@@ -28,7 +29,10 @@ FP4_WIDTH = 256  # columns that products of FP4 by FP4 want a multiple of
 
 class Mxfp4Format(CodedFormat):
     name = "mxfp4"
-    ops = ("mxfp4_linear", "quantize_mxfp4", "moe_mxfp4", "mxfp4_weight_linear", "moe_mxfp4_weight", *NARROW_OPS)
+    ops = (
+        *("mxfp4_linear", "quantize_mxfp4", "mxfp4_weight_linear"),
+        *("moe_mxfp4", "moe_mxfp4_paired", "moe_mxfp4_weight", *NARROW_OPS),
+    )
     unit = (1, GROUP)
 
     def takes(self, scheme: Scheme) -> bool:
@@ -75,6 +79,10 @@ class Mxfp4Format(CodedFormat):
             up, out = ((tile_weight(c.values), tile_scales(c.scales.flatten(0, 1))) for c in (gate_up, down))
             return StackedExperts(self.name, making.bindings(moe_mxfp4), (*up, *out))
         up_bias, down_bias = biases or (None, None)
+        if making.bindings.provider(moe_mxfp4_paired) != "torch":
+            wide = (None, None) if biases is None else (paired(biases[0]).float(), biases[1].float())
+            stacks = (paired(gate_up.values), paired(gate_up.scales), wide[0], down.values, down.scales, wide[1])
+            return StackedExperts(self.name, making.bindings(moe_mxfp4_paired), stacks)
         stacks = (gate_up.values, gate_up.scales, up_bias, down.values, down.scales, down_bias)
         return StackedExperts(self.name, making.bindings(moe_mxfp4_weight), stacks)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.worker.kernels.ops.int4_linear import int4_linear
 from services.worker.kernels.ops.moe_int4 import moe_int4
+from services.worker.kernels.ops.moe_int4_whole import moe_int4_whole, pack_rows
 from services.worker.kernels.packing.int4 import MIDDLE, decode_int4, pack_int4, unpack_int4
 from services.worker.quant.coded import (
     ALL,
@@ -45,7 +46,7 @@ HALVES = ("F16", "BF16", "F32")
 
 class W4A16(CodedFormat):
     name = "int4"
-    ops = ("int4_linear", "moe_int4", *NARROW_OPS)
+    ops = ("int4_linear", "moe_int4", "moe_int4_whole", *NARROW_OPS)
     unit = (1, FINEST)
     block_storages = tuple(READERS)
 
@@ -167,7 +168,16 @@ class W4A16(CodedFormat):
         return CodedWeight(self.name, (codes.values.shape[0], columns), form, product, making)
 
     def experts(self, gate_up: Codes, down: Codes, biases: ExpertBiases | None, making: Making) -> ExpertWeights:
+        if making.bindings.provider(moe_int4_whole) != "torch" and are_whole(gate_up, down):
+            stacks = ((c.values, c.scales, None if c.zeros is None else pack_rows(c.zeros)) for c in (gate_up, down))
+            return StackedExperts(self.name, making.bindings(moe_int4_whole), [each for c in stacks for each in c])
         return StackedExperts(self.name, making.bindings(moe_int4), (*gate_up[:3], *down[:3]))
+
+
+def are_whole(*stacks: Codes) -> bool:
+    """Whether all zero points are whole numbers of four bits: GGUF's are not, and some of GPTQ are 16."""
+    zeros = [codes.zeros for codes in stacks if codes.zeros is not None]
+    return all(z.dtype == torch.uint8 and not z.shape[1] % 2 and int(z.max()) <= LARGEST for z in zeros)
 
 
 IN_GROUPS = "in_groups"  # act-order's table in a checkpoint without act-order

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from services.worker.quant.coded import Codes, Making
@@ -50,3 +51,17 @@ def test_experts_with_and_without_biases() -> None:
     biased.add_to(residual, X, *routing)
     assert biased.num_experts == 3 and not torch.allclose(residual, results[0])
     assert "no multiples of 32" in str(FORMAT.refuses_experts(256, 48, None))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_provider_that_gates_has_gate_and_up_rows_in_turn(biased: bool) -> None:
+    up, down = stacked(3, 128, 96), stacked(3, 96, 64)
+    biases = ExpertBiases(torch.randn(3, 128), torch.randn(3, 96)) if biased else None
+    routing = torch.ones(5, 1), torch.tensor([[0], [1], [2], [0], [1]], dtype=torch.int32)
+    results = []
+    for bindings in (BINDINGS, as_if_by("aiter", "moe_mxfp4_paired")):
+        experts = FORMAT.experts(up, down, biases, Making(torch.float32, CPU, bindings))
+        results.append(torch.zeros(5, 96))
+        experts.add_to(results[-1], X[:, :96], *routing)
+    assert results[0].abs().max() > 0.1 and torch.equal(*results)
+    assert not torch.equal(up.values, experts.stacks[0]) and torch.equal(down.values, experts.stacks[3])

@@ -8,7 +8,7 @@ from services.worker.kernels.packing.int4 import pack_int4
 from services.worker.quant.coded import Codes, Making, reordered
 from services.worker.quant.coded_linears import BlockLinears
 from services.worker.quant.w4a16 import FORMAT, in_order
-from tests.services.worker.quant.loading import BINDINGS
+from tests.services.worker.quant.loading import BINDINGS, as_if_by
 
 MAKING = Making(torch.float32, torch.device("cpu"), BINDINGS)
 
@@ -82,3 +82,24 @@ def test_zero_points_in_the_middle_join_others() -> None:
 
 def test_groups_of_zeros_stay_zero() -> None:
     assert not FORMAT.decode(FORMAT.encode(torch.zeros(2, 32))).any()
+
+
+@pytest.mark.parametrize("zero", [9, 16])
+def test_experts_by_a_provider_whose_zero_points_are_of_four_bits(zero: int) -> None:
+    """GPTQ's may be 16: those stay with the op that takes any."""
+    up, down = (
+        Codes(*map(torch.stack, zip(*(FORMAT.encode(torch.randn(64, columns))[:3] for _ in range(3)), strict=True)))
+        for columns in (64, 32)
+    )
+    assert up.zeros is not None and up.zeros.dtype == torch.uint8
+    up.zeros[2, 5, 0] = zero
+    routing = torch.ones(4, 1), torch.tensor([[0], [2], [1], [2]], dtype=torch.int32)
+    results, stacks = [], []
+    for bindings in (BINDINGS, as_if_by("aiter", "moe_int4_whole")):
+        experts = FORMAT.experts(up, down, None, MAKING._replace(bindings=bindings))
+        residual = torch.zeros(4, 64)
+        experts.add_to(residual, torch.ones(4, 64), *routing)
+        results.append(residual)
+        stacks.append(experts.stacks[2])
+    assert results[0].abs().max() > 0.1 and torch.equal(*results)
+    assert [z.shape[1] for z in stacks] == [64, 32 if zero == 9 else 64]

@@ -24,6 +24,9 @@ from typing import Any
 import torch
 
 from services.worker.kernels.layout import SHUFFLED, TOKENS
+from services.worker.kernels.ops.moe_int4 import make_int4_moe_case
+from services.worker.kernels.ops.moe_int4_whole import whole_case
+from services.worker.kernels.ops.moe_mxfp4_paired import make_paired_case
 from services.worker.kernels.ops.quantize_groups import make_groups_case
 from services.worker.kernels.ops.quantize_rows import make_quantize_case
 from services.worker.kernels.ops.rope import make_rope_case
@@ -53,9 +56,14 @@ SERVED = (
     *("rms_norm", "add_rms_norm", "norm_quantize_rows", "add_norm_quantize_rows", "rope", "rope_kv_write"),
     *("paged_attention", "linear", "add_linear", "norm_linear", "tensor_scaled_linear", *PLAIN_WEIGHTS),
     *("quantize_rows", "quantize_tensor", "quantize_groups", "silu_and_mul"),
+    *("moe_mxfp4_paired", "moe_int4_whole"),
 )
-# Qwen3-0.6B, of a smaller vocabulary
+# Qwen3-0.6B, of a smaller vocabulary, with experts of gpt-oss
 REAL = {
+    "clamped": 1,
+    "num_experts": 32,
+    "top_k": 4,
+    "expert_size": 2880,
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "vocab_size": 32768,
@@ -85,6 +93,15 @@ INTERPRETED = {
     ),
     "paged_attention": tuple(case for case in ATTENTION if case.name in ("prompts", "window64")),
     "quantize_groups": (make_groups_case(3, 256, 128, True), make_groups_case(5, 512, 128, False)),
+    "moe_mxfp4_paired": (
+        make_paired_case(33, 4, 2, 64, 96, biased=True),
+        make_paired_case(1, 8, 3, 256, 64),
+        make_paired_case(5, 8, 4, 96, 32, biased=True),
+    ),
+    "moe_int4_whole": (
+        whole_case(make_int4_moe_case(9, 4, 2, 128, 64, group=32)),
+        whole_case(make_int4_moe_case(5, 4, 1, 96, 64, group=32, asymmetric=False)),
+    ),
     "quantize_tensor": (make_quantize_case(5, 576), Case("small", small_numbers)),
 }
 

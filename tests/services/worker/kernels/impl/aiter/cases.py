@@ -6,6 +6,7 @@ from services.worker.kernels.ops.kv_write import make_kv_case
 from services.worker.kernels.ops.mla_decode import mla_decode
 from services.worker.kernels.ops.mla_expanded import mla_expanded
 from services.worker.kernels.ops.mla_prefill import mla_prefill
+from services.worker.kernels.ops.moe_int4_whole import moe_int4_whole
 from services.worker.kernels.ops.paged_attention import Extras, make_attention_case
 from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
 from services.worker.kernels.registry import Case, all_ops
@@ -69,7 +70,9 @@ SCALED = (
     "mla_expanded",
     "mla_prefill",
     "moe_block_scaled",
+    "moe_int4_whole",
     "moe_mxfp4",
+    "moe_mxfp4_paired",
     "moe_route",
     "moe_route_biased",
     "moe_route_grouped",
@@ -88,6 +91,7 @@ SCALED = (
     "tensor_scaled_linear",
 )
 CASES |= {name: all_ops()[name].cases for name in SCALED}
+CASES["moe_int4_whole"] = moe_int4_whole.cases[1:]  # to encode what the first one is given takes longest
 CASES["mla_expanded"] = tuple(case for case in mla_expanded.cases if case.make(torch.float32)[0].shape[2] >= 192)
 LATENT = (mla_decode, mla_prefill)
 CASES |= {op.name: tuple(c for c in op.cases if c.make(torch.float32)[2].shape[2] == 576) for op in LATENT}

@@ -34,7 +34,11 @@ class FakeAiter:
         put_enums(self.modules["aiter"])
         references = References(arch, exact)
         for place, parameters in _host.releases()[release].items():
-            reference = getattr(references, place.rpartition(":")[2].rpartition(".")[2], None)
+            module, _, attributes = place.partition(":")
+            name = attributes.rpartition(".")[2]
+            # two modules may have functions of one name
+            own = getattr(references, f"{module.rpartition('.')[2]}_{name}", None)
+            reference = own or getattr(references, name, None)
             if parameters is not None and reference is not None:
                 self._put(place, self._function(place, parameters, reference))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.services.worker.kernels.impl.aiter.scaled import Scaled
+from tests.services.worker.kernels.impl.aiter.sorted_experts import SortedExperts
 
 INT32, INT64, FLOAT32 = torch.int32, torch.int64, torch.float32
 
@@ -20,7 +21,7 @@ def need(condition: bool, text: str) -> None:
     assert condition, f"AITER: {text}"
 
 
-class References(Scaled):
+class References(Scaled, SortedExperts):
     def __init__(self, arch: str, exact: bool) -> None:
         super().__init__(arch)
         self.floats = (torch.bfloat16, torch.float16, *((FLOAT32,) if exact else ()))

@@ -39,6 +39,7 @@ LAUNCHED = {
         ["module_moe_sorting", "moe_sorting_fwd"],
         ["module_quant", "dynamic_per_token_scaled_quant"],
     ],
+    "moe_int4_whole": [["triton", "_fused_moe_kernel_gptq_awq"]],
     "moe_route": [["module_moe_asm", "topk_softmax"]],
     "moe_route_biased": [["module_moe_asm", "biased_grouped_topk"]],
     "moe_route_grouped": [["module_moe_asm", "grouped_topk"]],
@@ -52,6 +53,7 @@ LAUNCHED = {
 }
 # What this release lacks; MXFP4's products want memory for the result there.
 LACKING = {"add_norm_quantize_groups", "norm_quantize_groups", "silu_quantize_groups", "mxfp4_linear", "quantize_mxfp4"}
+LACKING |= {"moe_mxfp4_paired"}
 ONLY_ON = {"moe_mxfp4": "gfx950"}
 
 
