@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.worker.kernels.impl.triton._decode_parts import attend, attend_rest, read_block
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, has_dependent_launch, options, release, wait
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
@@ -132,40 +133,6 @@ def _join(  # type: ignore[no-untyped-def]
     _finish(acc, peak, total, out_ptr + own[:, None] * VALUE_DIM, sinks_at, v_scale_ptr, own, dims, mask, VALUE_SCALE)
 
 
-@triton.jit
-def _read(  # type: ignore[no-untyped-def]
-    base_ptr, slots, dims, STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr
-):
-    """[slots, BLOCK] of a cache, from its KV head on."""
-    offsets = (slots * STRIDE)[:, None] + dims[None, :]
-    if BLOCK == DIM:
-        return tl.load(base_ptr + offsets)
-    else:
-        return tl.load(base_ptr + offsets, mask=(dims < DIM)[None, :], other=0.0)
-
-
-@triton.jit
-def _attend(  # type: ignore[no-untyped-def]
-    q, k, v, acc, peak, totals, seen, slots, k_scales_ptr, v_scales_ptr, factor,
-    SCALES: tl.constexpr, SOFTCAP: tl.constexpr, EACH: tl.constexpr,
-):  # fmt: skip
-    """One block of tokens more. seen: [BLOCK_KV]; k_scales_ptr, v_scales_ptr: with EACH, at the KV head."""
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
-    if EACH:
-        scores *= tl.load(k_scales_ptr + slots * SCALES)[None, :]
-    if SOFTCAP > 0:
-        scores = SOFTCAP - 2 * SOFTCAP / (tl.exp2(scores) + 1)
-    scores = tl.where(seen[None, :], scores, -1.0e30)
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    lowered = tl.exp2(peak - higher)
-    weights = tl.exp2(scores - higher[:, None])
-    totals = totals * lowered[:, None] + weights
-    if EACH:
-        weights *= tl.load(v_scales_ptr + slots * SCALES)[None, :]
-    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * lowered[:, None], input_precision="ieee")
-    return acc, higher, totals
-
-
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=POINTERS)
 def decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, H, D]
@@ -244,8 +211,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         v_scales_ptr += kv_head
     elif k_scale_ptr is not None:
         factor *= tl.load(k_scale_ptr)
-    # page numbers are read one turn ahead, so that keys do not wait for them; the first or last token stands in for
-    # those outside
+    # the first or last token stands in for those outside
     first_seen, last_seen = tl.maximum(low, begin), tl.maximum(end - 1, 0)
     if PAGE % BLOCK_KV == 0:
         pages = tl.load(table_ptr + begin // PAGE)
@@ -262,8 +228,8 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             pages = tl.load(table_ptr + tl.minimum(begin + BLOCK_KV, last_seen) // PAGE)
         else:
             pages = tl.load(table_ptr + tl.minimum(begin + BLOCK_KV + tokens, last_seen) // PAGE)
-        first_k = _read(k_ptr, slots, dims, KEYS, HEAD_DIM, BLOCK_D)
-        first_v = _read(v_ptr, slots, values, VALUES, VALUE_DIM, BLOCK_E)
+        first_k = read_block(k_ptr, slots, dims, KEYS, HEAD_DIM, BLOCK_D)
+        first_v = read_block(v_ptr, slots, values, VALUES, VALUE_DIM, BLOCK_E)
         wait(PDL)
     q_ptr += row.to(tl.int64) * q_stride_t + (kv_head * SHARE + own[:, None]) * q_stride_h
     q = tl.load(q_ptr + dims[None, :], mask=inside[None, :], other=0.0)
@@ -280,7 +246,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         seen = begin + tokens < end
         if WINDOW > 0:
             seen &= begin + tokens >= low
-        acc, peak, totals = _attend(
+        acc, peak, totals = attend(
             q, first_k, first_v, acc, peak, totals, seen, slots, k_scales_ptr, v_scales_ptr, factor,
             NUM_KV_HEADS, SOFTCAP, EACH,
         )  # fmt: skip
@@ -288,23 +254,18 @@ def decode_kernel(  # type: ignore[no-untyped-def]
             totals = tl.zeros_like(totals)
             acc = tl.zeros_like(acc)
         begin += BLOCK_KV
-    for start in range(begin, end, BLOCK_KV):
-        position = tl.minimum(start + tokens, last_seen)
-        if WINDOW > 0:
-            position = tl.maximum(position, first_seen)
-        slots = pages.to(tl.int64) * PAGE + position % PAGE
-        if PAGE % BLOCK_KV == 0:
-            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV, last_seen) // PAGE)
-        else:
-            pages = tl.load(table_ptr + tl.minimum(start + BLOCK_KV + tokens, last_seen) // PAGE)
-        k = _read(k_ptr, slots, dims, KEYS, HEAD_DIM, BLOCK_D)
-        v = _read(v_ptr, slots, values, VALUES, VALUE_DIM, BLOCK_E)
-        seen = start + tokens < end
-        if WINDOW > 0:
-            seen &= start + tokens >= low
-        acc, peak, totals = _attend(
-            q, k, v, acc, peak, totals, seen, slots, k_scales_ptr, v_scales_ptr, factor, NUM_KV_HEADS, SOFTCAP, EACH
-        )
+        if begin < end:
+            acc, peak, totals = attend_rest(
+                q, acc, peak, totals, pages, begin, end, low, first_seen, last_seen, table_ptr, k_ptr, v_ptr,
+                k_scales_ptr, v_scales_ptr, factor, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, PAGE, WINDOW, SOFTCAP, EACH,
+                BLOCK_D, BLOCK_E, BLOCK_KV,
+            )  # fmt: skip
+    else:
+        acc, peak, totals = attend_rest(
+            q, acc, peak, totals, pages, begin, end, low, first_seen, last_seen, table_ptr, k_ptr, v_ptr,
+            k_scales_ptr, v_scales_ptr, factor, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, PAGE, WINDOW, SOFTCAP, EACH,
+            BLOCK_D, BLOCK_E, BLOCK_KV,
+        )  # fmt: skip
     total = tl.sum(totals, 1)
 
     out_ptr += (row.to(tl.int64) * NUM_KV_HEADS + kv_head) * SHARE * VALUE_DIM

@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.impl.triton._moe_choice import MOST_COUNTED, store_choice, store_counted
+from services.worker.kernels.impl.triton._moe_choice import store_choice
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.registry import Impl
 
 FEW_TOKENS = 32
 MEDIUM_TOKENS = 2048  # up to here programs of 16 tokens, for their number
-ROWS = 4
+ROWS, WARPS = 4, 4  # of a program for a few tokens
 MOST_LOGITS = 64 * 128  # of a program: with four times as many it spills most of them
 
 
@@ -82,22 +82,19 @@ def route_few(  # type: ignore[no-untyped-def]
         tl.store(arrived_ptr + token, 0)
         expert = tl.arange(0, EXPERTS_PAD)
         every = tl.load(logits_ptr + token * EXPERTS + expert, mask=expert < EXPERTS, other=0.0, cache_modifier=".cg")
-        if EXPERTS <= MOST_COUNTED:
-            store_counted(every, token, weights_ptr, experts_ptr, EXPERTS, EXPERTS_PAD, TOP_K, RENORMALIZE)
-        else:
-            store_choice(
-                every[None, :],
-                token + tl.zeros([1], tl.int32),
-                token + 1,
-                weights_ptr,
-                experts_ptr,
-                EXPERTS,
-                EXPERTS_PAD,
-                TOP_K,
-                TOP_K_PAD,
-                RENORMALIZE,
-                1,
-            )
+        store_choice(
+            every[None, :],
+            token + tl.zeros([1], tl.int32),
+            token + 1,
+            weights_ptr,
+            experts_ptr,
+            EXPERTS,
+            EXPERTS_PAD,
+            TOP_K,
+            TOP_K_PAD,
+            RENORMALIZE,
+            1,
+        )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -177,6 +174,8 @@ def _tiles(experts_pad: int) -> dict[str, int]:
 def run(
     x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, top_k: int, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if 0 < len(x) <= FEW_TOKENS:
+        return run_few(x, norm, eps, router, bias, top_k, renormalize)
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
     normed = torch.empty_like(x)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=device)
@@ -184,30 +183,6 @@ def run(
     if num_tokens == 0:
         return normed, weights, experts
     experts_pad, top_k_pad = triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k)
-    if num_tokens <= FEW_TOKENS:
-        route_few[(triton.cdiv(num_experts, ROWS), num_tokens)](
-            x,
-            norm,
-            router,
-            bias,
-            normed,
-            torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device),
-            _arrived(device),
-            weights,
-            experts,
-            eps,
-            HIDDEN=hidden,
-            HIDDEN_PAD=triton.next_power_of_2(hidden),
-            EXPERTS=num_experts,
-            EXPERTS_PAD=experts_pad,
-            ROWS=ROWS,
-            TOP_K=top_k,
-            TOP_K_PAD=top_k_pad,
-            RENORMALIZE=renormalize,
-            num_warps=4,
-            **options(device),
-        )
-        return normed, weights, experts
     block = 16 if num_tokens <= MEDIUM_TOKENS else max(min(64, MOST_LOGITS // experts_pad), 16)
     route_many[(triton.cdiv(num_tokens, block),)](
         x,
@@ -228,6 +203,46 @@ def run(
         BLOCK_T=block,
         **_tiles(experts_pad),
         num_warps=4,
+        **options(device),
+    )
+    return normed, weights, experts
+
+
+def run_few(
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    router: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    renormalize: bool,
+    rows: int = ROWS,
+    warps: int = WARPS,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
+    normed = torch.empty_like(x)
+    weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=device)
+    experts = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
+    route_few[(triton.cdiv(num_experts, rows), num_tokens)](
+        x,
+        norm,
+        router,
+        bias,
+        normed,
+        torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device),
+        _arrived(device),
+        weights,
+        experts,
+        eps,
+        HIDDEN=hidden,
+        HIDDEN_PAD=triton.next_power_of_2(hidden),
+        EXPERTS=num_experts,
+        EXPERTS_PAD=triton.next_power_of_2(num_experts),
+        ROWS=rows,
+        TOP_K=top_k,
+        TOP_K_PAD=triton.next_power_of_2(top_k),
+        RENORMALIZE=renormalize,
+        num_warps=warps,
         **options(device),
     )
     return normed, weights, experts
