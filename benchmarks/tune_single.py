@@ -41,6 +41,7 @@ GEOMETRY = (  # block_kv, warps, stages of attention
     (32, 2, 4), (32, 2, 1), (32, 4, 1), (32, 1, 1), (64, 2, 2), (64, 2, 1), (64, 4, 1), (128, 4, 1),
 )  # fmt: skip
 ROUTES = ((4, 4), (4, 2), (2, 2), (2, 1), (1, 1), (8, 4), (2, 4))  # rows, warps of norm_route
+POOL = 1 << 30  # numbers of keys and values that long contexts lie in
 LOSS = 1.05  # of a long context's time: what is more is not worth a short one's
 GAIN = 0.997  # of the time before: what is less is noise
 SAME = {"paged_attention": ("rows", "kv_heads", "share", "head_dim", "kv_bytes"), "narrow": _narrow_plan.ASKED}
@@ -241,7 +242,7 @@ def compile_all(bench: Bench, chains: list[list[tuple[Any, ...]]]) -> set[tuple[
     kept_s, good = 0.4 * bench.left_s(), set()
     context = multiprocessing.get_context("spawn")
     with context.Pool(bench.workers) as pool:
-        results = pool.imap_unordered(compiled, tasks, chunksize=4)
+        results = pool.imap_unordered(compiled, tasks)
         for _ in tasks:
             try:
                 task, reason = results.next(max(0.01, bench.left_s() - kept_s))
@@ -299,7 +300,7 @@ class Long:
 
     def __init__(self, model: ModelShape, first: Shape, device: torch.device) -> None:
         self.heads, self.first = Heads(model.heads, model.kv_heads, model.head_dim), first
-        self.pool = torch.empty(1 << 30, dtype=torch.bfloat16, device=device).normal_()
+        self.pool = torch.empty(POOL, dtype=torch.bfloat16, device=device).normal_()
         self.cases = [Tensors(self.heads, [length], self.pool) for length in (LONG, LONGEST)]
         self.limits = [LOSS * case.time(first) for case in self.cases]
 
