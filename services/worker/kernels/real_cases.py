@@ -79,7 +79,7 @@ CAPTURED += (
         "block_scaled_linear",
     ),
     *("int4_linear", "mxfp4_weight_linear", "quantize_rows", "quantize_groups", "norm_quantize_rows", "moe_row_scaled"),
-    *("moe_block_scaled", "moe_int4", "moe_int4_whole", "moe_mxfp4_weight", "moe_mxfp4_paired"),
+    *("moe_block_scaled", "moe_int4", "moe_int4_whole", "moe_mxfp4_weight", "moe_mxfp4_paired", "moe_mxfp8"),
 )
 DRAWN = ("draw", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 DECODE_CONTEXT = 777  # tokens: several partitions of any attention kernel, and no whole number of pages

@@ -1,6 +1,5 @@
 """Experts with weights of four bits and 16-bit activations by AITER's Triton kernels, which sort and multiply."""
 
-import importlib
 from functools import partial
 from typing import Any
 
@@ -80,6 +79,8 @@ def sorted_pairs(weights: Tensor, experts: Tensor, num_experts: int, config: dic
 
 def product(x: Tensor, weight: tuple[Tensor, Tensor, Tensor | None], routing: dict[str, Any], weighted: bool) -> Tensor:
     """[T, K, rows] of x [T, columns]; `weighted`: of x [T * K, columns], times the weights of the pairs."""
+    from triton import language  # AITER needs it; where AITER is not, nobody may
+
     numbers, scales, zeros = weight
     shape = (*routing["topk_ids"].shape, numbers.shape[1])
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -92,7 +93,7 @@ def product(x: Tensor, weight: tuple[Tensor, Tensor, Tensor | None], routing: di
         B_zp=zeros,
         mul_routed_weight=weighted,
         top_k=1 if weighted else shape[1],
-        compute_type=getattr(importlib.import_module("triton.language"), str(x.dtype).removeprefix("torch.")),
+        compute_type=language.bfloat16 if x.dtype == torch.bfloat16 else language.float16,
         use_fp8_w8a8=False,
         use_int8_w8a16=False,
         use_int4_w4a16=True,

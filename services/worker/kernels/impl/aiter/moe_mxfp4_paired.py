@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.impl.aiter._host import Function, refusal
+from services.worker.kernels.impl.aiter._sorted import SORT, add_weighted, logits_of
 from services.worker.kernels.ops.moe_clamped import LIMIT, SLOPE
 from services.worker.kernels.ops.moe_mxfp4_paired import moe_mxfp4_paired
 from services.worker.kernels.registry import Facts, Impl
 
-SORT = Function("aiter.ops.triton.moe.moe_routing.routing:routing", needs=("logits", "n_expts_act"))
 MM = Function(
     "aiter.ops.triton.moe.moe_op_gemm_a16w4:moe_gemm_a16w4",
     needs=(
@@ -16,7 +16,6 @@ MM = Function(
         *("out_dtype", "apply_swiglu", "alpha", "limit", "swiglu_add_residual"),
     ),
 )
-LEAST = 1e-30  # of a weight, so that its logarithm is above that of experts that were not chosen
 
 
 def fused(
@@ -67,13 +66,7 @@ def fused(
         limit=None,
         swiglu_add_residual=False,
     )
-    residual.addcmul_(out, weights.sum(-1, keepdim=True).to(out.dtype))  # AITER's weights sum to 1
-
-
-def logits_of(weights: Tensor, experts: Tensor, num_experts: int) -> Tensor:
-    """float32 [T, E] of which AITER's top-k chooses these experts, and whose softmax over them is their share."""
-    logits = torch.full((len(weights), num_experts), float("-inf"), device=weights.device)
-    return logits.scatter_(1, experts.long(), weights.clamp_min(LEAST).log())
+    add_weighted(residual, out, weights)
 
 
 def refuses(facts: Facts) -> str | None:

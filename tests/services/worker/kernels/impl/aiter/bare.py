@@ -27,6 +27,7 @@ from services.worker.kernels.layout import SHUFFLED, TOKENS
 from services.worker.kernels.ops.moe_int4 import make_int4_moe_case
 from services.worker.kernels.ops.moe_int4_whole import whole_case
 from services.worker.kernels.ops.moe_mxfp4_paired import make_paired_case
+from services.worker.kernels.ops.moe_mxfp8 import make_mxfp8_moe_case
 from services.worker.kernels.ops.quantize_groups import make_groups_case
 from services.worker.kernels.ops.quantize_rows import make_quantize_case
 from services.worker.kernels.ops.rope import make_rope_case
@@ -56,7 +57,7 @@ SERVED = (
     *("rms_norm", "add_rms_norm", "norm_quantize_rows", "add_norm_quantize_rows", "rope", "rope_kv_write"),
     *("paged_attention", "linear", "add_linear", "norm_linear", "tensor_scaled_linear", *PLAIN_WEIGHTS),
     *("quantize_rows", "quantize_tensor", "quantize_groups", "silu_and_mul"),
-    *("moe_mxfp4_paired", "moe_int4_whole"),
+    *("moe_mxfp4_paired", "moe_mxfp8", "moe_int4_whole"),
 )
 # Qwen3-0.6B, of a smaller vocabulary, with experts of gpt-oss
 REAL = {
@@ -102,6 +103,7 @@ INTERPRETED = {
         whole_case(make_int4_moe_case(9, 4, 2, 128, 64, group=32)),
         whole_case(make_int4_moe_case(5, 4, 1, 96, 64, group=32, asymmetric=False)),
     ),
+    "moe_mxfp8": (make_mxfp8_moe_case(17, 4, 2, 96, 64), make_mxfp8_moe_case(3, 8, 3, 64, 32)),
     "quantize_tensor": (make_quantize_case(5, 576), Case("small", small_numbers)),
 }
 

@@ -73,6 +73,7 @@ SCALED = (
     "moe_int4_whole",
     "moe_mxfp4",
     "moe_mxfp4_paired",
+    "moe_mxfp8",
     "moe_route",
     "moe_route_biased",
     "moe_route_grouped",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.packing.int4 import unpack_int4
-from services.worker.kernels.packing.mx import decode_mxfp4
+from services.worker.kernels.packing.mx import decode_mxfp4, decode_mxfp8, encode_mxfp8
 
 
 class SortedExperts:
@@ -43,6 +43,23 @@ class SortedExperts:
             if a.limit is not None:
                 gate, up = gate.clamp(max=a.limit), up.clamp(-a.limit, a.limit)
             y = gate * torch.sigmoid(a.alpha * gate) * (up + bool(a.swiglu_add_residual))
+        y = (y if a.gammas is None else y * a.gammas[:, None]).to(a.out_dtype)
+        if a.scatter_indx is None:
+            return y
+        return y[a.scatter_indx.long()].view(data.tokens, data.top_k, -1).float().sum(1).to(a.out_dtype)
+
+    def downcast_to_mxfp(self, a: Any) -> tuple[Tensor, Tensor]:
+        assert a.axis == -1 and a.src_tensor.is_contiguous() and a.out_quant_type == torch.float8_e4m3fn
+        return encode_mxfp8(a.src_tensor, a.out_quant_type)
+
+    def moe_gemm_a8w8(self, a: Any) -> Tensor:
+        """w: [E, K, N], K next to each other."""
+        assert a.x.dtype == a.w.dtype == torch.float8_e4m3fn and a.w.stride(1) == a.w_scales.stride(1) == 1
+        data, rows = a.routing_data, decode_mxfp8(a.x, a.x_scales)
+        if a.gather_indx is not None:
+            rows = rows[a.gather_indx.long() // data.top_k]
+        parts = zip(a.w, a.w_scales, rows.split(data.hist.tolist()), strict=True)
+        y = torch.cat([part @ decode_mxfp8(w.T, scales.T).T for w, scales, part in parts])
         y = (y if a.gammas is None else y * a.gammas[:, None]).to(a.out_dtype)
         if a.scatter_indx is None:
             return y
