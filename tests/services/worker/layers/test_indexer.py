@@ -10,6 +10,7 @@ from services.worker.kernels.ops.index_write import IndexNorm
 from services.worker.kernels.ops.paged_attention import make_attention_rows
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers import indexer as module
+from services.worker.layers import latent_attention
 from services.worker.layers.indexer import Indexer, IndexQueries, chosen
 from services.worker.models.spec_latent import IndexerSpec
 from tests.services.worker.layers.test_decoder import run
@@ -50,3 +51,23 @@ def test_a_layer_without_an_indexer_attends_to_what_the_one_before_chose(make_ti
         assert (run(tiny.decoder, prompt, [len(prompt)]) - before).abs().max() > 0.01
     finally:
         layers[0].indexer.norm.weight.neg_()
+
+
+def test_a_step_of_many_tokens_attends_in_pieces(
+    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kernels keep for each token is bounded, whatever the step's size."""
+    tiny, prompt = make_tiny("DeepseekV32ForCausalLM"), list(range(3, 93))
+    whole = run(tiny.decoder, prompt, [50, 40])
+    monkeypatch.setattr(latent_attention, "CHOSEN_TOKENS", 16)
+    asked: list[int] = []
+    for layer in tiny.decoder.layers:
+        decode = layer.attention._decode
+
+        def counting(*given: Any, decode: Any = decode) -> torch.Tensor:
+            asked.append(len(given[0]))
+            return decode(*given)
+
+        monkeypatch.setattr(layer.attention, "_decode", counting)
+    torch.testing.assert_close(run(tiny.decoder, prompt, [50, 40]), whole, rtol=1e-5, atol=1e-5)
+    assert asked[:3] == [16, 16, 16] and set(asked) == {16, 2, 8}
