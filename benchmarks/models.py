@@ -21,6 +21,8 @@ from benchmarks.shapes import (
     DEEPSEEK_V32_4,
     GLM_AIR_16,
     GPT_OSS_20B,
+    INDEX_DIM,
+    INDEX_HEADS,
     LATENT,
     LLAMA_8B,
     QWEN3_30B_A3B,
@@ -184,7 +186,9 @@ def _glm_keys(shape: ModelShape) -> dict[str, Any]:
 
 def _deepseek_keys(shape: ModelShape) -> dict[str, Any]:
     bos, eos = special_ids(shape)
-    chosen = {"index_head_dim": 128, "index_n_heads": 64, "index_topk": shape.chosen} if shape.chosen else {}
+    chosen = (
+        {"index_head_dim": INDEX_DIM, "index_n_heads": INDEX_HEADS, "index_topk": shape.chosen} if shape.chosen else {}
+    )
     return {
         "architectures": ["DeepseekV32ForCausalLM" if shape.chosen else "DeepseekV3ForCausalLM"],
         "bos_token_id": bos,

@@ -5,7 +5,7 @@ By default those of the development GPU in bf16; `predict.py` asks for others.
 
 from benchmarks.gpus import BF16, H200, Format, Machine
 from benchmarks.peers import FLOPS
-from benchmarks.shapes import ModelShape
+from benchmarks.shapes import INDEX_DIM, INDEX_HEADS, LATENT, ROTATED, VALUE, ModelShape
 
 HEAD_BYTES = 2  # the head stays in bf16 in every format
 
@@ -34,6 +34,10 @@ def token_elements(shape: ModelShape) -> float:
 
 def kv_tokens(shape: ModelShape, context: float) -> float:
     """Tokens that one sequence's attention reads, summed over the layers."""
+    if shape.chosen:  # and of all the others an indexer's key
+        own = min(context, shape.chosen)
+        index = INDEX_DIM / shape.kv_elements * context if context > shape.chosen else 0.0
+        return shape.layers * (own + index)
     windowed = min(context, shape.window) if shape.window else context
     return shape.layers * context if not shape.window else (context + windowed) * shape.layers / 2
 
@@ -67,9 +71,21 @@ def decode_floor_ms(
     return 1000 * max(reading_s, products_s(shape, rows, form, machine))
 
 
+def attention_flops(shape: ModelShape, length: int) -> float:
+    """Of a prompt's products of queries, keys and values, in the cheaper of latent attention's two forms."""
+    pairs = length * (length + 1) / 2
+    if not shape.query_rank:
+        return 2 * 2 * shape.q_width * pairs * shape.layers
+    most = min(length, shape.chosen) if shape.chosen else length
+    expanded = 2 * shape.heads * (shape.head_dim + VALUE) * most * (most + 1) / 2  # while all is attended to
+    chosen = 2 * shape.heads * (2 * LATENT + ROTATED) * most * (length - most)
+    index = 2 * INDEX_HEADS * INDEX_DIM * (pairs - most * (most + 1) / 2)
+    return shape.layers * (expanded + chosen + index)
+
+
 def prefill_floor_s(shape: ModelShape, length: int, count: int) -> float:
     """The products of `count` prompts, with those of causal attention; the head only for the last tokens."""
-    attention = 2 * 2 * shape.q_width * (length + 1) / 2 * shape.layers
+    attention = attention_flops(shape, length) / length
     per_prompt = length * (2 * token_elements(shape) + attention) + 2 * shape.hidden * shape.vocab
     return count * per_prompt / FLOPS
 

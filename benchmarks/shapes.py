@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 LATENT, ROTATED, VALUE = 512, 64, 128  # of DeepSeek's attention: a latent, a rotated key, a head's value
+INDEX_HEADS, INDEX_DIM = 64, 128  # of DeepSeek-V3.2's indexer
 
 
 class ModelShape(NamedTuple):

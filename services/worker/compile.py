@@ -129,6 +129,12 @@ def builds() -> Builds:
     return Builds(compiled, found)
 
 
+def newest_builds(count: int) -> list[str]:
+    """Names of the Triton kernels among the last `count` that `builds` has counted, as far as they are remembered."""
+    triton = sys.modules.get(TRITON_BUILDS)
+    return list(triton.NEWEST)[-count:] if triton is not None and count > 0 else []
+
+
 def count_builds() -> None:
     """From now on Triton's kernels are counted, where it is installed. Inductor always counts."""
     if importlib.util.find_spec("triton") is not None:

@@ -8,17 +8,29 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from common.columns import pack_i32
+from common.logprobs import Report
+from common.pooling import MODES, Pooling
 from common.protocol import Grammar, KvGroup, RowStart, RowTable, Sampling, StepPlan
 from services.worker.graphs import GraphKey
 from services.worker.memory import Shape
+from services.worker.reports import SLICE
 
 GREEDY = Sampling(max_tokens=2, temperature=0.0)
-# Every way through the sampler; the last is the one that takes the most memory.
-MANNERS = (
+BIAS = ((0, 1.0),)  # as all that changes logits it makes them fp32
+# Every way through the sampler of rows that may have drafts.
+DRAFTED = (
     GREEDY,
     Sampling(max_tokens=2, temperature=0.7),
     Sampling(max_tokens=2, temperature=0.7, top_k=20, top_p=0.9),
     Sampling(max_tokens=2, temperature=0.7, min_p=0.1),
+    Sampling(max_tokens=2, temperature=0.0, logit_bias=BIAS),
+    Sampling(max_tokens=2, temperature=0.7, logit_bias=BIAS),
+    Sampling(max_tokens=2, temperature=0.7, top_p=0.9, min_p=0.05, logit_bias=BIAS),
+)
+# And of the others; the last is the one that takes the most memory.
+MANNERS = (
+    *DRAFTED,
+    Sampling(max_tokens=2, temperature=0.0, grammar=Grammar("regex", "a*")),
     Sampling(
         max_tokens=2,
         temperature=0.7,
@@ -27,13 +39,17 @@ MANNERS = (
         presence_penalty=0.5,
         frequency_penalty=0.5,
         repetition_penalty=1.1,
-        logit_bias=((0, 1.0),),
+        logit_bias=BIAS,
         min_tokens=2,
         grammar=Grammar("regex", "a*"),  # drawn twice
     ),
 )
+# Prompts that become vectors, and what comes with log-probabilities.
+VECTORS = tuple(Sampling(max_tokens=0, report=Report(pooling=Pooling(mode))) for mode in MODES)
+REPORTED = Sampling(max_tokens=2, temperature=0.0, report=Report(top=1, prompt=1))
 MOST_STATES = 32  # a state is large, and a small cache has few
 DECODE_CONTEXT = 512  # tokens of rows that decode
+FAR = 8192  # a context longer than what an indexer chooses of it, and than any other by which kernels are chosen
 
 
 class Work(NamedTuple):
@@ -55,6 +71,7 @@ class Sizes(NamedTuple):
     drafts: int = 0  # of one row
     draft_rows: int = 0  # in one step
     fewest: int = 0  # blocks of the smallest pool of pages that the plans run in; 0: there are enough
+    vectors: bool = False  # whether the model gives any
 
     @property
     def most_entries(self) -> int:
@@ -73,6 +90,10 @@ class Sizes(NamedTuple):
         if self.fewest:
             most = min(most, self.fewest * self.shape.block_tokens)
         return min(most, self.chunk_tokens) if self.chunk_tokens else most
+
+    def behind(self, num_tokens: int) -> int:
+        """Where so many tokens of a row begin that are far in it."""
+        return max(min(FAR, self.shape.max_len - 1 - num_tokens), 0)
 
     @property
     def num_rows(self) -> int:
@@ -99,8 +120,10 @@ def largest_steps(sizes: Sizes) -> Iterator[StepPlan]:
             [Work(0, min(share + (i < more), sizes.longest), True, sampling) for i in range(sizes.num_rows)],
         )
     yield make_plan(sizes, [Work(sizes.shape.max_len - 1 - sizes.longest, sizes.longest, True, MANNERS[-1])])
+    if sizes.vectors:
+        yield make_plan(sizes, [Work(0, sizes.longest, False, VECTORS[-1])])  # hidden states of all tokens
     if sizes.drafts:
-        for sampling in (MANNERS[0], MANNERS[-2]):
+        for sampling in (DRAFTED[0], DRAFTED[-1]):
             yield draft_step(sizes, sizes.most_drafting, sampling)
 
 
@@ -124,9 +147,12 @@ def draft_step(sizes: Sizes, num_rows: int, sampling: Sampling) -> StepPlan:
 
 
 def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]:
-    """Steps as large as the largest of the layouts that are captured."""
+    """Steps as large as the largest of the layouts that are captured, which know of no row how long it is."""
     entries = max(key.decode for key in keys)
-    yield decode_step(sizes, min(entries, sizes.num_rows))
+    rows = min(entries, sizes.num_rows)
+    last = sizes.shape.max_len - 2
+    work = [Work(min(DECODE_CONTEXT - 1, last), 1, True, GREEDY)] * rows
+    yield make_plan(sizes, [Work(max(last, 0), 1, True, GREEDY), *work[1:]])
     if sizes.drafts:
         yield draft_step(sizes, sizes.most_drafting, GREEDY)
     for long in (False, True):
@@ -142,31 +168,69 @@ def captured_steps(sizes: Sizes, keys: Sequence[GraphKey]) -> Iterator[StepPlan]
 def all_kinds(sizes: Sizes) -> Iterator[StepPlan]:
     """Steps that together run every kind of work that serving may ask for, so that none is compiled later.
 
-    Kernels are chosen by powers of two of rows and tokens.
+    Kernels are chosen by powers of two of rows and tokens, and by whether a context is long. What brings an op that
+    only torch has is not among them, but in `reporting`.
     """
-    some = min(sizes.longest, 40)
+    yield from _drafts(sizes)
+    yield from _decodes(sizes)
+    yield from _chunks(sizes)
+    yield from _beside(sizes)
+    for sampling in VECTORS if sizes.vectors else ():
+        for count in sorted({1, min(sizes.longest, 40), sizes.longest}):
+            yield make_plan(sizes, [Work(0, count, False, sampling)])
+
+
+def reporting(sizes: Sizes) -> Iterator[StepPlan]:
+    """The same, of log-probabilities: of tokens, and of prompts as long as what has logits at once."""
+    yield decode_step(sizes, min(2, sizes.num_rows), REPORTED)
+    most = min(sizes.longest, 2 * SLICE)
+    for count in (*_powers(16, most), most):
+        yield make_plan(sizes, [Work(0, count, True, REPORTED)])
+
+
+def _drafts(sizes: Sizes) -> Iterator[StepPlan]:
     if sizes.drafts:
         for num_rows in sorted({1, sizes.most_drafting}):
-            for sampling in MANNERS[:-1]:
+            for sampling in DRAFTED:
                 yield draft_step(sizes, num_rows, sampling)
-    for num_rows in sorted({1, min(2, sizes.num_rows), sizes.num_rows}):
+
+
+def _decodes(sizes: Sizes) -> Iterator[StepPlan]:
+    for num_rows in sorted({1, sizes.num_rows}):
         for sampling in MANNERS:
             yield decode_step(sizes, num_rows, sampling)
-    for num_rows in _powers(4, sizes.num_rows):
+    for num_rows in _powers(2, sizes.num_rows):
         yield decode_step(sizes, num_rows)
-    for count in _powers(64, sizes.longest):
+    for num_rows in sorted({1, *_powers(16, sizes.num_rows), sizes.num_rows}):
+        yield make_plan(sizes, [Work(sizes.behind(1), 1, True, GREEDY)] * num_rows)
+
+
+def _chunks(sizes: Sizes) -> Iterator[StepPlan]:
+    """Of one row: at the start of a prompt, and far in it."""
+    for count in _powers(16, sizes.longest):
         yield make_plan(sizes, [Work(0, count, True, GREEDY)])
-    for count in sorted({1, some, sizes.longest}):
+        yield make_plan(sizes, [Work(sizes.behind(count), count, True, GREEDY)])
+    for count in sorted({1, min(sizes.longest, 40), sizes.longest}):
         for samples in (False, True):
             yield make_plan(sizes, [Work(0, count, samples, GREEDY)])
-    if sizes.num_rows > 1 and some > 1:
-        # a chunk beside rows that decode: one, and more than one sampled row
-        position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
-        decoding = [Work(position, 1, True, sampling) for sampling in MANNERS][: sizes.num_rows - 1]
-        for beside in (decoding[:1], decoding):
-            count = min(some, sizes.step_tokens - len(beside))
-            if count > 0:
-                yield make_plan(sizes, [*beside, Work(0, count, False, GREEDY)])
+    # so many that they are no rows of one token each, and few enough that keys and values are not made of latents
+    count = min(sizes.longest, 128)
+    yield make_plan(sizes, [Work(min(DECODE_CONTEXT, sizes.behind(count)), count, True, GREEDY)])
+    yield make_plan(sizes, [Work(sizes.behind(sizes.longest), sizes.longest, True, GREEDY)])
+
+
+def _beside(sizes: Sizes) -> Iterator[StepPlan]:
+    """A chunk beside rows that decode: one, and more than one sampled row."""
+    some = min(sizes.longest, 40)
+    if sizes.num_rows == 1 or some == 1:
+        return
+    position = min(DECODE_CONTEXT, sizes.shape.max_len - 1) - 1
+    decoding = [Work(position, 1, True, sampling) for sampling in MANNERS][: sizes.num_rows - 1]
+    for beside in (decoding[:1], decoding):
+        count = min(some, sizes.step_tokens - len(beside))
+        if count > 0:
+            yield make_plan(sizes, [*beside, Work(0, count, False, GREEDY)])
+            yield make_plan(sizes, [*beside, Work(sizes.behind(count), count, False, GREEDY)])
 
 
 def _powers(first: int, last: int) -> Iterator[int]:

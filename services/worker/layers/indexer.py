@@ -5,6 +5,7 @@ Scores are relu(q_h . k) of each index head, summed with the token's own weights
 choice is kept with the step's rows, where layers without an indexer of their own find it.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from services.worker.kernels.row_parts import by_token
 from services.worker.models.spec_latent import IndexerSpec
 
 SCORES_BYTES = 256 << 20  # of one piece of a step's tokens
+EVERY = slice(None)
 
 
 class IndexQueries(NamedTuple):
@@ -83,7 +85,16 @@ def part_of_tokens(rows: AttentionRows, first: int, last: int) -> AttentionRows:
     )
 
 
-def chosen(rows: AttentionRows) -> AttentionRows:
-    """Each token as a row of its own, its context the chosen tokens, in pages of one token."""
+def chosen(rows: AttentionRows, tokens: slice = EVERY) -> AttentionRows:
+    """Each token, or each of some, as a row of its own, its context the chosen tokens, in pages of one token."""
     found: AttentionRows = rows.derived["chosen"]
-    return found
+    if tokens == EVERY:
+        return found
+    context = found.context_lens[tokens]
+    return replace(
+        found,
+        query_starts=found.query_starts[: len(context) + 1],
+        context_lens=context,
+        block_tables=found.block_tables[tokens],
+        num_decode=len(context),
+    )

@@ -22,13 +22,15 @@ from services.worker.kernels.ops.paged_attention import AttentionRows, ChunkLoad
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.registry import Bindings
 from services.worker.kernels.row_parts import RowParts
-from services.worker.layers.indexer import Indexer, IndexQueries, chosen
+from services.worker.layers.indexer import EVERY, Indexer, IndexQueries, chosen
 from services.worker.layers.kv_cache import LayerKv
 from services.worker.layers.linear import Linear
 from services.worker.models.spec import DecoderSpec
 from services.worker.models.spec_latent import LatentSpec
 from services.worker.quant.contract import Norm
 
+# Tokens that attend to what they chose at once: kernels keep sums for each, and look among all for the one they are at.
+CHOSEN_TOKENS = 1024
 EXPANDED_BYTES = 512 << 20  # of keys and values at once: heads go one group after the other where they are more
 
 
@@ -43,6 +45,13 @@ def prefers_expanded(spec: LatentSpec, tokens: int, load: ChunkLoad) -> bool:
     projected = spec.latent * spec.expanded
     expanded = load.pairs * (spec.query_dim + spec.value_dim) + load.context * projected
     return expanded <= load.pairs * (spec.latent + spec.cached) + tokens * projected
+
+
+def pieces(num_tokens: int) -> list[slice]:
+    """Of a step's tokens that attend to what they chose."""
+    if num_tokens <= CHOSEN_TOKENS:
+        return [EVERY]
+    return [slice(first, first + CHOSEN_TOKENS) for first in range(0, num_tokens, CHOSEN_TOKENS)]
 
 
 def most_captured(spec: LatentSpec | None) -> int:
@@ -165,7 +174,8 @@ class LatentAttention:
         if spec.indexer is not None and rows.max_context > spec.indexer.top_k:
             if self.indexer is not None and projected.indexed is not None:
                 self.indexer.choose(projected.indexed, pages, rows)
-            self._absorb(q, partial(self._attend_chosen, pages, rows), out, scale)
+            for some in pieces(len(q)):
+                self._absorb(q[some], partial(self._attend_chosen, pages, rows, some), out[some], scale)
         elif parts.num_chunks and load is not None and prefers_expanded(spec, len(q) - first, load):
             self._attend_expanded(q[first:], pages, parts, out[first:], scale)
             if first:
@@ -194,9 +204,11 @@ class LatentAttention:
             attended.append(self._prefill(latents[first:], q_rope[first:], pages, parts.chunks, self._scale))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
-    def _attend_chosen(self, pages: Tensor, rows: AttentionRows, latents: Tensor, q_rope: Tensor) -> Tensor:
-        """Pages of one token, and each token a row whose pages are those that it chose."""
-        return self._decode(latents, q_rope, pages.view(-1, 1, pages.shape[2]), chosen(rows), self._scale)
+    def _attend_chosen(
+        self, pages: Tensor, rows: AttentionRows, some: slice, latents: Tensor, q_rope: Tensor
+    ) -> Tensor:
+        """Pages of one token, and each token of `some` a row whose pages are those that it chose."""
+        return self._decode(latents, q_rope, pages.view(-1, 1, pages.shape[2]), chosen(rows, some), self._scale)
 
     def _attend_expanded(self, q: Tensor, pages: Tensor, parts: RowParts, out: Tensor, scale: Tensor | None) -> None:
         """q: [t, H, N + R], of the chunks; out: [t, H, V]. Some heads at a time, so that a long context fits."""

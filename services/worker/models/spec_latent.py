@@ -66,11 +66,18 @@ class LatentSpec:
         return self.nope_dim + self.value_dim
 
     def costs(self, hidden: int, heads: int) -> tuple[int, int]:
-        """Elements of a layer's matrices, and numbers of all heads' keys and values of a position."""
+        """Elements of a layer's matrices, and numbers of all heads' keys and values of a position.
+
+        With an indexer those of its keys, since it looks at all positions; attention to the ones that it chooses, which
+        is absorbed, costs every token the same and counts as matrices.
+        """
         queries = heads * self.query_dim
         down = self.query_rank or queries
         up = self.query_rank * queries + heads * self.expanded * self.latent
         weights = hidden * (down + self.cached + heads * self.value_dim) + up
+        if (indexer := self.indexer) is not None:
+            chosen = indexer.top_k * heads * (self.latent + self.cached)
+            return weights + chosen, indexer.num_heads * indexer.head_dim
         return weights, heads * (self.query_dim + self.value_dim)
 
 

@@ -46,17 +46,18 @@ def test_stages_are_passed_on_and_timed() -> None:
 
 def test_all_plans_of_a_start_run(parts: Parts) -> None:
     """With the real rows, which assert whatever does not fit."""
-    sizes = warmup.Sizes(parts.shape, 24, 0)
+    sizes = warmup.Sizes(parts.shape, 24, 0, vectors=True)
     runner = parts.runner(parts.small(sizes))
     seen: list[tuple[int, int]] = []
-    plans = [*warmup.all_kinds(sizes), *warmup.largest_steps(sizes), *warmup.first_steps(sizes)]
+    plans = [*warmup.all_kinds(sizes), *warmup.reporting(sizes), *warmup.largest_steps(sizes)]
+    plans += warmup.first_steps(sizes)
     run_all(runner, plans, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(plans) - 1, len(plans)) and not runner.rows.live.any()
 
 
 def test_a_start_asks_only_for_ops_that_triton_has(parts: Parts) -> None:
     """One of torch's among them, and no start on a GPU compiles by all cores (compile.build_ahead)."""
-    sizes = warmup.Sizes(parts.shape, 24, 0)
+    sizes = warmup.Sizes(parts.shape, 24, 0, vectors=True)
     run_all(parts.runner(parts.small(sizes)), warmup.all_kinds(sizes), lambda done, total: None)
     kernels = {path.stem for path in Path(levels.__file__).parent.glob("kernels/impl/triton/[a-z]*.py")}
     assert parts.bindings.asked and parts.bindings.asked <= kernels
@@ -188,7 +189,9 @@ def test_the_cache_folder_follows_the_setting(tmp_path: Path, monkeypatch: pytes
     assert open_cache(config, {"hidden_size": 8}, torch.device("cpu")).folder == kept.folder
 
 
-def test_figures_have_listed_names_and_tell_what_was_compiled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_have_listed_names_and_tell_what_was_compiled_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(levels, "builds", lambda: levels.Builds(5, 7))
     figures = Figures({"weights": 2.0, "kernels": 0.5}, 9.0)
     first = checked(figures())
@@ -196,4 +199,9 @@ def test_figures_have_listed_names_and_tell_what_was_compiled_later(monkeypatch:
     assert first["startup_capture_seconds"] == first["kernels_late"] == 0.0
     assert (first["kernels_compiled"], first["kernels_found"]) == (5, 7)
     monkeypatch.setattr(levels, "builds", lambda: levels.Builds(6, 9))
-    assert figures() == first | {"kernels_late": 1.0}
+    monkeypatch.setattr(levels, "newest_builds", lambda count: ["norm_kernel"] * count)
+    with caplog.at_level("WARNING"):
+        assert figures() == figures() == first | {"kernels_late": 1.0}
+    assert [record.message for record in caplog.records] == [
+        "3 kernels built while serving: norm_kernel, norm_kernel, norm_kernel"
+    ]

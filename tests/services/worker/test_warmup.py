@@ -1,5 +1,9 @@
 """Plans of the start: they fit the rows and a small cache, are as large as the scheduler's, and run every kind."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,18 @@ from common.columns import unpack_i32
 from common.protocol import StepPlan
 from services.worker.graphs import GraphKey, layouts
 from services.worker.memory import Shape
-from services.worker.warmup import MANNERS, Sizes, all_kinds, captured_steps, decode_step, first_steps, largest_steps
+from services.worker.warmup import (
+    MANNERS,
+    REPORTED,
+    VECTORS,
+    Sizes,
+    all_kinds,
+    captured_steps,
+    decode_step,
+    first_steps,
+    largest_steps,
+    reporting,
+)
 
 SIZES = [
     Sizes(Shape(4, 100, 16), 64, 0),
@@ -38,8 +53,11 @@ def checked(plan: StepPlan, sizes: Sizes) -> np.ndarray:
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_all_plans_are_possible(sizes: Sizes) -> None:
-    for plan in (*largest_steps(sizes), *all_kinds(sizes), *first_steps(sizes), decode_step(sizes, 1)):
+    sizes = sizes._replace(vectors=True)
+    plans = (*largest_steps(sizes), *all_kinds(sizes), *reporting(sizes), *first_steps(sizes), decode_step(sizes, 1))
+    for plan in plans:
         checked(plan, sizes)
+    assert {row.sampling for plan in plans for row in plan.added} == {*MANNERS, *VECTORS, REPORTED}
 
 
 def test_the_largest_steps_use_the_whole_budget() -> None:
@@ -59,11 +77,25 @@ def test_every_manner_of_sampling_and_every_number_of_outputs_is_there() -> None
     assert kinds == {(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
 
 
+def test_no_step_after_a_start_asks_for_another_kernel(tmp_path: Path) -> None:
+    """Whatever is asked of its rows (late_kernels.py has an example for each field), and of whatever size it is."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "tests.services.worker.late_kernels"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    starts = [line.split()[1] for line in done.stdout.splitlines() if not line.startswith("late:")]
+    assert len(starts) == 2 and all(int(count) > 40 for count in starts), "the program does not see kernels"
+    assert "late:" not in done.stdout, done.stdout
+
+
 def test_captured_layouts_are_measured_by_their_largest_steps() -> None:
     sizes = Sizes(Shape(4, 20_000, 16), 600, 0)
     plans = list(captured_steps(sizes, layouts(4, 4, 600, 20_000)))
     assert [checked(plan, sizes).tolist() for plan in plans] == [[1] * 4, [1] * 3 + [512], [1] * 3 + [512]]
     assert [int(np.frombuffer(plan.positions, np.int32)[-1]) for plan in plans] == [511, 0, 20_000 - 1 - 512]
+    # a graph scores as many positions of each row as the longest may have
+    assert unpack_i32(plans[0].positions).tolist() == [20_000 - 2, 511, 511, 511]
     assert len(list(captured_steps(sizes, [GraphKey(2), GraphKey(4)]))) == 1
 
 

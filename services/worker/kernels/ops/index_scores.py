@@ -30,6 +30,9 @@ def make_index_case(
     return Case(f"{len(context)}x{max(context)}h{num_heads}x{head_dim}b{before}p{block_tokens}{'fp8' * fp8}", make)
 
 
+TOGETHER = 16  # tokens of a sequence whose products with all its keys are there at once
+
+
 @op(
     cases=[
         make_index_case((70, 5), 64, 128, 64),
@@ -41,6 +44,7 @@ def make_index_case(
         torch.bfloat16: Tolerance(1e-3, 1e-3, "order of sums: products of 8 bits are exact in fp32"),
         torch.float16: Tolerance(1e-3, 1e-3, "order of sums: products of 11 bits are exact in fp32"),
     },
+    by_value=True,
 )
 def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, width: int) -> Tensor:
     """sum over h of weights[t, h] * relu(q[t, h] @ key), -inf behind a row's context. Returns a new float32 [T, width].
@@ -50,15 +54,35 @@ def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows,
     """
     head_dim, page = q.shape[2], rows.block_tokens
     position = torch.arange(width, device=q.device)
-    used = (position // page).clamp_(max=rows.tables.shape[1] - 1)
-    slots = rows.tables[:, used].to(torch.int64) * page + position % page
-    seen = position < rows.context_lens[:, None]
+    used = (position // page).clamp_(max=rows.block_tables.shape[1] - 1)
     rows_of = pages.view(-1, pages.shape[2])[:, -head_dim:]
     narrow = pages.element_size() == 1  # 8-bit floats cannot be indexed
-    taken = (rows_of.view(torch.uint8) if narrow else rows_of)[slots.masked_fill(~seen, 0)]
-    keys = (taken.view(pages.dtype) if narrow else taken).float()
-    scores = torch.einsum("thd,tkd->thk", q.float(), keys).relu_()
-    return torch.einsum("th,thk->tk", weights, scores).masked_fill(~seen, -torch.inf)
+    out = torch.empty((len(q), width), dtype=torch.float32, device=q.device)
+    for tokens, table in _alike(rows):
+        slots = table[used].to(torch.int64) * page + position % page
+        # behind every context lie no blocks of the row's
+        slots = slots.masked_fill(position >= rows.context_lens[tokens].max(), 0)
+        taken = (rows_of.view(torch.uint8) if narrow else rows_of)[slots]
+        keys = (taken.view(pages.dtype) if narrow else taken).float()
+        for first in range(tokens.start, tokens.stop, TOGETHER):
+            some = slice(first, min(first + TOGETHER, tokens.stop))
+            scores = torch.einsum("thd,kd->thk", q[some].float(), keys).relu_()
+            out[some] = torch.einsum("th,thk->tk", weights[some], scores)
+    return out.masked_fill_(position >= rows.context_lens[:, None], -torch.inf)
+
+
+def _alike(rows: AttentionRows) -> Iterator[tuple[slice, Tensor]]:
+    """Tokens side by side that are of one sequence, whose keys are gathered once; and its blocks."""
+    if rows.table_rows is None:
+        yield from (
+            (slice(row, row + 1), table) for row, table in enumerate(rows.block_tables[: len(rows.context_lens)])
+        )
+        return
+    found, counts = torch.unique_consecutive(rows.table_rows, return_counts=True)
+    first = 0
+    for row, count in zip(found.tolist(), counts.tolist(), strict=True):
+        yield slice(first, first + count), rows.block_tables[row]
+        first += count
 
 
 def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:

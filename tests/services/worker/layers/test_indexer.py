@@ -10,6 +10,7 @@ from services.worker.kernels.ops.index_write import IndexNorm
 from services.worker.kernels.ops.paged_attention import make_attention_rows
 from services.worker.kernels.registry import Facts, bind
 from services.worker.layers import indexer as module
+from services.worker.layers import latent_attention
 from services.worker.layers.indexer import Indexer, IndexQueries, chosen
 from services.worker.models.spec_latent import IndexerSpec
 from tests.services.worker.layers.test_decoder import run
@@ -39,6 +40,27 @@ def test_each_token_gets_the_best_of_its_own_context(together: int, monkeypatch:
         assert set(found.block_tables[token, : min(top_k, context)].tolist()) == wanted
 
 
+def test_at_the_end_of_131_072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk and a row that decodes, scored a few tokens at a time, blocks in no order."""
+    monkeypatch.setattr(module, "SCORES_BYTES", 3 << 20)
+    generator = torch.Generator().manual_seed(4)
+    heads, dim, top_k, length = 3, 8, 64, 131_072
+    blocks = torch.randperm(8192, generator=generator)
+    rows = make_attention_rows([1, 9], [100_003, length], [blocks.flip(0).tolist(), blocks.tolist()], 16)
+    pages = torch.randn(8192, 16, 4 + dim, generator=generator)
+    q, weights = torch.randn(10, heads, dim, generator=generator), torch.randn(10, heads, generator=generator)
+    indexer = Indexer(IndexerSpec(heads, dim, top_k, False), IndexNorm(torch.ones(dim), torch.zeros(dim)), BINDINGS)
+    indexer.choose(IndexQueries(q, torch.empty(10, dim), weights), pages, rows)
+    found = chosen(rows).block_tables
+    assert found.shape == (10, top_k)
+    for token, context in enumerate([100_003, *range(length - 8, length + 1)]):
+        order = (blocks if token else blocks.flip(0))[:, None] * 16 + torch.arange(16)
+        slots = order.view(-1)[:context]
+        keys = pages.view(-1, 4 + dim)[slots, 4:].double()
+        scores = (weights[token, :, None].double() * (q[token].double() @ keys.T).relu()).sum(0)
+        assert set(found[token].tolist()) == set(slots[scores.topk(top_k).indices].tolist())
+
+
 def test_a_layer_without_an_indexer_attends_to_what_the_one_before_chose(make_tiny: Callable[[str], Any]) -> None:
     """Its own choice would give other logits."""
     tiny, prompt = make_tiny("glm_moe_dsa_shared"), list(range(3, 90))
@@ -50,3 +72,23 @@ def test_a_layer_without_an_indexer_attends_to_what_the_one_before_chose(make_ti
         assert (run(tiny.decoder, prompt, [len(prompt)]) - before).abs().max() > 0.01
     finally:
         layers[0].indexer.norm.weight.neg_()
+
+
+def test_a_step_of_many_tokens_attends_in_pieces(
+    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kernels keep for each token is bounded, whatever the step's size."""
+    tiny, prompt = make_tiny("DeepseekV32ForCausalLM"), list(range(3, 93))
+    whole = run(tiny.decoder, prompt, [50, 40])
+    monkeypatch.setattr(latent_attention, "CHOSEN_TOKENS", 16)
+    asked: list[int] = []
+    for layer in tiny.decoder.layers:
+        decode = layer.attention._decode
+
+        def counting(*given: Any, decode: Any = decode) -> torch.Tensor:
+            asked.append(len(given[0]))
+            return decode(*given)
+
+        monkeypatch.setattr(layer.attention, "_decode", counting)
+    torch.testing.assert_close(run(tiny.decoder, prompt, [50, 40]), whole, rtol=1e-5, atol=1e-5)
+    assert asked[:3] == [16, 16, 16] and set(asked) == {16, 2, 8}

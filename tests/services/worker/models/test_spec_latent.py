@@ -25,3 +25,12 @@ def test_costs_count_the_published_matrices() -> None:
 def test_layers_that_share_a_choice() -> None:
     own = IndexerSpec(4, 8, 16, True)
     assert not own.shares(3) and replace(own, shared=(False, True)).shares(1)
+
+
+def test_sparse_attention_costs_a_far_token_its_indexer_only() -> None:
+    """V3.2's."""
+    (weights, _), (more, index) = (
+        each.costs(7168, 128) for each in (V3, replace(V3, indexer=IndexerSpec(64, 128, 2048, False)))
+    )
+    assert index == 64 * 128
+    assert more - weights == 2048 * 128 * (2 * 512 + 64)

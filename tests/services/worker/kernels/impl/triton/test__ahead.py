@@ -46,6 +46,7 @@ assert _norm.norm_kernel.hash and _gate.gate_kernel.hash, "keys are made in the 
 reports = []
 asked.build(2, lambda done, total: reports.append((done, total)))
 assert reports == [(1, 2), (2, 2)] and sum(_builds.COUNTS.values()) == 2, (reports, _builds.COUNTS)
+assert sorted(_builds.NEWEST) == ["gate_kernel", "norm_kernel"], _builds.NEWEST
 assert not _ahead.is_first()
 with _ahead.collect() as again:
     try:
