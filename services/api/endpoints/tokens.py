@@ -23,7 +23,7 @@ async def render_chat(gateway: Gateway, http: HttpRequest) -> Response:
     facts = gateway.facts()
     asked = chat.BODY.parse(body)
     chat.check_messages(asked.messages, gateway.config.api.max_messages)
-    (submit,) = chat.submits_of(asked, facts, gateway.max_choices)
+    (submit,) = chat.submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     ids = await prompt_of(gateway, http, submit)
     room = facts.max_model_len - len(ids)
     return json(tokens.rendered(asked, ids, asked.request_id or request_id(http), room))
@@ -33,7 +33,7 @@ async def render_completion(gateway: Gateway, http: HttpRequest) -> Response:
     body = await read_body(http, gateway.config.api)
     facts = gateway.facts()
     asked = completion.BODY.parse(body)
-    submits = completion.submits_of(asked, facts, gateway.max_choices)
+    submits = completion.submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     identity = asked.request_id or request_id(http)
     found = [await prompt_of(gateway, http, submit) for submit in submits]
     return json([tokens.rendered(asked, ids, identity, 0) for ids in found])
@@ -52,7 +52,7 @@ async def generate_tokens(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     facts = gateway.facts()
     asked = tokens.BODY.parse(body)
     with renamed(tokens.names(asked)):
-        same = tokens.completion_of(asked)
+        same = tokens.completion_of(asked, facts.max_model_len)
         submits = completion.submits_of(same, facts, gateway.max_choices, gateway.config.api.max_logprobs)
         return await generate(gateway, http, facts.name, same, submits, generated)
 

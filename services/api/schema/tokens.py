@@ -52,6 +52,7 @@ class Generated(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+PROMPT_IDS = ("prompt_logprob_token_ids", "prompt_logprob_start")  # vLLM's, which completions do not have
 UNSUPPORTED: dict[str, Harmless] = {
     "features": ABSENT,
     "kv_transfer_params": ABSENT,
@@ -61,25 +62,28 @@ UNSUPPORTED: dict[str, Harmless] = {
 }
 BODY = Body(GenerateRequest, UNSUPPORTED)
 OUTSIDE = ("model", "request_id", "cache_salt", "priority", "deadline_ms")  # of the parameters of sampling
-NOT_TOLD = ("echo", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")  # by this endpoint
+NOT_TOLD = ("echo", "top_logprobs", "return_tokens_as_token_ids")  # by this endpoint
 NO_SAMPLING = (
     *(*OUTSIDE, "stream", "stream_options", "user", "truncate_prompt_tokens", "return_token_ids"),
     "return_tokens_as_token_ids",
 )
 
 
-def completion_of(asked: GenerateRequest) -> CompletionRequest:
-    """The same as a completion that tells its token ids. Raises Reject."""
+def completion_of(asked: GenerateRequest, context: int) -> CompletionRequest:
+    """The same as a completion that tells its token ids. `context`: of the model, in tokens. Raises Reject."""
+    room = max(context - len(asked.token_ids), 1)
     if asked.stream:
         raise invalid("stream: token ids do not stream; use /v1/completions with return_token_ids", "stream")
     given = {name: value for name, value in asked.sampling_params.items() if name not in ("detokenize", "output_kind")}
-    for name in (*OUTSIDE, *NOT_TOLD, "prompt", "stream", "return_token_ids"):
+    for name in (*OUTSIDE, *NOT_TOLD, *PROMPT_IDS, "prompt", "stream", "return_token_ids"):
         if name in given:
             raise invalid(
                 f"sampling_params.{name} is not supported here; use /v1/completions", f"sampling_params.{name}"
             )
     fields = {name: getattr(asked, name) for name in OUTSIDE} | given
     fields |= {"prompt": asked.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    if fields.get("max_tokens") is None and fields.get("max_completion_tokens") is None:
+        fields["max_tokens"] = room  # as vLLM does, unlike completions
     return completion.BODY.parse(msgspec.json.encode(fields))
 
 
@@ -92,8 +96,9 @@ def rendered(asked: GenerationRequest, tokens: list[int], identity: str, room: i
     """`room`: tokens that the context leaves, which bound a chat that gives no bound."""
     given = {name: getattr(asked, name) for name in GenerationRequest.__struct_fields__ if name not in NO_SAMPLING}
     params = {name: value for name, value in msgspec.to_builtins(given).items() if value is not None}
-    if not isinstance(asked, CompletionRequest) and not (asked.max_tokens or asked.max_completion_tokens):
-        params["max_tokens"] = max(room, 1)
+    if asked.max_tokens is None and asked.max_completion_tokens is None:
+        completes = isinstance(asked, CompletionRequest)
+        params["max_tokens"] = completion.DEFAULT_MAX_TOKENS if completes else max(room, 1)
     return Rendered(
         request_id=identity,
         model=asked.model,

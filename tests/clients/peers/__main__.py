@@ -64,6 +64,7 @@ def main() -> int:
     asked = [*(chosen or files), *(word for word in more if word not in chosen)]
     # The shims are loaded as a module of their own: `tests` is the suite's package there.
     found = {
+        "PYTHONSAFEPATH": "1",  # vLLM's tree has a package `benchmarks`, too
         "PYTHONPATH": os.pathsep.join((str(FOLDER), str(FOLDER.parents[2]))),
         "PEER_SUITE": options.suite,
         "PEER_CHECKOUT": str(options.checkout.resolve()),

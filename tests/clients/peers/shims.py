@@ -160,7 +160,9 @@ def stand_in_vllm() -> None:
     stand_ins.__dict__.update(RemoteOpenAIServer=Server, ROCM_EXTRA_ARGS=[], ROCM_ENV_OVERRIDES={})
     for mark in ("multi_gpu_only", "requires_fp8", "create_new_process_for_each_test", "multi_gpu_test"):
         stand_ins.__dict__[mark] = lambda *args, **_more: args[0] if args and callable(args[0]) else lambda test: test
-    sys.modules |= {"tests.utils": stand_ins, "tests.conftest": AbsentModule("tests.conftest")}
+    fixtures = AbsentModule("tests.conftest")
+    fixtures.__dict__.update(__file__=str(CHECKOUT / "tests/conftest.py"), pytest_plugins=[])
+    sys.modules |= {"tests.utils": stand_ins, "tests.conftest": fixtures}
     tokenizers = importlib.import_module("vllm.tokenizers")
     hub = importlib.import_module("vllm.transformers_utils.repo_utils")
     platforms = importlib.import_module("vllm.platforms")

@@ -91,6 +91,8 @@ def test_tokenize_and_detokenize(encoder: Encoder) -> None:
     assert with_prompt.strings[-3:] == ["ass", "istant", "Ċ"]
     call = Tokenize(1, PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]', add_generation_prompt=False)
     assert "istant" not in encoder.tokenize(call).strings
+    talk = b'[{"role": "user", "content": "x"}, {"role": "assistant", "content": "Sure,"}]'
+    assert encoder.tokenize(Tokenize(1, PromptKind.CHAT, messages=talk, goes_on=True)).strings[-2:] == ["Sure", ","]
     assert len(encoder.tokenize(Tokenize(1, PromptKind.TEXT)).tokens) == 0
     with pytest.raises(Reject, match="already"):
         encoder.tokenize(Tokenize(1, PromptKind.TOKENS))

@@ -50,8 +50,15 @@ def test_siblings_are_told_and_obey() -> None:
 
 def test_load() -> None:
     async def main() -> None:
-        async with running() as (_, client):
+        async with running() as (system, client):
             load = (await client.get("/load")).json()
             assert (load["server_load"], load["running"], load["waiting"], load["kv_cache_usage"]) == (5, 3, 2, 0.4)
+            held: list[Submit] = []
+            system.tokenizers[0].on_submit = held.append
+            asked = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"n": 6}))
+            await system.until(lambda: bool(held))
+            load = (await client.get("/load")).json()
+            assert (load["server_load"], load["running"]) == (6, 3), "what no scheduler has told yet counts"
+            asked.cancel()
 
     scenario(main)

@@ -40,7 +40,10 @@ def test_columns_keep_tokens_apart_that_look_alike() -> None:
     columns = text_logprobs(REPORTS, 10)
     assert columns.tokens == ["a", "bytes:\\xf0\\x9f"] and columns.token_logprobs == [-0.5, -1.0]
     assert columns.top_logprobs[0] == {"a": -0.5, "bytes:\\xf0\\x9f": -1.0}
-    assert columns.top_logprobs[1] == {"bytes:\\xf0\\x9f": -2.0, "a": -0.5, "token_id:2": -1.0}
+    assert columns.top_logprobs[1] == {"bytes:\\xf0\\x9f": -1.0, "a": -0.5, "token_id:3": -2.0}
+    assert [next(iter(each)) for each in columns.top_logprobs if each] == columns.tokens, (
+        "the token itself is the first"
+    )
     assert columns.text_offset == [10, 11]
     assert text_logprobs(REPORTS, as_ids=True).top_logprobs[1] == {
         "token_id:3": -2.0,
