@@ -170,15 +170,16 @@ def test_a_step_that_failed_leaves_sums_as_they_were(
     assert failures > 2
 
 
-@pytest.mark.parametrize(("replayed", "chunk"), [(False, 7), (True, 200)])
+@pytest.mark.parametrize(("replayed", "reads", "chunk"), [(False, False, 7), (True, False, 200), (True, True, 7)])
 def test_beside_rows_with_drafts(
-    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, chunk: int, replayed: bool
+    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, replayed: bool, reads: bool, chunk: int
 ) -> None:
-    """They change neither the vectors' rows nor their tokens, where a step has more entries than rows."""
+    """Steps have more entries than rows then; and a proposer that reads hidden states has those of all tokens kept."""
     tiny = make_tiny("qwen3")
     tokens = with_words(tiny.driver(133)).generate(test_drafts.PROMPTS, OUTPUT, sampling=test_drafts.SAMPLINGS)
     streams = [prompt + output for prompt, output in zip(test_drafts.PROMPTS, tokens, strict=True)]
     driver = with_words(tiny.driver(133, drafts=Drafting(test_drafts.TOKENS, knowing(streams))))
+    driver.runner._drafts.reads = reads
     graphs = capture(driver, layouts(32, 32, 136, 200), monkeypatch) if replayed else None
     pooled = [(PROMPTS[slot], SAMPLINGS[slot]) for slot, pooling in enumerate(POOLINGS) if pooling is not None]
     planner = Planner(driver, chunk, pooled)
