@@ -264,6 +264,7 @@ class EventStream(Stream):
     ) -> None:
         self._chunks, self._include_usage, self._failed = chunks, include_usage, False
         self._frames = [chunks.text(choice.index) for choice in request.choices]
+        self._beside = bool(request.reports) or any(choice.submit.options.token_ids for choice in request.choices)
         super().__init__(request, hub, wire, alarm, slow_s)
 
     def _opening(self) -> bytes:
@@ -279,7 +280,7 @@ class EventStream(Stream):
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:
-            answer = answer_with_ids(choice)
+            answer = answer_with_ids(choice) if self._beside else None
             if answer is not None and not answer.prompt_taken:
                 pieces.append(self._chunks.prompt(choice, self._chunks.empty(choice.index)))
             if choice.reads:
@@ -287,7 +288,8 @@ class EventStream(Stream):
                     pieces += (self._chunks.reported(choice, events[0]), *events[1:])
             elif choice.parts:
                 before, after = self._frames[choice.index]
-                pieces += (before, encode(choice.take()), self._chunks.reported(choice, after))
+                told = self._chunks.reported(choice, after) if self._beside else after
+                pieces += (before, encode(choice.take()), told)
             if answer is not None and len(answer.ids) > answer.ids_taken:
                 pieces.append(self._left(choice))
             if choice.finished is not None:

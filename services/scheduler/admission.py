@@ -21,7 +21,7 @@ RANGES = (
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -1e6, 1e6),
     ("frequency_penalty", -1e6, 1e6),
-    ("repetition_penalty", 1e-6, 1e6),
+    ("repetition_penalty", 1e-9, 1e6),
     ("top_k", -1, I32_MAX),
     ("min_tokens", 0, I32_MAX),
 )

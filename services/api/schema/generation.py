@@ -63,7 +63,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-9, le=1000)] | None = None
     logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -11,7 +11,7 @@ from services.api.schema import completion
 from services.api.schema.completion import CompletionRequest, TokenIds
 from services.api.schema.generation import ABSENT, GenerationRequest, Milliseconds
 from services.api.schema.logprobs import ChatLogprobs, PromptLogprobs
-from services.api.schema.parse import Body, Harmless, anything
+from services.api.schema.parse import Body, Harmless, anything, one_of
 from services.api.schema.replies import Usage
 
 
@@ -59,6 +59,10 @@ UNSUPPORTED: dict[str, Harmless] = {
     "stream_options": ABSENT,
     "prompt_logprobs": ABSENT,
     "arrival_time": anything,
+    "output_mode": one_of("tokens"),
+    "parse_context": ABSENT,
+    "content_parts": ABSENT,
+    "ec_transfer_params": ABSENT,
 }
 BODY = Body(GenerateRequest, UNSUPPORTED)
 OUTSIDE = ("model", "request_id", "cache_salt", "priority", "deadline_ms")  # of the parameters of sampling

@@ -1,7 +1,8 @@
 """`python -m tests.services.worker.divided FOLDER RANK RANKS`: one rank of a group, for every checkpoint in FOLDER.
 
-Prints as JSON, by checkpoint, the tokens that this rank has drawn, and its vectors of the same prompts. Called by test_division.py, which starts all ranks
-at once; one process per rank for all checkpoints, since most of a start is the import of torch.
+Prints as JSON, by checkpoint, the tokens that this rank has drawn, and its vectors of the same prompts. Called by
+test_division.py, which starts all ranks at once; one process per rank for all checkpoints, since most of a start is the
+import of torch.
 """
 
 import json

@@ -77,8 +77,11 @@ def test_ranks_draw_the_tokens_of_one(said: list[dict[str, Any]], alone: Callabl
 
 @pytest.mark.parametrize("name", every())
 def test_ranks_have_the_vectors_of_one(said: list[dict[str, Any]], alone: Callable[[str], Any], name: str) -> None:
-    for mine, others in zip(alone(name)["vectors"], zip(*(each[name]["vectors"] for each in said), strict=True)):
-        assert all(other == pytest.approx(mine, abs=1e-4) for other in others) and any(mine)
+    one = alone(name)["vectors"]
+    assert all(map(any, one))
+    for rank, each in enumerate(said):
+        for vector, wanted in zip(each[name]["vectors"], one, strict=True):
+            assert vector == pytest.approx(wanted, abs=1e-4), f"rank {rank} of {len(said)}"
 
 
 def loaded(folder: Path, rank: Rank, bindings: Bindings = BINDINGS) -> Any:

@@ -41,7 +41,7 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 5, None], [-1, "1", 2**31]),
     "presence_penalty": ([-2, 2, None], [-2.1, 2.1, "0"]),
     "frequency_penalty": ([-2, 2, None], [-2.1, 2.1, "0"]),
-    "repetition_penalty": ([0.1, 1000, None], [0, -1, 1001, "1"]),
+    "repetition_penalty": ([1e-9, 1000, None], [0, 1e-10, -1, 1001, "1"]),
     "logit_bias": (
         [{"0": -100, "999": 100.0}, {}, None],
         [{"1000": 1}, {"-1": 1}, {"a": 1}, {"1.5": 1}, {"1": 101}, {"1": -101}, {"1": "1"}, [], {str(10**30): 1}],

@@ -40,6 +40,7 @@ def generate(**fields: Any) -> None:
         ({"sampling_params": {"echo": True}}, "sampling_params.echo"),
         ({"sampling_params": {"prompt_logprob_token_ids": [[1]]}}, "sampling_params.prompt_logprob_token_ids"),
         ({"features": {}}, "features"),
+        ({"output_mode": "text"}, "output_mode"),
     ],
 )
 def test_bad_input_is_named(fields: dict[str, Any], param: str) -> None:
