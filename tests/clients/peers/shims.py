@@ -31,7 +31,9 @@ SETTINGS = ("model.dtype=float32", "kv.blocks=2048", "scheduler.max_rows=32", "l
 CONTEXT = 8192  # the bundled model's
 LONGEST = 1400  # tokens of prompt and output, where a suite does not say
 CHUNKS = "assert_chat_completions_stream_return"
-UNASKED = int(os.environ.get("PEER_UNASKED", "48"))  # tokens of an answer where a test sets no limit: a model this small may never end by itself
+UNASKED = int(
+    os.environ.get("PEER_UNASKED", "48")
+)  # tokens of an answer where a test sets no limit: a model this small may never end by itself
 UNASKED_JSON = 256  # of one that is a whole only where it ends
 
 
