@@ -31,9 +31,8 @@ SETTINGS = ("model.dtype=float32", "kv.blocks=2048", "scheduler.max_rows=32", "l
 CONTEXT = 8192  # the bundled model's
 LONGEST = 1400  # tokens of prompt and output, where a suite does not say
 CHUNKS = "assert_chat_completions_stream_return"
-UNASKED = int(
-    os.environ.get("PEER_UNASKED", "48")
-)  # tokens of an answer where a test sets no limit: a model this small may never end by itself
+# Tokens of an answer where a test sets no limit: a model this small may never end by itself.
+UNASKED = int(os.environ.get("PEER_UNASKED", "48"))
 UNASKED_JSON = 256  # of one that is a whole only where it ends
 
 
@@ -184,7 +183,7 @@ def stand_in_vllm() -> None:
 
 def stand_in_lmdeploy() -> None:
     """Its tests want a server that runs, the client of its own package, and a matrix of models to run against."""
-    os.environ["LMDEPLOY_PORT"] = str(system().port)
+    os.environ["LMDEPLOY_PORT"] = str(system("model.max_len=4096").port)  # they ask for 2,048 tokens
     for place in (CHECKOUT / "autotest", CHECKOUT):
         sys.path.insert(0, str(place))
     path = CHECKOUT / "lmdeploy/serve/openai/api_client.py"
@@ -278,7 +277,8 @@ RUNNING: list[System] = []
 
 
 def system(*settings: str) -> System:
-    RUNNING.append(serve(f"model.max_len={LONGEST}", "model.tool_parser=hermes", *settings).__enter__())
+    longest = (f"model.max_len={LONGEST}", "model.tool_parser=hermes")
+    RUNNING.append(serve(*longest, *settings).__enter__())
     return RUNNING[-1]
 
 
