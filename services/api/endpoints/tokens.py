@@ -8,14 +8,16 @@ from common.columns import unpack_i32
 from common.protocol import Describe, Detokenized, Submit, Tokenize, Tokenized
 from services.api.deadline import left_s, within
 from services.api.gateway import Gateway
-from services.api.generate import generate
+from services.api.generate import begin, generate, opened
 from services.api.hub import Request
 from services.api.route import Endpoint, json, read_body, request_id
 from services.api.schema import chat, completion, tokens
 from services.api.schema.conversion import renamed
+from services.api.schema.generation import wants_usage
 from services.api.schema.logprobs import chosen, content_of, prompt_logprobs_of
 from services.api.schema.replies import ids_of, stop_reason, usage_of
 from services.api.schema.tokens import Generated, GeneratedChoice, Rendered, TokenizerInfo
+from services.api.token_stream import TokenStream
 
 
 async def render_chat(gateway: Gateway, http: HttpRequest) -> Response:
@@ -54,7 +56,11 @@ async def generate_tokens(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     with renamed(tokens.names(asked)):
         same = tokens.completion_of(asked, facts.max_model_len)
         submits = completion.submits_of(same, facts, gateway.max_choices, gateway.config.api.max_logprobs)
-        return await generate(gateway, http, facts.name, same, submits, generated)
+        if not same.stream:
+            return await generate(gateway, http, facts.name, same, submits, generated)
+        request, wire, alarm = begin(gateway, http, same, submits)
+        slow_s = gateway.config.api.slow_client_s
+        return await opened(TokenStream(request, gateway.hub, wire, wants_usage(same), alarm, slow_s), request)
 
 
 def generated(identity: str, created: int, model: str, request: Request) -> Generated:

@@ -31,7 +31,7 @@ def generate(**fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"stream": True}, "stream"),
+        ({"sampling_params": {"stream": True}}, "sampling_params.stream"),
         ({"token_ids": []}, "token_ids"),
         ({"sampling_params": {"temperature": 9}}, "sampling_params.temperature"),
         ({"sampling_params": {"prompt": "x"}}, "sampling_params.prompt"),
