@@ -140,7 +140,9 @@ def test_a_response_has_those_of_its_text(client: openai.OpenAI) -> None:
         "top_logprobs": 2,
     }
     whole = client.responses.create(**asked)
-    *_, last = client.responses.create(**asked, stream=True)
+    *events, last = client.responses.create(**asked, stream=True)
+    deltas = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    assert [each.logprob for each in deltas] == [each.logprob for each in last.response.output[0].content[0].logprobs]
     assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content
     for response in (whole, last.response):
         (part,) = response.output[0].content

@@ -96,6 +96,32 @@ def writing(tokens: list[ContentLogprob], text: str) -> tuple[list[ContentLogpro
     return tokens[bisect_right(ends, begin) : last], tokens[last:]
 
 
+class Writing:
+    """The same of a text that grows, as far as it has come. Its first piece is what the newest tokens write."""
+
+    __slots__ = ("_end", "_ends", "_spelled", "_told")
+
+    def __init__(self) -> None:
+        self._spelled, self._ends = bytearray(), list[int]()
+        self._end, self._told = -1, 0  # bytes up to the text's end; tokens told or left out
+
+    def more(self, tokens: list[ContentLogprob], piece: str) -> list[ContentLogprob]:
+        """`tokens`: all so far; returns those that write the text's next piece."""
+        for token in tokens[len(self._ends) :]:
+            self._spelled += bytes(token.bytes)
+            self._ends.append(len(self._spelled))
+        content = piece.encode()
+        if self._end < 0:
+            begin = self._spelled.rfind(content)
+            if begin < 0:
+                return []
+            self._end, self._told = begin, bisect_right(self._ends, begin)
+        self._end += len(content)
+        last = bisect_left(self._ends, self._end) + 1
+        new, self._told = tokens[self._told : last], max(last, self._told)
+        return new
+
+
 def _by_name(report: TokenReport, as_ids: bool) -> dict[str, float]:
     """The token itself and the ones beside it; of two with equal bytes the second is named by its id."""
     found: dict[str, float] = {}
