@@ -102,7 +102,6 @@ class Server:
         "--runner": "pooling models",
         "--limit-mm-per-prompt": "images",
         "--watermark-config": "watermarks",
-        "--enable-lora": "LoRA adapters",
         "--return-sampling-mask": "masks of sampling in answers",
         "--return-tokens-as-token-ids": "an option of vLLM's start; the request's field is tested",
     }
