@@ -27,8 +27,8 @@ class Aborted(msgspec.Struct, frozen=True):
 
 
 class LoadReply(msgspec.Struct, frozen=True):
-    """`server_load`: requests that run or wait, as vLLM says it, those that this replica has just opened included. The
-    rest is what the schedulers last told."""
+    """`server_load`: requests that run or wait, as vLLM says it: of this replica as it is now, of its siblings as the
+    schedulers last told. So did they tell the rest."""
 
     server_load: int
     running: int
@@ -50,7 +50,8 @@ async def show_load(gateway: Gateway, http: Request) -> Response:
     load = gateway.node.view.load
     free = load.blocks_free + load.blocks_cached
     usage = 1 - free / load.blocks_total if load.blocks_total else 0.0
-    known = max(load.running + load.waiting, len(gateway.hub.choices))
+    own, told = len(gateway.hub.choices), load.running + load.waiting
+    known = max(own, told) if gateway.siblings() else own
     return json(LoadReply(known, load.running, load.waiting, load.waiting_tokens, load.wait_s, usage))
 
 
