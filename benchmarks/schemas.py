@@ -3,6 +3,7 @@
     pip download --no-deps --no-binary :all: jsonschema   # its sdist brings JSON-Schema-Test-Suite along
     python -m benchmarks.schemas jsonschema-4.26.0.tar.gz [--drafts draft2020-12,draft7] [--max-tokens 160] [--first 60]
                                  [--answers FILE]   # keeps them, and asks only for what is not finished there
+                                 [--most 300] [--at-once 32] [--set worker.device=cuda ...]
 
 Each schema is asked of the bundled model at temperature 1, `strict`. What is finished is held against another
 implementation, formats included. Then the time to a first token: of a grammar that is new, of the same again, of none.
@@ -127,6 +128,11 @@ class Answers:
         return json.dumps([case.name, case.schema], sort_keys=True)
 
 
+def some(cases: Sequence[Case], most: int) -> list[Case]:
+    """As many, spread over the whole suite."""
+    return list(cases) if most >= len(cases) else [cases[place * len(cases) // most] for place in range(most)]
+
+
 async def say_all(
     url: str, cases: Iterable[Case], max_tokens: int, answers: Answers | None = None, at_once: int = 32
 ) -> list[Said]:
@@ -197,14 +203,19 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--first", type=int, default=60)
     parser.add_argument("--answers", type=Path)
+    parser.add_argument("--most", type=int, default=1 << 20, help="schemas, of all drafts together")
+    parser.add_argument("--at-once", type=int, default=32)
+    parser.add_argument("--set", dest="settings", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     console, cases = Console(width=140, highlight=False), suite(options.suite, options.drafts.split(","))
     hold_instances(console, cases)
-    with System("scheduler.max_rows=32", "kv.blocks=2048", *CALM) as system:
-        said = asyncio.run(say_all(system.url, cases, options.max_tokens, Answers(options.answers)))
+    own = f"scheduler.max_rows={options.at_once}", f"kv.blocks={max(64 * options.at_once, 2048)}"
+    with System(*own, *CALM, *options.settings) as system:
+        answers, asked = Answers(options.answers), some(cases, options.most)
+        said = asyncio.run(say_all(system.url, asked, options.max_tokens, answers, options.at_once))
     wrong = report(console, said)
     usable = [each.case.schema for each in said if each.text]
-    with System() as system:  # which has not seen them
+    with System(*options.settings) as system:  # which has not seen them
         taken = first_tokens(system.url, usable[:: max(len(usable) // options.first, 1)][: options.first])
     for kind, seconds in taken.items():
         ordered = sorted(seconds)

@@ -1,8 +1,9 @@
 """Log-probabilities of tokens on their way from the worker to the API; part of common/protocol.py.
 
 They are those of the model's own logits: before temperature, penalties, biases and masks. A record of one token is an
-int32 column: its rank from 1 on, 1 + top token ids (its own, then the `top` most probable ones, best first), and as
-many float32 values. Equal logits are ordered by id. All records of a sequence have one width.
+int32 column: its rank from 1 on, 1 + top token ids (its own, then the `top` most probable ones, best first, or those
+that the request has named), and as many float32 values. Equal logits are ordered by id. All records of a sequence have
+one width.
 """
 
 import msgspec
@@ -19,6 +20,7 @@ class Report(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top: int = -1  # of the output's tokens; -1: none
     prompt: int = -1  # of the prompt's tokens but the first, which follows nothing
     pooling: Pooling | None = None
+    named: tuple[int, ...] = ()  # ids that come beside each output token in place of the best ones: `top` of them
 
     @property
     def asks(self) -> bool:

@@ -184,6 +184,8 @@ class Tokenize(Message, frozen=True):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     submit: Submit | None = None  # then nothing else counts: what this request's prompt is
+    template_kwargs: bytes = b""  # of a chat, as in Submit
+    goes_on: bool = False  # its last message does
 
 
 class Detokenize(Message, frozen=True):

@@ -29,7 +29,7 @@ class Wanted(NamedTuple):
 class Answer:
     """`wanted` is None for what is no chat: its text is not read."""
 
-    __slots__ = ("_reader", "_short_ids", "_wanted", "calls", "ids", "ids_taken", "told")
+    __slots__ = ("_reader", "_short_ids", "_wanted", "calls", "ids", "ids_taken", "prompt_taken", "told")
 
     def __init__(self, told: TextFormat, wanted: Wanted | None) -> None:
         dialects = Dialects(TOOLS.get(told.tools), REASONING.get(told.reasoning))
@@ -41,6 +41,7 @@ class Answer:
         self.calls = 0  # that have begun
         self.ids: array[int] = array("i")  # tokens of the output, where they are wanted
         self.ids_taken = 0  # by the consumer
+        self.prompt_taken = False  # the prompt's
 
     @property
     def reads(self) -> bool:

@@ -32,6 +32,7 @@ class Form(NamedTuple):
     prompt: int = -1  # so many best ones of each token of the prompt, in vLLM's form
     name: str = ""  # by which it can be aborted
     shown: bool = True  # those of the output; not where they only serve to choose
+    echoed: int = 0  # so many best ones beside each token of an echoed prompt
     best: int = 0  # so many choices of each prompt are shown, the most probable ones; 0: all
     ordered: bool = False  # they come in that order
 
@@ -69,7 +70,7 @@ class Reported:
 
     def left(self) -> Report:
         """What another tokenizer is to report: a prompt's are whole before the first token."""
-        return Report(self.wanted.top) if self.output else self.wanted
+        return Report(self.wanted.top, named=self.wanted.named) if self.output else self.wanted
 
 
 def _extend(known: list[TokenReport], told: TextLogprobs, first: int, top: int) -> bool:

@@ -14,7 +14,7 @@ from common.dialects.events import Arguments, CallBegun, Content, Event, Reasoni
 from common.errors import Reject
 from services.api.errors import Problem, of_reject
 from services.api.hub import Choice
-from services.api.schema.logprobs import ChatLogprobs, ContentLogprob, writing
+from services.api.schema.logprobs import ChatLogprobs, ContentLogprob, Writing, writing
 from services.api.schema.replies import Usage
 from services.api.schema.response_object import (
     FunctionCallItem,
@@ -31,7 +31,6 @@ from services.api.schema.response_object import (
 from services.api.typed_events import Told
 
 TEXT = {OutputMessage: ("output_text", OutputText), ReasoningItem: ("reasoning_text", ReasoningText)}
-LOGPROBS: dict[str, Any] = {"logprobs": []}
 CODES: dict[str | None, Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]] = {
     "invalid_value": "invalid_prompt",
     "context_length_exceeded": "invalid_prompt",
@@ -49,6 +48,7 @@ class ResponseEvents:
         self._number = 0  # of the next event
         self._open: OutputItem | None = None  # the newest item, while it grows
         self._pieces: list[str] = []  # of its text
+        self._writing = Writing()  # what its tokens have written
 
     def begin(self, usage: Usage) -> Told:
         return [self._whole("response.created"), self._whole("response.in_progress")]
@@ -92,13 +92,18 @@ class ResponseEvents:
             item.content.append(part())
             told.append(self._part("response.content_part.added", item, part()))
         if event.text:
-            extra = LOGPROBS if kind is OutputMessage else {}
+            extra = {"logprobs": self._more(event.text)} if kind is OutputMessage else {}
             told.append(self._grow(f"response.{name}.delta", event.text, content_index=0, **extra))
         return told
 
+    def _more(self, text: str) -> list[Any]:
+        """Log-probabilities of the tokens that write this."""
+        self._tokens += news.content if (news := self._reports()) is not None else ()
+        return list(map(msgspec.to_builtins, self._writing.more(self._tokens, text))) if self._tokens else []
+
     def _start(self, item: OutputItem) -> Told:
         told = self._close("completed")
-        self._open, self._pieces = item, []
+        self._open, self._pieces, self._writing = item, [], Writing()
         self.body.output.append(item)
         told.append(self._item("response.output_item.added", item))
         return told

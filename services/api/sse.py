@@ -55,10 +55,26 @@ class Chunks:
         self._chat = chat
 
     def reported(self, choice: Choice, chunk: bytes) -> bytes:
-        """A chunk, or its end, with the log-probabilities of the tokens since the last one; no text can look so."""
-        if choice.reported is None or (told := content_of(choice) if self._chat else columns_of(choice)) is None:
+        """A chunk, or its end, with log-probabilities and ids of the tokens since the last one; no text can look so."""
+        told, ids = None, b""
+        if choice.reported is not None:
+            told = content_of(choice) if self._chat else columns_of(choice)
+        if (answer := answer_with_ids(choice)) is not None:
+            ids = b'"token_ids":%b,' % encode(answer.take_ids())
+        elif told is None:
             return chunk
-        return chunk.replace(NO_LOGPROBS, b'"logprobs":' + encode(told), 1)
+        return chunk.replace(NO_LOGPROBS, b'%b"logprobs":%b' % (ids, encode(told)), 1)
+
+    def prompt(self, choice: Choice, chunk: bytes) -> bytes:
+        """A whole chunk with the prompt's token ids where whole replies have them, if they are wanted and known."""
+        answer = answer_with_ids(choice)
+        if answer is None or answer.prompt_taken:
+            return chunk
+        answer.prompt_taken = True
+        ids = b'"prompt_token_ids":' + encode(unpack_i32(answer.told.prompt).tolist())
+        if self._chat:
+            return b"%b,%b%b" % (self._head, ids, chunk.removeprefix(self._head))
+        return chunk.replace(NO_LOGPROBS, b'%b,"token_ids":[],%b' % (ids, NO_LOGPROBS), 1)
 
     def text(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the JSON text of a choice."""
@@ -74,24 +90,23 @@ class Chunks:
         head = b'%b,"choices":[{"index":%d,"delta":' % (self._head, index)
         return [head + encode(delta_of(event)) + end for event in merged(events)]
 
-    def ids(self, index: int, answer: Answer) -> bytes:
-        """A chunk of its own for token ids, before the text that they complete; the first has the prompt's."""
-        prompt = {} if answer.ids_taken else {"prompt_token_ids": unpack_i32(answer.told.prompt).tolist()}
-        ids = {"token_ids": answer.take_ids()} | prompt
-        values = self._head, index, self._empty, encode(ids)[1:-1], self._tail
-        return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":null,%b}]%b' % values
+    def empty(self, index: int) -> bytes:
+        """A chunk without text."""
+        values = self._head, index, self._empty, self._tail
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":null}]%b' % values
 
     def with_usage(self, chunks: bytes, request: Request, opening: bool = False) -> bytes:
         """The same chunks with the usage so far; no text can look like the place of it, with its line ends."""
         return chunks.replace(NO_USAGE, b',"usage":%b}\n\n' % encode(usage_so_far(request, opening)))
 
-    def opening(self, index: int, echo: str = "") -> bytes:
-        """The first chunk of a chat choice tells the role; that of a completion what it echoes, if it does."""
+    def opening(self, choice: Choice) -> bytes:
+        """The first chunk of a chat choice tells the role; both what they echo, if they do."""
+        echo = encode(choice.echo)
         if not self._chat:
-            before, after = self.text(index)
-            return before + encode(echo) + after if echo else b""
-        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        return b'%b,"choices":[{"index":%d,%b}]%b' % (self._head, index, delta, self._tail)
+            before, after = self.text(choice.index)
+            return self.prompt(choice, before + echo + after) if choice.echo else b""
+        delta = b'"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null' % echo
+        return self.prompt(choice, b'%b,"choices":[{"index":%d,%b}]%b' % (self._head, choice.index, delta, self._tail))
 
     def end(self, choice: Choice, failure: errors.Problem | None) -> bytes:
         """The last chunk of a choice; with a failure also the error object that OpenAI's client raises."""
@@ -108,10 +123,9 @@ class Chunks:
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, encode(usage))
 
 
-def only_prompt(choice: Choice) -> bool:
-    """Whether its end is all that comes of it, and the prompt's token ids have to be told with that."""
-    options = choice.submit.options
-    return options.token_ids and options.silent and choice.finished is not None
+def answer_with_ids(choice: Choice) -> Answer | None:
+    """What has the choice's token ids, if they are wanted and have begun to come."""
+    return choice.answer if choice.submit.options.token_ids else None
 
 
 class Stream(ABC):
@@ -250,10 +264,11 @@ class EventStream(Stream):
     ) -> None:
         self._chunks, self._include_usage, self._failed = chunks, include_usage, False
         self._frames = [chunks.text(choice.index) for choice in request.choices]
+        self._beside = bool(request.reports) or any(choice.submit.options.token_ids for choice in request.choices)
         super().__init__(request, hub, wire, alarm, slow_s)
 
     def _opening(self) -> bytes:
-        opening = b"".join(self._chunks.opening(choice.index, choice.echo) for choice in self._request.choices)
+        opening = b"".join(map(self._chunks.opening, self._request.choices))
         return self._chunks.with_usage(opening, self._request, opening=True) if self._chunks.continuous else opening
 
     async def _last(self) -> bytes:
@@ -265,15 +280,18 @@ class EventStream(Stream):
         updated = self._request.updated
         pieces: list[bytes] = []
         for choice in updated:
-            answer = choice.answer
-            if answer is not None and (len(answer.ids) > answer.ids_taken or only_prompt(choice)):
-                pieces.append(self._chunks.ids(choice.index, answer))
+            answer = answer_with_ids(choice) if self._beside else None
+            if answer is not None and not answer.prompt_taken:
+                pieces.append(self._chunks.prompt(choice, self._chunks.empty(choice.index)))
             if choice.reads:
                 if events := self._chunks.events(choice.index, choice.read()):
                     pieces += (self._chunks.reported(choice, events[0]), *events[1:])
             elif choice.parts:
                 before, after = self._frames[choice.index]
-                pieces += (before, encode(choice.take()), self._chunks.reported(choice, after))
+                told = self._chunks.reported(choice, after) if self._beside else after
+                pieces += (before, encode(choice.take()), told)
+            if answer is not None and len(answer.ids) > answer.ids_taken:
+                pieces.append(self._left(choice))
             if choice.finished is not None:
                 pieces += self._left(choice), self._end(choice)
         updated.clear()
@@ -281,16 +299,19 @@ class EventStream(Stream):
         return self._chunks.with_usage(body, self._request) if self._chunks.continuous else body
 
     def _left(self, choice: Choice) -> bytes:
-        """Log-probabilities that have no text to come with."""
-        before, after = self._frames[choice.index]
-        told = self._chunks.reported(choice, after)
-        return before + b'""' + told if told is not after else b""
+        """Log-probabilities and token ids that have no text to come with."""
+        answer = answer_with_ids(choice)
+        if answer is not None and len(answer.ids) == answer.ids_taken:
+            return b""  # the rest comes with the end
+        empty = self._chunks.empty(choice.index)
+        told = self._chunks.reported(choice, empty)
+        return told if told is not empty else b""
 
     def _end(self, choice: Choice) -> bytes:
         """One error event at most: the first says it all."""
         assert choice.finished is not None
         if choice.finished.reason not in (FinishReason.ERROR, FinishReason.ABORT):
-            return self._chunks.end(choice, None)
+            return self._chunks.reported(choice, self._chunks.end(choice, None))
         if self._failed or self._request.failure is None:
             return b""
         self._failed = True

@@ -219,7 +219,10 @@ def gauges(view: Membership, model: str) -> Iterator[Metric]:
     settings = GaugeMetricFamily(
         "vllm:cache_config_info",
         "Settings of the KV cache",
-        labels=("block_size", "cache_dtype", "num_gpu_blocks", "engine"),
+        labels=(
+            *("block_size", "cache_dtype", "num_gpu_blocks"),
+            *("kv_cache_size_tokens", "kv_cache_max_concurrency", "engine"),
+        ),
     )
     for instance, each in view.speaking.items():
         engine = str(instance)
@@ -230,7 +233,9 @@ def gauges(view: Membership, model: str) -> Iterator[Metric]:
         if each.model:
             facts = each.model
             dtype = facts.kv_dtype or facts.dtype
-            settings.add_metric([str(facts.block_tokens), dtype, str(facts.num_blocks), engine], 1)
+            room = facts.block_tokens * facts.num_blocks
+            sizes = str(facts.num_blocks), str(room), f"{room / facts.max_model_len:.2f}"
+            settings.add_metric([str(facts.block_tokens), dtype, *sizes, engine], 1)
     yield waiting
     yield sleep
     yield settings

@@ -21,7 +21,7 @@ RANGES = (
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -1e6, 1e6),
     ("frequency_penalty", -1e6, 1e6),
-    ("repetition_penalty", 1e-6, 1e6),
+    ("repetition_penalty", 1e-9, 1e6),
     ("top_k", -1, I32_MAX),
     ("min_tokens", 0, I32_MAX),
 )
@@ -101,7 +101,7 @@ def _sampling_of(sampling: Sampling, choice: int) -> Sampling:
         return sampling
     values = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
     values["seed"] = (sampling.seed + choice) % 2**64
-    values["report"] = Report(sampling.report.top)  # all choices have one prompt: the first one tells of it
+    values["report"] = Report(sampling.report.top, named=sampling.report.named)  # the first one tells of the prompt
     return Sampling(**values)
 
 
@@ -128,6 +128,9 @@ def _validate(admit: Admit) -> None:
     report = admit.sampling.report
     if not (-1 <= report.top <= MOST_TOP and -1 <= report.prompt <= MOST_TOP):
         raise Reject(RejectReason.INVALID, f"{report} is not between -1 and {MOST_TOP}", "logprobs")
+    if report.named and len(report.named) != report.top:
+        text = f"{len(report.named)} named tokens do not come as {report.top} log-probabilities"
+        raise Reject(RejectReason.INVALID, text, "logprob_token_ids")
     if len(admit.logprobs) != record_bytes(report.top) * (len(admit.output) // TOKEN_BYTES):
         raise Reject(RejectReason.INVALID, f"{len(admit.logprobs)} bytes are no records of the output", "logprobs")
 
@@ -172,3 +175,7 @@ def _validate_for(admit: Admit, worker: Worker) -> None:
     if int(tokens.max()) >= facts.vocab_size:
         outside = next(token for token in tokens.view(np.int32).tolist() if not 0 <= token < facts.vocab_size)
         raise Reject(RejectReason.INVALID, f"token {outside} is outside the vocabulary of {facts.vocab_size}", "prompt")
+    for named in admit.sampling.report.named:
+        if not 0 <= named < facts.vocab_size:
+            text = f"token {named} is outside the vocabulary of {facts.vocab_size}"
+            raise Reject(RejectReason.INVALID, text, "logprob_token_ids")

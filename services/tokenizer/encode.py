@@ -17,7 +17,7 @@ from common.constraints import ToolUse
 from common.dialects.forms import Tool
 from common.errors import Reject, RejectReason
 from common.protocol import Grammar, PromptKind, Sampling, Submit, Tokenize
-from common.text_format import ANSWER, GOES_ON
+from common.text_format import ANSWER, AS_IT_IS, GOES_ON
 from services.tokenizer.checker import Checker
 from services.tokenizer.formats import asked_of, thinking_after
 from services.tokenizer.infill import filled_in
@@ -59,10 +59,7 @@ class Encoder:
         if submit.kind == PromptKind.TOKENS:
             tokens = _token_ids(submit.tokens, vocab_size, "prompt")
         elif submit.kind == PromptKind.CHAT:
-            end = submit.options.prompt_end
-            messages = marked(submit.messages) if end == GOES_ON else submit.messages
-            text = self._render(messages, submit.template_kwargs, end == ANSWER)
-            text = up_to_mark(text) if end == GOES_ON else text
+            text = self._rendered(submit.messages, submit.template_kwargs, submit.options.prompt_end)
             tokens = array("i", self._encode(text, False, "messages").ids)
         else:
             encoding = self._encode(submit.text, not submit.options.plain, "prompt")
@@ -137,8 +134,9 @@ class Encoder:
             prompt = self.prompt(call.submit, self._vocabulary.size)
             return Encoded(shortened(prompt.tokens, call.submit, max_model_len, prompt.tail), [])
         if call.kind == PromptKind.CHAT:
-            text = self._render(call.messages, b"", call.add_generation_prompt)
-            encoding = self._encode(text, False, "messages")
+            end = GOES_ON if call.goes_on else ANSWER if call.add_generation_prompt else AS_IT_IS
+            text = self._rendered(call.messages, call.template_kwargs, end)
+            encoding = self._encode(text, call.add_special_tokens, "messages")
         elif call.kind == PromptKind.TEXT:
             encoding = self._encode(call.text, call.add_special_tokens, "prompt")
         else:
@@ -153,10 +151,13 @@ class Encoder:
         """For /tokenizer_info: JSON."""
         return msgspec.json.encode(dict(self._about)).decode()
 
-    def _render(self, messages: bytes, template_kwargs: bytes, add_generation_prompt: bool) -> str:
+    def _rendered(self, messages: bytes, template_kwargs: bytes, end: int) -> str:
+        """`end`: as Options.prompt_end."""
         if self._template is None:
             raise Reject(RejectReason.INVALID, self._no_template, "messages")
-        return self._template.render(messages, template_kwargs, add_generation_prompt, self._max_template_chars)
+        messages = marked(messages) if end == GOES_ON else messages
+        text = self._template.render(messages, template_kwargs, end == ANSWER, self._max_template_chars)
+        return up_to_mark(text) if end == GOES_ON else text
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> Encoding:
         try:

@@ -118,7 +118,7 @@ class NullEngine:
     def _logprobs(self, plan: StepPlan, slots: Ints, tokens: Ints) -> StepLogprobs:
         """`slots`: of each token."""
         drawn = [
-            record(token, self._reports[slot].top)
+            record(token, self._reports[slot].top, self._reports[slot].named)
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True)
             if slot in self._reports
         ]
@@ -149,11 +149,11 @@ class NullEngine:
     def close(self) -> None: ...
 
 
-def record(token: int, top: int) -> bytes:
-    """Log-probabilities (common/logprobs.py) of a token that is the best one, before its successors."""
+def record(token: int, top: int, named: tuple[int, ...] = ()) -> bytes:
+    """Log-probabilities (common/logprobs.py) of a token that is the best one, before its successors or named ones."""
     if top < 0:
         return b""
-    ids = [token, *range(token, token + top)]
+    ids = [token, *(named or range(token, token + top))]
     values = [-0.5, *(-0.5 - place for place in range(top))]
     return np.array([1, *ids], np.int32).tobytes() + np.array(values, np.float32).tobytes()
 

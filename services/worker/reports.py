@@ -24,12 +24,21 @@ from services.worker.state import Ints, Rows, Step
 SLICE = 128  # positions of a prompt that have logits at once
 
 
+class Named(NamedTuple):
+    """Of the wanted entries those whose requests name the tokens beside each one, in place of the best ones."""
+
+    rows: Tensor  # int64 [R]: which
+    ids: Tensor  # int64 [R, M]; where a row names fewer, the last ones mean nothing
+
+
 class Wanted(NamedTuple):
     """Of the entries (rows that sample, with drafts each of their tokens) some."""
 
     entries: Ints  # which
     tops: Ints
     where: Tensor  # int64: their places among the rows of the logits
+    best: int  # the most that an entry wants of the most probable ones
+    named: Named | None
 
     def own(self, logits: Tensor) -> Tensor:
         """A copy of their logits."""
@@ -131,7 +140,9 @@ class Reporter:
         if not len(entries):
             return None
         self._wanted, self._any = (entries, tops[entries]), True
-        return Wanted(*self._wanted, put(places[entries]))
+        named = [rows.reports[slot].named for slot in slots[entries].tolist()]
+        best = max((top for top, ids in zip(tops[entries].tolist(), named, strict=True) if not ids), default=0)
+        return Wanted(*self._wanted, put(places[entries]), best, _named(named, put))
 
     def drawn(self, wanted: Wanted, own: Tensor, tokens: Tensor, held: Tensor | None = None) -> None:
         """own: [B, V] as it was before anything was done to it; tokens: int32, of all rows of the logits; held: int64,
@@ -140,7 +151,8 @@ class Reporter:
             self._waiting = Waiting(wanted, own, tokens, held)
             return
         top = int(wanted.tops.max())
-        self._drawn = _to_host(self._packed(own, tokens.index_select(0, wanted.where), top), top)
+        packed = self._packed(own, tokens.index_select(0, wanted.where), wanted.best, top, wanted.named)
+        self._drawn = _to_host(packed, top)
 
     def settled(self, tokens: Tensor) -> None:
         """int32, of the rows that `held` has named."""
@@ -176,15 +188,35 @@ class Reporter:
         self._prompts.append((part.row, part.first, _to_host(torch.cat(found), part.top)))
         self._any = True
 
-    def _packed(self, logits: Tensor, tokens: Tensor, top: int) -> Tensor:
+    def _packed(
+        self, logits: Tensor, tokens: Tensor, best: int, top: int | None = None, named: Named | None = None
+    ) -> Tensor:
+        """Records of `top` tokens beside each one: the `best` most probable ones, or in some rows the named ones."""
         # asked for only now: an op of torch's that a start asks for keeps it from compiling by all cores
-        values, ids, ranks = self._bindings(token_logprobs)(logits, tokens, top)
+        values, ids, ranks = self._bindings(token_logprobs)(logits, tokens, best)
+        if top is not None and top > best:
+            values, ids = (torch.nn.functional.pad(each, (0, top - best)) for each in (values, ids))
+        if named is not None:
+            logits, beside = logits.index_select(0, named.rows).float(), slice(1, 1 + named.ids.shape[1])
+            values[named.rows, beside] = logits.gather(1, named.ids) - logits.logsumexp(-1, keepdim=True)
+            ids[named.rows, beside] = named.ids.to(torch.int32)
         return torch.cat((ranks[:, None], ids, values.view(torch.int32)), -1)
 
     def taken(self) -> StepReports | None:
         """Of this step; None: nobody wants any."""
         vectors = self.pooler.taken()
         return StepReports(self._drawn, *self._wanted, self._prompts, vectors) if self._any or vectors else None
+
+
+def _named(named: list[tuple[int, ...]], put: Put) -> Named | None:
+    """By wanted entry."""
+    rows = np.flatnonzero([bool(ids) for ids in named])
+    if not len(rows):
+        return None
+    ids = np.zeros((len(rows), max(map(len, named))), np.int64)
+    for line, row in zip(ids, rows.tolist(), strict=True):
+        line[: len(named[row])] = named[row]
+    return Named(put(rows), put(ids))
 
 
 def _to_host(packed: Tensor, top: int) -> Table:

@@ -66,7 +66,7 @@ FIELDS = [
     (CHAT, chat(stop_token_ids=[10**9]), "stop_token_ids"),
     (CHAT, chat(messages=[]), "messages"),
     (CHAT, chat(messages="hi"), "messages"),
-    (CHAT, chat(messages=[{"role": "wizard", "content": "x"}]), "messages"),
+    (CHAT, chat(messages=[{"role": "wizard\n", "content": "x"}]), "messages"),
     (CHAT, chat(messages=[{"role": "user"}]), "messages"),
     (
         CHAT,

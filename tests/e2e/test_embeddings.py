@@ -1,6 +1,8 @@
 """/v1/embeddings by OpenAI's client: equal to transformers', beside a stream, in small steps, whole after kills."""
 
 import asyncio
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,3 +133,32 @@ def test_each_input_has_one_vector_whoever_dies(lonely: System, service: str) ->
     hurt, whole = asyncio.run(main())
     assert [each.embedding for each in hurt.data] == [each.embedding for each in whole.data]
     assert len({tuple(each.embedding) for each in whole.data}) == 60
+
+
+def test_lines_of_a_batch(lonely: System) -> None:
+    """As the endpoint answers them; what it refuses is in the file of errors."""
+    bodies: list[dict[str, Any]] = [
+        {"input": [5, 6, 7], "encoding_format": "float"},
+        {"input": [[5, 6, 7], [8]], "encoding_format": "base64"},
+        {"input": "a text", "encoding_format": "float", "pooling": "mean"},
+        {"input": [5], "embed_dtype": "int8"},
+    ]
+    lines = [
+        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/embeddings", "body": {"model": MODEL} | body}
+        for number, body in enumerate(bodies)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    with openai.OpenAI(base_url=f"{lonely.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        while (batch := client.batches.retrieve(made.id)).status in ("validating", "in_progress", "finalizing"):
+            time.sleep(0.05)
+        assert batch.status == "completed" and batch.output_file_id and batch.error_file_id
+        output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+        errors = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
+        alone = [client.post("/embeddings", cast_to=object, body={"model": MODEL} | body) for body in bodies[:3]]
+    assert [each["custom_id"] for each in output] == ["line-0", "line-1", "line-2"]
+    assert [each["response"]["body"] for each in output] == alone
+    (refused,) = errors
+    assert refused["custom_id"] == "line-3" and refused["response"]["status_code"] == 400
+    assert refused["response"]["body"]["error"]["param"] == "embed_dtype"

@@ -57,8 +57,11 @@ def test_a_message_goes_on(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.content.startswith(" is Paris") and reply.id == "chatcmpl-mine-1"
     assert len(reply.choices[0].token_ids) == 6 and len(reply.prompt_token_ids) == reply.usage.prompt_tokens
     events = client.chat.completions.create(**asked, extra_body=more, stream=True)
-    ids = [token for event in events for token in getattr(event.choices[0], "token_ids", None) or []]
-    assert ids == reply.choices[0].token_ids
+    found = list(events)
+    ids = [token for event in found for token in getattr(event.choices[0], "token_ids", None) or []]
+    assert ids == reply.choices[0].token_ids and found[0].prompt_token_ids == reply.prompt_token_ids
+    echoed = client.chat.completions.create(**asked, extra_body=more | {"echo": True})
+    assert echoed.choices[0].message.content == talk[1]["content"] + reply.choices[0].message.content
 
 
 def test_an_output_that_goes_round_in_circles(client: openai.OpenAI) -> None:

@@ -38,6 +38,14 @@ def test_output_and_prompt_as_transformers_has_them(client: openai.OpenAI, refer
         assert highest[:3] == pytest.approx(row.topk(3).values.tolist(), abs=CLOSE) and name in best
     assert "".join(told.tokens) == choice.text
     assert [choice.text[at:].startswith(name) for at, name in zip(told.text_offset, told.tokens, strict=True)]
+    named = {"logprob_token_ids": [7042, 5], "allowed_token_ids": [42], "return_tokens_as_token_ids": True}
+    asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "logprobs": 5, "echo": True}
+    columns = client.completions.create(**asked, extra_body=named).choices[0].logprobs
+    assert columns is not None and len(columns.top_logprobs[1]) in (5, 6), "the prompt has its best ones"
+    last = wanted[len(choice.prompt_token_ids) - 1]  # type: ignore[attr-defined]
+    assert columns.top_logprobs[-1] == pytest.approx(
+        {f"token_id:{token}": last[token].item() for token in (42, 7042, 5)}, abs=CLOSE
+    )
 
 
 def test_loglikelihoods_as_lm_eval_asks_for_them(client: openai.OpenAI, reference: Reference) -> None:
@@ -132,7 +140,9 @@ def test_a_response_has_those_of_its_text(client: openai.OpenAI) -> None:
         "top_logprobs": 2,
     }
     whole = client.responses.create(**asked)
-    *_, last = client.responses.create(**asked, stream=True)
+    *events, last = client.responses.create(**asked, stream=True)
+    deltas = [each for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    assert [each.logprob for each in deltas] == [each.logprob for each in last.response.output[0].content[0].logprobs]
     assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content
     for response in (whole, last.response):
         (part,) = response.output[0].content

@@ -66,7 +66,7 @@ class Run:
         else:
             asked = chat.BODY.parse(body)
             self.asked, submits = asked, chat.submits_of(asked, FACTS, 8)
-            wanted, echoes = chat.wanted_of(asked), []
+            wanted, echoes = chat.wanted_of(asked), [chat.echo_of(asked)]
         self.box = Outbox(9, 0.0)
         self.streams = Streams(Lanes(lambda scheduler, message: True, lambda: [0], lambda: [0]))
         self.streams.speak(Formats(Dialects(TOOLS["hermes"], REASONING["think"]), WORDS))
@@ -97,7 +97,8 @@ class Run:
                 new = left[place][given[place] : given[place] + count]
                 rows += [(seq_id, given[place] + ahead, token) for ahead, token in enumerate(new)]
                 if report.asks:
-                    records = b"".join(record(token, report.top) for token in new) if report.top >= 0 else b""
+                    drawn = new if report.top >= 0 else []
+                    records = b"".join(record(token, report.top, report.named) for token in drawn)
                     told[seq_id] = TokenLogprobs(given[place], records, 1, b"" if place else prompt)
                 given[place] += count
                 if given[place] == len(left[place]) and self.random.random() < 0.7:
@@ -144,11 +145,11 @@ class Run:
         return asyncio.run(main())
 
 
-USER = {"role": "user", "content": "hi"}
+USER, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}
 
 
-def record(token: int, top: int) -> bytes:
-    ids = [token, *((token + ahead) % 256 for ahead in range(top))]
+def record(token: int, top: int, named: tuple[int, ...] = ()) -> bytes:
+    ids = [token, *(named or ((token + ahead) % 256 for ahead in range(top)))]
     values = [-token / 64, *(-ahead - token / 64 for ahead in range(top))]
     return pack_i32([1 + token % 3, *ids]) + array("f", values).tobytes()
 
@@ -188,7 +189,7 @@ def of_stream(chunks: list[Any]) -> tuple[dict[int, dict[str, Any]], Any, Any]:
                 name, arguments = mine["calls"][call["index"]]
                 mine["calls"][call["index"]] = name, arguments + call["function"]["arguments"]
             mine["ids"] += choice.get("token_ids") or []
-            prompts = choice.get("prompt_token_ids") or prompts
+            prompts = (chunk if "delta" in choice else choice).get("prompt_token_ids") or prompts
             for name, column in (choice.get("logprobs") or {}).items():
                 if name in mine["logprobs"]:
                     mine["logprobs"][name] += column
@@ -209,6 +210,9 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     else:
         fields |= {"logprobs": top is not None, "top_logprobs": top}
         fields |= {"tools": draw(st.sampled_from([None, [WEATHER, TIME]])), "parallel_tool_calls": draw(st.booleans())}
+        fields |= {"echo": draw(st.booleans()), "messages": draw(st.sampled_from([[USER], [USER, SAID]]))}
+    if top is not None and fields.get("max_tokens") != 0:
+        fields["logprob_token_ids"] = draw(st.sampled_from([None, [97], [200, 98, 5]]))
     return kind, fields
 
 

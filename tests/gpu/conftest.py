@@ -12,6 +12,8 @@ import torch
 
 from common import config as configuration
 from common.columns import pack_i32, unpack_i32
+from common.logprobs import Report
+from common.pooling import Pooling
 from common.protocol import KvGroup, RowStart, RowTable, Sampling, StepPlan
 
 KERNELS = '["aiter","triton","torch"]' if torch.version.hip else '["triton","torch"]'  # as this GPU is served
@@ -248,21 +250,7 @@ class Driver:
         chunk: int = 2048,
     ) -> list[list[int]]:
         """All prompts at once: prompts in chunks of one row each, then decode steps of all; two plans in flight."""
-        facts, taken, added = self.engine.facts, Counter[int](), []
-        for slot, prompt in enumerate(prompts):
-            tables = []
-            for group in facts.groups or (KvGroup("full"),):
-                needed = 1 if group.kind == "state" else -(-(len(prompt) + num_tokens) // facts.block_tokens)
-                first = taken[group.pool]
-                taken[group.pool] += needed
-                tables.append(RowTable(0, pack_i32(range(first, first + needed))))
-            given = sampling[slot] if sampling else GREEDY
-            ids, others = pack_i32(prompt), tuple(tables[1:])
-            added.append(RowStart(slot, slot, ids, len(prompt), 0, tables[0].blocks, given, tables=others))
-        sizes = facts.num_blocks, *facts.pools
-        assert all(taken[pool] <= blocks for pool, blocks in enumerate(sizes)), (
-            "more than the cache has: raise kv.blocks"
-        )
+        added = self._added(prompts, num_tokens, sampling)
         outputs: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[tuple[list[int], Any]] = deque()
 
@@ -282,6 +270,43 @@ class Driver:
             run([(slot, len(prompt) + turn, 1, True) for slot, prompt in enumerate(prompts)])
         run([], removed=pack_i32(range(len(prompts))))
         return outputs
+
+    def vectors(
+        self, prompts: Sequence[Sequence[int]], poolings: Sequence[Pooling], chunk: int = 2048
+    ) -> list[list[float]]:
+        """Of all prompts, whose chunks run together."""
+        sampling = [Sampling(0, report=Report(pooling=pooling)) for pooling in poolings]
+        self.execute([], added=self._added(prompts, 0, sampling)).tokens()
+        found: list[list[float]] = [[] for _ in prompts]
+        for begin in range(0, max(map(len, prompts)), chunk):
+            slots = [slot for slot, prompt in enumerate(prompts) if begin < len(prompt)]
+            pending = self.execute([(slot, begin, min(chunk, len(prompts[slot]) - begin), False) for slot in slots])
+            assert not pending.tokens()
+            told = pending.logprobs()
+            for row, vector in (told.vectors if told is not None else {}).items():
+                found[slots[row]] = memoryview(vector).cast("f").tolist()
+        self.execute([], removed=pack_i32(range(len(prompts)))).tokens()
+        return found
+
+    def _added(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, sampling: Sequence[Sampling] | None
+    ) -> list[RowStart]:
+        facts, taken, added = self.engine.facts, Counter[int](), list[RowStart]()
+        for slot, prompt in enumerate(prompts):
+            tables = []
+            for group in facts.groups or (KvGroup("full"),):
+                needed = 1 if group.kind == "state" else -(-(len(prompt) + num_tokens) // facts.block_tokens)
+                first = taken[group.pool]
+                taken[group.pool] += needed
+                tables.append(RowTable(0, pack_i32(range(first, first + needed))))
+            given = sampling[slot] if sampling else GREEDY
+            ids, others = pack_i32(prompt), tuple(tables[1:])
+            added.append(RowStart(slot, slot, ids, len(prompt), 0, tables[0].blocks, given, tables=others))
+        sizes = facts.num_blocks, *facts.pools
+        assert all(taken[pool] <= blocks for pool, blocks in enumerate(sizes)), (
+            "more than the cache has: raise kv.blocks"
+        )
+        return added
 
 
 @pytest.fixture(scope="session")

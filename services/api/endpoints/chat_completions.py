@@ -7,7 +7,7 @@ from services.api.gateway import Gateway
 from services.api.generate import generate
 from services.api.hub import Request
 from services.api.route import Endpoint, read_body
-from services.api.schema.chat import BODY, LIST_BODY, chats_of, check_messages, submits_of, wanted_of
+from services.api.schema.chat import BODY, LIST_BODY, chats_of, check_messages, echo_of, submits_of, wanted_of
 from services.api.schema.conversion import renamed
 from services.api.schema.generation import check_common
 from services.api.schema.logprobs import chosen, content_of, prompt_logprobs_of
@@ -20,7 +20,7 @@ async def chat_completions(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     asked = BODY.parse(body)
     check_messages(asked.messages, gateway.config.api.max_messages)
     submits = submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
-    return await generate(gateway, http, facts.name, asked, submits, reply, wanted_of(asked))
+    return await generate(gateway, http, facts.name, asked, submits, reply, wanted_of(asked), [echo_of(asked)])
 
 
 async def chat_list(gateway: Gateway, http: HttpRequest) -> ASGIApp:
@@ -33,9 +33,10 @@ async def chat_list(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     for i, chat in enumerate(chats):
         check_messages(chat.messages, gateway.config.api.max_messages)
         with renamed({"messages": f"messages[{i}]"}):
-            submits += submits_of(chat, facts, gateway.max_choices)
+            submits += submits_of(chat, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     check_common(chats[0], facts, sum(submit.n for submit in submits), gateway.max_choices)
-    return await generate(gateway, http, facts.name, chats[0], submits, reply, wanted_of(chats[0]))
+    echoes = [echo_of(chat) for chat in chats]
+    return await generate(gateway, http, facts.name, chats[0], submits, reply, wanted_of(chats[0]), echoes)
 
 
 def reply(identity: str, created: int, model: str, request: Request) -> ChatCompletion:

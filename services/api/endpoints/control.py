@@ -27,7 +27,8 @@ class Aborted(msgspec.Struct, frozen=True):
 
 
 class LoadReply(msgspec.Struct, frozen=True):
-    """`server_load`: requests that run or wait, as vLLM says it. The rest is what the schedulers last told."""
+    """`server_load`: requests that run or wait, as vLLM says it: of this replica as it is now, of its siblings as the
+    schedulers last told. So did they tell the rest."""
 
     server_load: int
     running: int
@@ -49,8 +50,9 @@ async def show_load(gateway: Gateway, http: Request) -> Response:
     load = gateway.node.view.load
     free = load.blocks_free + load.blocks_cached
     usage = 1 - free / load.blocks_total if load.blocks_total else 0.0
-    running = load.running + load.waiting
-    return json(LoadReply(running, load.running, load.waiting, load.waiting_tokens, load.wait_s, usage))
+    own, told = len(gateway.hub.choices), load.running + load.waiting
+    known = max(own, told) if gateway.siblings() else own
+    return json(LoadReply(known, load.running, load.waiting, load.waiting_tokens, load.wait_s, usage))
 
 
 ENDPOINTS = [

@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, in vLLM's shapes."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -9,23 +9,37 @@ from starlette.responses import Response
 
 from common.columns import pack_i32, unpack_i32
 from common.protocol import Detokenize, Detokenized, ModelFacts, PromptKind, Tokenize, Tokenized
+from common.text_format import ANSWER, GOES_ON
 from services.api.deadline import left_s, within
 from services.api.errors import invalid
 from services.api.gateway import Gateway
 from services.api.route import Endpoint, json, read_body
-from services.api.schema.chat import Message, check_messages, messages_json
-from services.api.schema.generation import ABSENT, EMPTY_LIST, OFF, TokenId, check_ids, check_model
-from services.api.schema.parse import Body, one_of
+from services.api.schema.chat import (
+    MAX_CALLS,
+    ChatRequest,
+    Message,
+    Tool,
+    check_messages,
+    messages_json,
+    prompt_end,
+    template_kwargs,
+    tools_of,
+)
+from services.api.schema.generation import ABSENT, TokenId, check_ids, check_model
+from services.api.schema.parse import Body
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `prompt` or `messages`."""
+    """Either `prompt` or `messages`, the latter with what a template gets besides."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_CALLS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 
@@ -45,13 +59,7 @@ class DetokenizeReply(msgspec.Struct, frozen=True):
     prompt: str
 
 
-UNSUPPORTED = {
-    "continue_final_message": OFF,
-    "chat_template": ABSENT,
-    "chat_template_kwargs": one_of({}),
-    "tools": EMPTY_LIST,
-}
-TOKENIZE = Body(TokenizeRequest, UNSUPPORTED)
+TOKENIZE = Body(TokenizeRequest, {"chat_template": ABSENT})
 DETOKENIZE = Body(DetokenizeRequest)
 
 
@@ -63,12 +71,22 @@ def question(asked: TokenizeRequest, facts: ModelFacts) -> Tokenize:
     if asked.messages is None:
         special = asked.add_special_tokens is not False
         return Tokenize(0, PromptKind.TEXT, text=asked.prompt or "", add_special_tokens=special)
+    chat = ChatRequest(
+        messages=asked.messages,
+        tools=asked.tools,
+        chat_template_kwargs=asked.chat_template_kwargs,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+    )
+    end = prompt_end(chat)
     return Tokenize(
         0,
         PromptKind.CHAT,
         messages=messages_json(asked.messages),
         add_special_tokens=bool(asked.add_special_tokens),
-        add_generation_prompt=asked.add_generation_prompt is not False,
+        add_generation_prompt=end == ANSWER,
+        template_kwargs=msgspec.json.encode(template_kwargs(chat, tools_of(chat))),
+        goes_on=end == GOES_ON,
     )
 
 

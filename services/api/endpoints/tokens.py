@@ -8,14 +8,16 @@ from common.columns import unpack_i32
 from common.protocol import Describe, Detokenized, Submit, Tokenize, Tokenized
 from services.api.deadline import left_s, within
 from services.api.gateway import Gateway
-from services.api.generate import generate
+from services.api.generate import begin, generate, opened
 from services.api.hub import Request
 from services.api.route import Endpoint, json, read_body, request_id
 from services.api.schema import chat, completion, tokens
 from services.api.schema.conversion import renamed
+from services.api.schema.generation import wants_usage
 from services.api.schema.logprobs import chosen, content_of, prompt_logprobs_of
 from services.api.schema.replies import ids_of, stop_reason, usage_of
 from services.api.schema.tokens import Generated, GeneratedChoice, Rendered, TokenizerInfo
+from services.api.token_stream import TokenStream
 
 
 async def render_chat(gateway: Gateway, http: HttpRequest) -> Response:
@@ -23,7 +25,7 @@ async def render_chat(gateway: Gateway, http: HttpRequest) -> Response:
     facts = gateway.facts()
     asked = chat.BODY.parse(body)
     chat.check_messages(asked.messages, gateway.config.api.max_messages)
-    (submit,) = chat.submits_of(asked, facts, gateway.max_choices)
+    (submit,) = chat.submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     ids = await prompt_of(gateway, http, submit)
     room = facts.max_model_len - len(ids)
     return json(tokens.rendered(asked, ids, asked.request_id or request_id(http), room))
@@ -33,7 +35,7 @@ async def render_completion(gateway: Gateway, http: HttpRequest) -> Response:
     body = await read_body(http, gateway.config.api)
     facts = gateway.facts()
     asked = completion.BODY.parse(body)
-    submits = completion.submits_of(asked, facts, gateway.max_choices)
+    submits = completion.submits_of(asked, facts, gateway.max_choices, gateway.config.api.max_logprobs)
     identity = asked.request_id or request_id(http)
     found = [await prompt_of(gateway, http, submit) for submit in submits]
     return json([tokens.rendered(asked, ids, identity, 0) for ids in found])
@@ -52,9 +54,13 @@ async def generate_tokens(gateway: Gateway, http: HttpRequest) -> ASGIApp:
     facts = gateway.facts()
     asked = tokens.BODY.parse(body)
     with renamed(tokens.names(asked)):
-        same = tokens.completion_of(asked)
+        same = tokens.completion_of(asked, facts.max_model_len)
         submits = completion.submits_of(same, facts, gateway.max_choices, gateway.config.api.max_logprobs)
-        return await generate(gateway, http, facts.name, same, submits, generated)
+        if not same.stream:
+            return await generate(gateway, http, facts.name, same, submits, generated)
+        request, wire, alarm = begin(gateway, http, same, submits)
+        slow_s = gateway.config.api.slow_client_s
+        return await opened(TokenStream(request, gateway.hub, wire, wants_usage(same), alarm, slow_s), request)
 
 
 def generated(identity: str, created: int, model: str, request: Request) -> Generated:

@@ -22,6 +22,7 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "stop": ([],),
     "logit_bias": ({},),
     "bad_words": ([],),
+    "logprob_token_ids": ([],),
     "echo": (False,),
     "suffix": ("",),
     **dict.fromkeys(("allowed_token_ids", "prompt_logprobs", "repetition_detection"), ()),

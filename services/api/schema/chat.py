@@ -31,6 +31,7 @@ from services.api.schema.parse import Body, check_depth, one_of
 
 MAX_PARTS, MAX_CALLS = 4096, 1024  # of one message
 Name = Annotated[str, Meta(max_length=1024)]
+Role = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.: -]{0,63}\Z")]  # which ones there are the template knows
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
@@ -108,12 +109,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None  # -1: no bound
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    echo: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
 
 UNSUPPORTED_IN_CHAT = UNSUPPORTED | {
-    "echo": OFF,
     "best_of": one_of(1),
     "functions": EMPTY_LIST,
     "function_call": one_of("none", "auto"),
@@ -288,6 +289,12 @@ def prompt_end(request: ChatRequest) -> int:
     return GOES_ON
 
 
+def echo_of(request: ChatRequest) -> str:
+    """What stands before the answer: the last message, if it is the assistant's."""
+    last = request.messages[-1] if request.echo and request.messages else None
+    return _text(last.content, "messages") if last is not None and last.role == "assistant" else ""
+
+
 def wanted_of(request: ChatRequest) -> Wanted:
     """How the answers are to be told."""
     tools = tools_of(request)
@@ -298,12 +305,12 @@ def wanted_of(request: ChatRequest) -> Wanted:
     )
 
 
-def report_in_chat(request: ChatRequest, most: int) -> Report:
+def report_in_chat(request: ChatRequest, facts: ModelFacts, most: int) -> Report:
     """Raises Reject."""
     if request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     top = (request.top_logprobs or 0) if request.logprobs else None
-    return report_of(request, top, most, "top_logprobs")
+    return report_of(request, facts, top, most, "top_logprobs")
 
 
 def submits_of(
@@ -312,7 +319,7 @@ def submits_of(
     """The one Submit of a chat request; without max_tokens the context is the limit. Raises Reject."""
     check_common(request, facts, request.n or 1, max_choices)
     tools = tools_of(request)
-    sampling = sampling_of(request, facts, 0, report_in_chat(request, max_logprobs))
+    sampling = sampling_of(request, facts, 0, report_in_chat(request, facts, max_logprobs))
     fields = submit_fields(request, prompt_end(request))
     if request.thinking_token_budget == 0:
         text = "thinking_token_budget is 0: reasoning_effort none, or chat_template_kwargs, ask for none at all"

@@ -7,7 +7,6 @@ from msgspec import Meta
 
 from common.columns import pack_i32
 from common.errors import Reject, RejectReason
-from common.logprobs import Report
 from common.protocol import ModelFacts, PromptKind, Sampling, Submit
 from services.api.errors import invalid
 from services.api.logprobs import Form
@@ -43,7 +42,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         """Of `best_of` choices the `n` most probable ones, by the mean of their log-probabilities, are shown."""
         n = self.n or 1
         best = n if (self.best_of or n) > n else 0
-        return super().form()._replace(shown=self.logprobs is not None, best=best)
+        return super().form()._replace(shown=self.logprobs is not None, echoed=self.logprobs or 0, best=best)
 
 
 UNSUPPORTED_IN_COMPLETION = UNSUPPORTED | {
@@ -69,11 +68,11 @@ def prompts_of(request: CompletionRequest) -> list[str | list[int]]:
 
 def sampling_in_completion(request: CompletionRequest, facts: ModelFacts, max_logprobs: int) -> Sampling:
     """With echo the prompt's tokens have log-probabilities like those of the output. Raises Reject."""
-    report = report_of(request, request.logprobs, max_logprobs)
-    if request.echo:
-        report = Report(report.top, max(report.top, report.prompt))
+    report = report_of(request, facts, request.logprobs, max_logprobs)
+    if request.echo and request.logprobs is not None:
+        report = msgspec.structs.replace(report, prompt=max(request.logprobs, report.prompt))
     if request.form().best:
-        report = Report(max(report.top, 0), report.prompt)
+        report = msgspec.structs.replace(report, top=max(report.top, 0))
     if not silent(request):
         return sampling_of(request, facts, DEFAULT_MAX_TOKENS, report)
     one = msgspec.structs.replace(request, max_tokens=1, min_tokens=None, stop_token_ids=None, ignore_eos=True)
@@ -89,6 +88,8 @@ def check_fields(request: CompletionRequest) -> None:
         raise invalid(f"best_of is {best_of}, less than n, {n}", "best_of")
     if best_of is not None and best_of > n and request.stream:
         raise invalid("best_of chooses among whole outputs, so that there is no stream of them", "best_of")
+    if request.logprob_token_ids and silent(request):
+        raise invalid("logprob_token_ids stand beside tokens of the output, and max_tokens is 0", "logprob_token_ids")
     if request.suffix and request.echo:
         raise invalid("echo and suffix exclude each other", "suffix")
 

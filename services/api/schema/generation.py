@@ -28,7 +28,7 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 PatternSize = Annotated[int, Meta(ge=0, le=1024)]
 MAX_STOPS = 64
 MAX_ALLOWED, MAX_BAD_WORDS = 4096, 256
-MAX_LOGPROBS = 20
+MAX_LOGPROBS, MAX_NAMED = 20, 128
 NO_REPORT = Report()
 
 
@@ -63,7 +63,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-9, le=1000)] | None = None
     logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -75,6 +75,7 @@ class GenerationRequest(StructuredFields, frozen=True, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=I32_MAX)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_NAMED)] | None = None  # beside each output token
     prompt_logprobs: Annotated[int, Meta(ge=0, le=I32_MAX)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
@@ -93,7 +94,6 @@ EMPTY_LIST: Harmless = one_of([])
 OFF: Harmless = one_of(False)
 ABSENT: Harmless = one_of()
 UNSUPPORTED: dict[str, Harmless] = {
-    "logprob_token_ids": EMPTY_LIST,
     "stop_regex": ABSENT,
     "truncation_side": one_of("left"),  # truncate_prompt_tokens keeps the end
     "spaces_between_special_tokens": one_of(True, False),  # tokens are joined as the tokenizer joins them
@@ -158,17 +158,24 @@ def check_allowed(request: GenerationRequest, facts: ModelFacts, min_tokens: int
         raise invalid("allowed_token_ids and a grammar exclude each other", "allowed_token_ids")
 
 
-def report_of(request: GenerationRequest, top: int | None, most: int, param: str = "logprobs") -> Report:
+def report_of(
+    request: GenerationRequest, facts: ModelFacts, top: int | None, most: int, param: str = "logprobs"
+) -> Report:
     """`top`: best tokens beside each of the output's, by the field `param`; None: no log-probabilities of it.
 
-    Raises Reject for more than `most`.
+    Named tokens come in their place. Raises Reject for more than `most` best ones.
     """
     for value, name in ((top, param), (request.prompt_logprobs, "prompt_logprobs")):
         if value is not None and not 0 <= value <= most:
             raise invalid(f"{name} is {value}, not between 0 and {most}", name)
     if request.prompt_logprobs is not None and request.stream:
         raise invalid("prompt_logprobs comes with whole replies only, not with streams", "prompt_logprobs")
-    return Report(-1 if top is None else top, -1 if request.prompt_logprobs is None else request.prompt_logprobs)
+    named = tuple(dict.fromkeys(request.logprob_token_ids or ()))
+    if named and top is None:
+        raise invalid("logprob_token_ids needs logprobs", "logprob_token_ids")
+    check_ids(list(named), facts, "logprob_token_ids")
+    prompt = -1 if request.prompt_logprobs is None else request.prompt_logprobs
+    return Report(len(named) or (-1 if top is None else top), prompt, named=named)
 
 
 def repetition_of(request: GenerationRequest) -> Repetition | None:

@@ -63,6 +63,11 @@ def _name(entry: Entry, as_ids: bool) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.piece)
 
 
+def _with_own_first(report: TokenReport) -> tuple[Entry, ...]:
+    """Each token once, as vLLM orders them."""
+    return report.own, *(each for each in report.best if each.token != report.own.token)
+
+
 def chat_logprobs(reports: list[TokenReport], as_ids: bool = False) -> ChatLogprobs:
     return ChatLogprobs(
         [
@@ -91,10 +96,36 @@ def writing(tokens: list[ContentLogprob], text: str) -> tuple[list[ContentLogpro
     return tokens[bisect_right(ends, begin) : last], tokens[last:]
 
 
+class Writing:
+    """The same of a text that grows, as far as it has come. Its first piece is what the newest tokens write."""
+
+    __slots__ = ("_end", "_ends", "_spelled", "_told")
+
+    def __init__(self) -> None:
+        self._spelled, self._ends = bytearray(), list[int]()
+        self._end, self._told = -1, 0  # bytes up to the text's end; tokens told or left out
+
+    def more(self, tokens: list[ContentLogprob], piece: str) -> list[ContentLogprob]:
+        """`tokens`: all so far; returns those that write the text's next piece."""
+        for token in tokens[len(self._ends) :]:
+            self._spelled += bytes(token.bytes)
+            self._ends.append(len(self._spelled))
+        content = piece.encode()
+        if self._end < 0:
+            begin = self._spelled.rfind(content)
+            if begin < 0:
+                return []
+            self._end, self._told = begin, bisect_right(self._ends, begin)
+        self._end += len(content)
+        last = bisect_left(self._ends, self._end) + 1
+        new, self._told = tokens[self._told : last], max(last, self._told)
+        return new
+
+
 def _by_name(report: TokenReport, as_ids: bool) -> dict[str, float]:
-    """The best ones and the token itself; of two with equal bytes the second is named by its id."""
+    """The token itself and the ones beside it; of two with equal bytes the second is named by its id."""
     found: dict[str, float] = {}
-    for entry in dict.fromkeys((*report.best, report.own)):
+    for entry in _with_own_first(report):
         name = _name(entry, as_ids)
         found[name if name not in found else _shown(entry, True)] = entry.logprob
     return found
@@ -158,6 +189,8 @@ def content_of(choice: Choice) -> ChatLogprobs | None:
     reported = choice.reported
     if reported is None or reported.wanted.top < 0 or not (reports := reported.take()):
         return None
+    if reported.wanted.named:  # the token itself is one of them
+        reports = [report._replace(best=_with_own_first(report)) for report in reports]
     return chat_logprobs(reports, choice.request.form.as_ids)
 
 
@@ -171,7 +204,7 @@ def columns_of(choice: Choice) -> TextLogprobs | None:
         if not (first.reported.output or first.finished):
             return None  # those of the prompt are still on their way
         if not reported.begun:
-            parts = [part._replace(best=part.best[: reported.wanted.top]) for part in first.reported.prompt]
+            parts = [part._replace(best=part.best[: form.echoed]) for part in first.reported.prompt]
             prompt = echoed(first.reported.lead, parts, choice.echo, form.as_ids)
     reports = reported.take()
     return text_logprobs(reports, len(choice.echo), prompt, form.as_ids) if reports or prompt else None

@@ -43,7 +43,8 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET  # DeepSeek's and SGLang's name of it
+    reasoning: str | UnsetType = UNSET  # vLLM's
     tool_calls: list[CallMade] | UnsetType = UNSET
 
 
@@ -92,8 +93,8 @@ class TextCompletion(msgspec.Struct, frozen=True):
 def message_of(choice: Choice) -> AssistantMessage:
     """All that a finished choice of a chat says."""
     if not choice.reads:
-        return AssistantMessage(choice.take())
-    content, reasoning = "", ""
+        return AssistantMessage(choice.echo + choice.take())
+    content, reasoning = choice.echo, ""
     calls: list[tuple[CallBegun, list[str]]] = []
     for event in choice.read():
         if isinstance(event, Content):
@@ -108,6 +109,7 @@ def message_of(choice: Choice) -> AssistantMessage:
     return AssistantMessage(
         content or (None if made else ""),
         reasoning_content=reasoning or UNSET,
+        reasoning=reasoning or UNSET,
         tool_calls=made or UNSET,
     )
 
@@ -117,7 +119,7 @@ def delta_of(event: Event) -> dict[str, Any]:
     if isinstance(event, Content):
         return {"content": event.text}
     if isinstance(event, Reasoning):
-        return {"reasoning_content": event.text}
+        return {"reasoning_content": event.text, "reasoning": event.text}
     call: dict[str, Any] = {"index": event.call}
     if isinstance(event, Arguments):
         return {"tool_calls": [call | {"function": {"arguments": event.text}}]}

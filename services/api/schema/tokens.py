@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 from services.api.errors import invalid
 from services.api.schema import completion
 from services.api.schema.completion import CompletionRequest, TokenIds
-from services.api.schema.generation import ABSENT, GenerationRequest, Milliseconds
+from services.api.schema.generation import ABSENT, GenerationRequest, Milliseconds, StreamOptions
 from services.api.schema.logprobs import ChatLogprobs, PromptLogprobs
-from services.api.schema.parse import Body, Harmless, anything
+from services.api.schema.parse import Body, Harmless, anything, one_of
 from services.api.schema.replies import Usage
 
 
@@ -32,6 +32,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     request_id: str | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
     deadline_ms: Milliseconds | None = None
@@ -40,7 +41,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class GeneratedChoice(msgspec.Struct, frozen=True):
     index: int
     token_ids: list[int]
-    finish_reason: str
+    finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: ChatLogprobs | None = None
 
@@ -52,34 +53,55 @@ class Generated(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class GeneratedPart(msgspec.Struct, frozen=True):
+    """An event of a stream: tokens of one choice since its last one, or the usage at the end."""
+
+    request_id: str
+    choices: list[GeneratedChoice]
+    usage: Usage | None = None
+
+
+PROMPT_IDS = ("prompt_logprob_token_ids", "prompt_logprob_start")  # vLLM's, which completions do not have
 UNSUPPORTED: dict[str, Harmless] = {
     "features": ABSENT,
     "kv_transfer_params": ABSENT,
-    "stream_options": ABSENT,
     "prompt_logprobs": ABSENT,
     "arrival_time": anything,
+    "output_mode": one_of("tokens"),
+    "parse_context": ABSENT,
+    "content_parts": ABSENT,
+    "ec_transfer_params": ABSENT,
 }
 BODY = Body(GenerateRequest, UNSUPPORTED)
-OUTSIDE = ("model", "request_id", "cache_salt", "priority", "deadline_ms")  # of the parameters of sampling
-NOT_TOLD = ("echo", "top_logprobs", "logprob_token_ids", "return_tokens_as_token_ids")  # by this endpoint
+OUTSIDE = (
+    "model",
+    "request_id",
+    "cache_salt",
+    "priority",
+    "deadline_ms",
+    "stream",
+    "stream_options",
+)  # of the parameters of sampling
+NOT_TOLD = ("echo", "top_logprobs", "return_tokens_as_token_ids")  # by this endpoint
 NO_SAMPLING = (
-    *(*OUTSIDE, "stream", "stream_options", "user", "truncate_prompt_tokens", "return_token_ids"),
+    *(*OUTSIDE, "user", "truncate_prompt_tokens", "return_token_ids"),
     "return_tokens_as_token_ids",
 )
 
 
-def completion_of(asked: GenerateRequest) -> CompletionRequest:
-    """The same as a completion that tells its token ids. Raises Reject."""
-    if asked.stream:
-        raise invalid("stream: token ids do not stream; use /v1/completions with return_token_ids", "stream")
+def completion_of(asked: GenerateRequest, context: int) -> CompletionRequest:
+    """The same as a completion that tells its token ids. `context`: of the model, in tokens. Raises Reject."""
+    room = max(context - len(asked.token_ids), 1)
     given = {name: value for name, value in asked.sampling_params.items() if name not in ("detokenize", "output_kind")}
-    for name in (*OUTSIDE, *NOT_TOLD, "prompt", "stream", "return_token_ids"):
+    for name in (*OUTSIDE, *NOT_TOLD, *PROMPT_IDS, "prompt", "return_token_ids"):
         if name in given:
             raise invalid(
                 f"sampling_params.{name} is not supported here; use /v1/completions", f"sampling_params.{name}"
             )
     fields = {name: getattr(asked, name) for name in OUTSIDE} | given
     fields |= {"prompt": asked.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    if fields.get("max_tokens") is None and fields.get("max_completion_tokens") is None:
+        fields["max_tokens"] = room  # as vLLM does, unlike completions
     return completion.BODY.parse(msgspec.json.encode(fields))
 
 
@@ -92,8 +114,9 @@ def rendered(asked: GenerationRequest, tokens: list[int], identity: str, room: i
     """`room`: tokens that the context leaves, which bound a chat that gives no bound."""
     given = {name: getattr(asked, name) for name in GenerationRequest.__struct_fields__ if name not in NO_SAMPLING}
     params = {name: value for name, value in msgspec.to_builtins(given).items() if value is not None}
-    if not isinstance(asked, CompletionRequest) and not (asked.max_tokens or asked.max_completion_tokens):
-        params["max_tokens"] = max(room, 1)
+    if asked.max_tokens is None and asked.max_completion_tokens is None:
+        completes = isinstance(asked, CompletionRequest)
+        params["max_tokens"] = completion.DEFAULT_MAX_TOKENS if completes else max(room, 1)
     return Rendered(
         request_id=identity,
         model=asked.model,

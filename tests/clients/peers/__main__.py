@@ -60,10 +60,11 @@ def main() -> int:
     parser.add_argument("--model", help="a folder; else the bundled model. small_model.py writes one that is quick")
     options, more = parser.parse_known_args()
     place, *files = SUITES[options.suite]
-    chosen = [word for word in more if ".py" in word or "/" in word]
+    chosen = [word for word in more if ".py" in word and " " not in word]
     asked = [*(chosen or files), *(word for word in more if word not in chosen)]
     # The shims are loaded as a module of their own: `tests` is the suite's package there.
     found = {
+        "PYTHONSAFEPATH": "1",  # vLLM's tree has a package `benchmarks`, too
         "PYTHONPATH": os.pathsep.join((str(FOLDER), str(FOLDER.parents[2]))),
         "PEER_SUITE": options.suite,
         "PEER_CHECKOUT": str(options.checkout.resolve()),

@@ -30,7 +30,9 @@ BUNDLED = "SmolLM2-135M-Instruct"
 SETTINGS = ("model.dtype=float32", "kv.blocks=2048", "scheduler.max_rows=32", "links.dead_after_s=120")
 CONTEXT = 8192  # the bundled model's
 LONGEST = 1400  # tokens of prompt and output, where a suite does not say
-UNASKED = 48  # tokens of an answer where a test sets no limit: a model this small may never end by itself
+CHUNKS = "assert_chat_completions_stream_return"
+# Tokens of an answer where a test sets no limit: a model this small may never end by itself.
+UNASKED = int(os.environ.get("PEER_UNASKED", "48"))
 UNASKED_JSON = 256  # of one that is a whole only where it ends
 
 
@@ -100,12 +102,16 @@ class Server:
         "--runner": "pooling models",
         "--limit-mm-per-prompt": "images",
         "--watermark-config": "watermarks",
+        "--return-sampling-mask": "masks of sampling in answers",
+        "--return-tokens-as-token-ids": "an option of vLLM's start; the request's field is tested",
     }
 
     def __init__(self, model: str, args: Sequence[str], **_more: Any) -> None:
         named = dict(zip(args, [*args[1:], ""], strict=True))
         if "/SmolVLM" in model:
             pytest.skip("not applicable: another model, of images")
+        if int(named.get("--max-model-len", 0)) > CONTEXT:
+            pytest.skip("not applicable: a longer context than the bundled model's")
         for flag in self.REFUSED.keys() & named.keys():
             pytest.skip(f"not applicable: {flag}: {self.REFUSED[flag]}")
         settings = {"model.name": model, "model.max_len": str(LONGEST)}
@@ -117,6 +123,7 @@ class Server:
             settings["model.reasoning_parser"] = "think"
         self._system = serve(*(f"{key}={value}" for key, value in settings.items()))
         self.host, self.port, self.url_root = "127.0.0.1", self._system.port, self._system.url
+        self.uds, self.show_hidden_metrics = None, False
 
     def __enter__(self) -> "Server":
         self._system.__enter__()
@@ -160,19 +167,22 @@ def stand_in_vllm() -> None:
     stand_ins.__dict__.update(RemoteOpenAIServer=Server, ROCM_EXTRA_ARGS=[], ROCM_ENV_OVERRIDES={})
     for mark in ("multi_gpu_only", "requires_fp8", "create_new_process_for_each_test", "multi_gpu_test"):
         stand_ins.__dict__[mark] = lambda *args, **_more: args[0] if args and callable(args[0]) else lambda test: test
-    sys.modules |= {"tests.utils": stand_ins, "tests.conftest": AbsentModule("tests.conftest")}
+    fixtures = AbsentModule("tests.conftest")
+    fixtures.__dict__.update(__file__=str(CHECKOUT / "tests/conftest.py"), pytest_plugins=[])
+    sys.modules |= {"tests.utils": stand_ins, "tests.conftest": fixtures}
     tokenizers = importlib.import_module("vllm.tokenizers")
     hub = importlib.import_module("vllm.transformers_utils.repo_utils")
     platforms = importlib.import_module("vllm.platforms")
     importlib.import_module("vllm.version").__dict__.update(_prev_minor_version=lambda: "", __version__="")
     tokenizers.__dict__["get_tokenizer"] = tokenizer
+    importlib.import_module("transformers").AutoTokenizer.from_pretrained = tokenizer
     hub.__dict__["hf_api"] = lambda: type("Hub", (), {"snapshot_download": staticmethod(lambda **_: "")})
     platforms.__dict__["current_platform"] = type("Cpu", (), {"is_rocm": staticmethod(lambda: False)})
 
 
 def stand_in_lmdeploy() -> None:
     """Its tests want a server that runs, the client of its own package, and a matrix of models to run against."""
-    os.environ["LMDEPLOY_PORT"] = str(system().port)
+    os.environ["LMDEPLOY_PORT"] = str(system("model.max_len=4096").port)  # they ask for 2,048 tokens
     for place in (CHECKOUT / "autotest", CHECKOUT):
         sys.path.insert(0, str(place))
     path = CHECKOUT / "lmdeploy/serve/openai/api_client.py"
@@ -191,6 +201,19 @@ def stand_in_lmdeploy() -> None:
         constant.__dict__[name] = [BUNDLED]
     constant.__dict__["DEFAULT_MAX_COMPLETION_TOKENS"] = 256
     importlib.import_module("utils.toolkit").__dict__["_load_tokenizer_cached"] = tokenizer
+    checks = importlib.import_module("utils.restful_return_check")
+    checks.__dict__[CHUNKS] = _as_lmdeploy_tells(checks.__dict__[CHUNKS])
+
+
+def _as_lmdeploy_tells(check: Any) -> Any:
+    """Its chunks all have a role and content; OpenAI's, and ours, the first one and those with text."""
+
+    def checked(output: Any, *args: Any, **kwargs: Any) -> None:
+        for choice in output.get("choices") or ():
+            choice["delta"] = {"role": "assistant", "content": ""} | (choice["delta"] or {})
+        check(output, *args, **kwargs)
+
+    return checked
 
 
 def _encode(_client: Any, text: str, **_options: Any) -> tuple[list[int], int]:
@@ -244,11 +267,17 @@ def _limit_answers(model: str = "") -> None:
         kind.create = limited(kind.create, ("max_output_tokens",))
 
 
+@pytest.fixture
+def local_asset_server() -> None:
+    """vLLM's, of images."""
+
+
 RUNNING: list[System] = []
 
 
 def system(*settings: str) -> System:
-    RUNNING.append(serve(f"model.max_len={LONGEST}", "model.tool_parser=hermes", *settings).__enter__())
+    longest = (f"model.max_len={LONGEST}", "model.tool_parser=hermes")
+    RUNNING.append(serve(*longest, *settings).__enter__())
     return RUNNING[-1]
 
 

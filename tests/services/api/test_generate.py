@@ -479,6 +479,9 @@ def as_joined(choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+GOES_ON = [{"role": "user", "content": "Say."}, {"role": "assistant", "content": "I said: "}]
+
+
 def random_request(chance: random.Random) -> tuple[str, dict[str, Any]]:
     path, body = chance.choice(ROUTES)
     options = {
@@ -489,6 +492,7 @@ def random_request(chance: random.Random) -> tuple[str, dict[str, Any]]:
     if path.endswith("chat/completions"):
         options |= {"parallel_tool_calls": chance.random() < 0.7, "include_reasoning": chance.random() < 0.7}
         options |= {"tools": [WEATHER, TIME]} if chance.random() < 0.7 else {}
+        options |= {"echo": True, "messages": GOES_ON} if chance.random() < 0.3 else {}
     else:
         options |= {"echo": chance.random() < 0.5}
     return path, {**body, **options}
@@ -515,6 +519,20 @@ def test_streams_say_what_whole_replies_say() -> None:
                     assert counts == sorted(counts)
                     roles = [c for c in chunks if c["choices"][0].get("delta", {}).get("role")]
                     assert not any(chunk["usage"]["completion_tokens"] for chunk in roles)
+
+    scenario(main)
+
+
+def test_a_chat_echoes_what_the_assistant_has_said() -> None:
+    async def main() -> None:
+        async with running() as (_, client):
+            for messages, before in ((GOES_ON, "I said: "), (GOES_ON[:1], "")):
+                asked = {"messages": messages, "echo": True, "max_tokens": 1}
+                (choice,) = (await client.post("/v1/chat/completions", json=asked)).json()["choices"]
+                assert choice["message"]["content"] == before + " t0"
+            many = {"messages": [GOES_ON, GOES_ON[:1]], "echo": True, "max_tokens": 1}
+            choices = (await client.post("/v1/chat/completions/batch", json=many)).json()["choices"]
+            assert [choice["message"]["content"] for choice in choices] == ["I said:  t0", " t0"]
 
     scenario(main)
 

@@ -34,6 +34,9 @@ def test_a_prompt_is_left_to_ask_for_until_there_is_output() -> None:
     assert [chr(report.own.token) for report in reported.prompt] == list("abcd") and reported.lead == b"x"
     reported.add(told(0, "y"))
     assert reported.left() == Report(1)
+    named = Reported(Report(1, 0, named=(7,)))
+    named.add(told(0, "y"))
+    assert named.left() == Report(1, named=(7,))
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,9 @@ def test_a_message_has_the_log_probabilities_of_its_own_tokens(streamed: bool) -
     wanted = msgspec.to_builtins(tokens[3:5])
     assert message["content"][0]["logprobs"] == wanted
     assert [event["logprobs"] for event in told if event["type"] == "response.output_text.done"] == [wanted]
+    if streamed:
+        deltas = [event["logprobs"] for event in told if event["type"] == "response.output_text.delta"]
+        assert deltas == [wanted[:1], wanted[1:]], "each with its text"
 
 
 @given(

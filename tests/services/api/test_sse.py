@@ -351,11 +351,20 @@ def test_usage_and_token_ids_in_every_chunk() -> None:
     chunks = Chunks("completion", "x", 5, "m", True, continuous=True)
     before, after = chunks.text(0)
     assert choice.answer is not None
-    body = chunks.ids(0, choice.answer) + before + json.dumps(choice.take()).encode() + after
+    body = chunks.prompt(choice, chunks.empty(0))
+    body += before + json.dumps(choice.take()).encode() + chunks.reported(choice, after)
     ids, text = events(chunks.with_usage(body, request))
-    assert ids["choices"][0]["token_ids"] == [7, 8] and ids["choices"][0]["prompt_token_ids"] == [1, 2, 3]
-    assert text["choices"][0]["text"] == 'a","usage":null}'
+    assert ids["choices"][0]["token_ids"] == [] and ids["choices"][0]["prompt_token_ids"] == [1, 2, 3]
+    assert text["choices"][0]["text"] == 'a","usage":null}' and text["choices"][0]["token_ids"] == [7, 8]
     for chunk in (ids, text):
         assert chunk["usage"]["prompt_tokens"] == 3 and chunk["usage"]["completion_tokens"] == 2
-    (echoed,) = events(chunks.opening(0, "said"))
-    assert echoed["choices"][0]["text"] == "said" and chunks.opening(0) == b""
+    assert chunks.opening(choice) == b""
+    request.echoes, choice.answer.prompt_taken = ["said"], False
+    (echoed,) = events(chunks.opening(choice))
+    assert echoed["choices"][0]["text"] == "said" and echoed["choices"][0]["prompt_token_ids"] == [1, 2, 3]
+    chat = Chunks("chat", "x", 5, "m", True)
+    for taken in (False, True):
+        choice.answer.prompt_taken = taken
+        (opening,) = events(chat.opening(choice))
+        assert opening["choices"][0]["delta"] == {"role": "assistant", "content": "said"}
+        assert opening.get("prompt_token_ids") == (None if taken else [1, 2, 3]), "once, where whole replies have them"

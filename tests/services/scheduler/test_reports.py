@@ -186,6 +186,16 @@ def test_a_new_scheduler_goes_on_from_what_it_is_given() -> None:
     assert core.refused[-1].param == "logprobs"
     core.send(Admit(OLD + 10, pack_i32(ids(5)), Sampling(4, report=Report(1 << 20))))
     assert core.refused[-1].param == "logprobs"
+    for named in (Report(1, named=(1, 2)), Report(2, named=(1, 1 << 30)), Report(1, named=(-1,))):
+        core.send(Admit(OLD + 11, pack_i32(ids(5)), Sampling(4, report=named)))
+        assert core.refused[-1].param == "logprob_token_ids"
+
+
+def test_all_choices_have_the_named_tokens() -> None:
+    core = Reporting()
+    core.send(core.message(ids(5), n=2, report=Report(2, 1, named=(5, 6))))
+    started = [row.sampling.report for plan in core.plans for row in plan.added]
+    assert started == [Report(2, 1, named=(5, 6)), Report(2, named=(5, 6))], "the first choice tells of the prompt"
 
 
 def test_rows_without_memory_have_none() -> None:

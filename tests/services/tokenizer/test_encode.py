@@ -62,6 +62,9 @@ def test_a_rendered_chat_gets_no_second_bos(sentencepiece_metadata: dict[str, An
     bos = sentencepiece_metadata["tokenizer.ggml.bos_token_id"]
     assert list(encoder.prompt(submit(PromptKind.CHAT, messages=b'[{"content": "the"}]'), 500).tokens).count(bos) == 1
     assert list(encoder.prompt(submit(PromptKind.TEXT, text="the"), 500).tokens).count(bos) == 1
+    for special in (True, False):  # whoever asks for one more gets it
+        call = Tokenize(1, PromptKind.CHAT, messages=b'[{"content": "the"}]', add_special_tokens=special)
+        assert list(encoder.tokenize(call).tokens).count(bos) == 1 + special
 
 
 @pytest.mark.parametrize("tokens", [[49152], [-1], [1, 2**31 - 1]])
@@ -91,6 +94,8 @@ def test_tokenize_and_detokenize(encoder: Encoder) -> None:
     assert with_prompt.strings[-3:] == ["ass", "istant", "Ċ"]
     call = Tokenize(1, PromptKind.CHAT, messages=b'[{"role": "system", "content": "x"}]', add_generation_prompt=False)
     assert "istant" not in encoder.tokenize(call).strings
+    talk = b'[{"role": "user", "content": "x"}, {"role": "assistant", "content": "Sure,"}]'
+    assert encoder.tokenize(Tokenize(1, PromptKind.CHAT, messages=talk, goes_on=True)).strings[-2:] == ["Sure", ","]
     assert len(encoder.tokenize(Tokenize(1, PromptKind.TEXT)).tokens) == 0
     with pytest.raises(Reject, match="already"):
         encoder.tokenize(Tokenize(1, PromptKind.TOKENS))

@@ -1,7 +1,8 @@
 """`python -m tests.services.worker.divided FOLDER RANK RANKS`: one rank of a group, for every checkpoint in FOLDER.
 
-Prints as JSON, by checkpoint, the tokens that this rank has drawn. Called by test_division.py, which starts all ranks
-at once; one process per rank for all checkpoints, since most of a start is the import of torch.
+Prints as JSON, by checkpoint, the tokens that this rank has drawn, and its vectors of the same prompts. Called by
+test_division.py, which starts all ranks at once; one process per rank for all checkpoints, since most of a start is the
+import of torch.
 """
 
 import json
@@ -13,6 +14,7 @@ import torch
 from torch import distributed as dist
 
 from common import config as configuration
+from common.pooling import Pooling
 from common.protocol import Sampling
 from services.worker.group import Place
 from services.worker.model_engine import ModelEngine
@@ -28,6 +30,7 @@ SAMPLING = (
     Sampling(max_tokens=100, temperature=1.5, seed=9, presence_penalty=0.5, repetition_penalty=1.2, ignore_eos=True),
     Sampling(max_tokens=100, temperature=0.0, logit_bias=((17, 3.0),), frequency_penalty=0.8, ignore_eos=True),
 )
+POOLINGS = (Pooling("mean"), Pooling("last"), Pooling("mean", dimensions=16), Pooling("last"), Pooling("mean"))
 TOKENS = 8
 
 
@@ -36,8 +39,8 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, VOCABULARY - 1, (length,), generator=generator).tolist() for length in (1, 7, 30, 12, 20)]
 
 
-def tokens_of(folder: Path, place: Place | None = None) -> list[list[int]]:
-    """By prompt, with the sampling of that place; prompts go in chunks."""
+def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
+    """`tokens` by prompt, with the sampling of that place, and `vectors` of the prompts; these go in chunks."""
     ranks = 1 if place is None else place.ranks
     settings = [
         *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=300"),
@@ -45,7 +48,9 @@ def tokens_of(folder: Path, place: Place | None = None) -> list[list[int]]:
     ]
     engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
     engine._runner.held.grammars = spelled.grammars(engine.facts.vocab_size)
-    return Driver(engine).generate(prompts(), TOKENS, SAMPLING, chunk=16)
+    driver = Driver(engine)
+    tokens = driver.generate(prompts(), TOKENS, SAMPLING, chunk=16)
+    return {"tokens": tokens, "vectors": driver.vectors(prompts(), POOLINGS, chunk=16)}
 
 
 def main() -> None:
@@ -53,7 +58,7 @@ def main() -> None:
     parent, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     said: dict[str, Any] = {}
     for folder in sorted(path for path in parent.iterdir() if path.is_dir()):
-        said[folder.name] = tokens_of(folder, Place(rank, ranks, str(parent / f"{folder.name}.{ranks}")))
+        said[folder.name] = said_of(folder, Place(rank, ranks, str(parent / f"{folder.name}.{ranks}")))
         dist.destroy_process_group()
     print(json.dumps(said))
 

@@ -23,7 +23,7 @@ from services.worker.quant.registry import choose_policy
 from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight
 from services.worker.shares import Rank, local_spec
 from services.worker.source import open_model
-from tests.services.worker.divided import tokens_of
+from tests.services.worker.divided import said_of
 from tests.services.worker.tiny import Tiny, every
 
 BINDINGS = bind(("torch",), Facts("cpu"))
@@ -61,18 +61,27 @@ def said(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
 def alone(folder: Path) -> Callable[[str], Any]:
     known: dict[str, Any] = {}
 
-    def tokens(name: str) -> Any:
+    def one(name: str) -> Any:
         if name not in known:
-            known[name] = tokens_of(folder / name)
+            known[name] = said_of(folder / name)
         return known[name]
 
-    return tokens
+    return one
 
 
 @pytest.mark.parametrize("name", every())
 def test_ranks_draw_the_tokens_of_one(said: list[dict[str, Any]], alone: Callable[[str], Any], name: str) -> None:
-    for rank, tokens in enumerate(said):
-        assert tokens[name] == alone(name), f"rank {rank} of {len(said)}"
+    for rank, each in enumerate(said):
+        assert each[name]["tokens"] == alone(name)["tokens"], f"rank {rank} of {len(said)}"
+
+
+@pytest.mark.parametrize("name", every())
+def test_ranks_have_the_vectors_of_one(said: list[dict[str, Any]], alone: Callable[[str], Any], name: str) -> None:
+    one = alone(name)["vectors"]
+    assert all(map(any, one))
+    for rank, each in enumerate(said):
+        for vector, wanted in zip(each[name]["vectors"], one, strict=True):
+            assert vector == pytest.approx(wanted, abs=1e-4), f"rank {rank} of {len(said)}"
 
 
 def loaded(folder: Path, rank: Rank, bindings: Bindings = BINDINGS) -> Any:

@@ -60,11 +60,14 @@ def knowing(streams: Sequence[Sequence[int]]) -> Callable[[Site], Drafts]:
 
 
 class Planner:
-    """Plans as if all drafts held, two plans ahead, and corrects itself by the results."""
+    """Plans as if all drafts held, two plans ahead, and corrects itself by the results. Rows that are `pooled` stand
+    behind the others and give a vector."""
 
-    def __init__(self, driver: Any, chunk: int) -> None:
+    def __init__(self, driver: Any, chunk: int, pooled: Sequence[tuple[list[int], Sampling]] = ()) -> None:
         self.driver, self.chunk = driver, chunk
-        self.prompts, self.samplings = prompts, samplings = PROMPTS, SAMPLINGS
+        self.prompts = prompts = [*PROMPTS, *(prompt for prompt, _ in pooled)]
+        self.samplings = samplings = [*SAMPLINGS, *(sampling for _, sampling in pooled)]
+        self.most = [OUTPUT] * len(PROMPTS) + [0] * len(pooled)
         size = driver.runner.rows.block_tokens
         each = -(-(max(map(len, prompts)) + OUTPUT + TOKENS) // size)
         self.added = [
@@ -73,21 +76,22 @@ class Planner:
         ]
         self.outputs: list[list[int]] = [[] for _ in prompts]
         self.scheduled = [0] * len(prompts)
-        self.flights: deque[tuple[list[tuple[int, int]], list[int], StepTokens]] = deque()
+        self.flights: deque[tuple[list[tuple[int, int]], list[int], list[int], StepTokens]] = deque()
+        self.vectors: dict[int, bytes] = {}
         self.held = self.tried = 0
         self.mistakes: set[int] = set()  # slots of which a draft did not hold
 
     def run(self) -> list[list[int]]:
-        while any(len(output) < OUTPUT for output in self.outputs):
+        while any(len(output) < most for output, most in zip(self.outputs, self.most, strict=True)):
             while len(self.flights) < 2 and self._plan():
                 pass
             self._receive()
-        return self.outputs
+        return self.outputs[: len(PROMPTS)]
 
     def _plan(self) -> bool:
         drafting, filling = [], []
         for slot, prompt in enumerate(self.prompts):
-            at, limit = self.scheduled[slot], len(prompt) + OUTPUT - 1
+            at, limit = self.scheduled[slot], len(prompt) + self.most[slot] - 1
             if at < len(prompt):
                 filling.append((slot, at, min(self.chunk, len(prompt) - at)))
             elif at < limit:
@@ -97,7 +101,7 @@ class Planner:
         work = drafting + filling
         if not work:
             return False
-        samples = [at + count >= len(self.prompts[slot]) for slot, at, count in work]
+        samples = [at + count >= len(self.prompts[slot]) and self.most[slot] > 0 for slot, at, count in work]
         plan = StepPlan(
             next(self.driver.steps),
             added=self.added,
@@ -112,7 +116,7 @@ class Planner:
             self.scheduled[slot] = at + count
         sampled = [slot for (slot, _, _), draws in zip(filling, samples[len(drafting) :], strict=True) if draws]
         rows = [(slot, count) for slot, _, count in drafting]
-        self.flights.append((rows, sampled, self.driver.runner.execute(plan)))
+        self.flights.append((rows, sampled, [slot for slot, _, _ in work], self.driver.runner.execute(plan)))
         return True
 
     def _count(self, slot: int, at: int) -> int:
@@ -126,7 +130,7 @@ class Planner:
         return 1 + min(TOKENS, len(self.prompts[slot]) + OUTPUT - 2 - at)
 
     def _receive(self) -> None:
-        rows, sampled, pending = self.flights.popleft()
+        rows, sampled, slots, pending = self.flights.popleft()
         tokens = iter(unpack_i32(pending.tokens()))
         counts, tried = pending.counts()
         if not rows:
@@ -143,6 +147,10 @@ class Planner:
             assert next(given) == 1
             self.outputs[slot].append(next(tokens))
         self.tried += sum(tried)
+        told = pending.logprobs()
+        for row, vector in (told.vectors if told is not None else {}).items():
+            assert slots[row] not in self.vectors
+            self.vectors[slots[row]] = vector
         assert next(tokens, None) is None and next(given, None) is None
 
 

@@ -11,11 +11,14 @@ from common.columns import pack_i32
 from common.logprobs import Report
 from common.pooling import Pooling
 from common.protocol import Sampling
+from services.worker.drafting import Drafting
 from services.worker.graphs import layouts
 from services.worker.pooling import SPAN, levels
 from services.worker.shortage import Retry
 from services.worker.state import Step
+from tests.services.worker import test_drafts
 from tests.services.worker.called_graphs import capture
+from tests.services.worker.test_drafts import OUTPUT, Planner, knowing, with_words
 from tests.services.worker.tiny import GREEDY
 
 CLOSE = 1e-4
@@ -165,6 +168,28 @@ def test_a_step_that_failed_leaves_sums_as_they_were(
     feeder(PROMPTS, SAMPLINGS, 40, 3)
     check(tiny, feeder)
     assert failures > 2
+
+
+@pytest.mark.parametrize(("replayed", "reads", "chunk"), [(False, False, 7), (True, False, 200), (True, True, 7)])
+def test_beside_rows_with_drafts(
+    make_tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, replayed: bool, reads: bool, chunk: int
+) -> None:
+    """Steps have more entries than rows then; and a proposer that reads hidden states has those of all tokens kept."""
+    tiny = make_tiny("qwen3")
+    tokens = with_words(tiny.driver(133)).generate(test_drafts.PROMPTS, OUTPUT, sampling=test_drafts.SAMPLINGS)
+    streams = [prompt + output for prompt, output in zip(test_drafts.PROMPTS, tokens, strict=True)]
+    driver = with_words(tiny.driver(133, drafts=Drafting(test_drafts.TOKENS, knowing(streams))))
+    driver.runner._drafts.reads = reads
+    graphs = capture(driver, layouts(32, 32, 136, 200), monkeypatch) if replayed else None
+    pooled = [(PROMPTS[slot], SAMPLINGS[slot]) for slot, pooling in enumerate(POOLINGS) if pooling is not None]
+    planner = Planner(driver, chunk, pooled)
+    assert planner.run() == tokens and 0 < planner.held < planner.tried
+    assert graphs is None or graphs.calls
+    assert sorted(planner.vectors) == [len(tokens) + row for row in range(len(pooled))]
+    for (prompt, sampling), (_, vector) in zip(pooled, sorted(planner.vectors.items()), strict=True):
+        assert sampling.report.pooling is not None
+        expected = wanted(tiny, prompt, sampling.report.pooling).numpy()
+        assert np.frombuffer(vector, np.float32) == pytest.approx(expected, abs=CLOSE)
 
 
 @pytest.mark.parametrize("lengths", [[1, 1], [1, 5, 64, 2], [65, 1, 64 * 64 + 1, 130]])

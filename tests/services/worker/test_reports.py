@@ -20,13 +20,15 @@ from tests.services.worker import spelled, test_drafts
 from tests.services.worker.called_graphs import capture
 from tests.services.worker.test_drafts import with_words
 
-PROMPTS = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(6)]
+PROMPTS = [[7, 9, 11, 13, 2 + i] * (1 + 2 * i) for i in range(8)]
 SAMPLINGS = [
     Sampling(64, temperature=0.0, report=Report(3)),
     Sampling(64, seed=3, temperature=0.9, report=Report(0, 2)),
     Sampling(64, seed=4, temperature=1.1, top_p=0.9, min_p=0.02),
     Sampling(64, seed=5, top_k=7, frequency_penalty=0.6, logit_bias=((5, 3.0),), report=Report(20)),
     Sampling(64, temperature=0.0, repetition_penalty=1.4, report=Report(-1, 0)),
+    Sampling(64, seed=8, temperature=0.8, report=Report(2, 1, named=(5, 100))),
+    Sampling(64, seed=9, temperature=0.7, report=Report(24, named=tuple(range(40, 64)))),
     Sampling(64, seed=6, temperature=1.2, report=Report(4, 1), grammar=spelled.regex("[a-z]{2,5}(-[0-9]{2,}[a-z])+")),
 ]
 
@@ -97,7 +99,7 @@ class Listener:
             wanted = tiny.logits([*prompt, *output]).log_softmax(-1)
             assert (slot in self.output, slot in self.prompt) == (report.top >= 0, report.prompt >= 0)
             for place, (record, token) in enumerate(zip(self.output.get(slot, ()), output, strict=False), len(prompt)):
-                agree(record, token, wanted[place - 1], report.top)
+                agree(record, token, wanted[place - 1], report.top, report.named)
             assert report.top < 0 or len(self.output[slot]) >= len(output)
             told = self.prompt.get(slot, {})
             assert sorted(told) == (list(range(1, len(prompt))) if report.prompt >= 0 else [])
@@ -105,10 +107,11 @@ class Listener:
                 agree(record, prompt[place], wanted[place - 1], report.prompt)
 
 
-def agree(record: Record, token: int, wanted: torch.Tensor, top: int) -> None:
+def agree(record: Record, token: int, wanted: torch.Tensor, top: int, named: Sequence[int] = ()) -> None:
     assert record.ids[0] == token and len(record.ids) == len(record.values) == 1 + top
     assert record.values == pytest.approx([wanted[each].item() for each in record.ids], abs=1e-3)
-    best = wanted.topk(top + 1).values
+    best = wanted[list(named)] if named else wanted.topk(top + 1).values
+    assert not named or record.ids[1:] == list(named)
     assert record.values[1:] == pytest.approx(best[:top].tolist(), abs=1e-3)
     assert abs(record.rank - 1 - int((wanted > wanted[token]).sum())) <= 1
 

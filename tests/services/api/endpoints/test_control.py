@@ -50,8 +50,17 @@ def test_siblings_are_told_and_obey() -> None:
 
 def test_load() -> None:
     async def main() -> None:
-        async with running() as (_, client):
+        async with running() as (system, client):
             load = (await client.get("/load")).json()
-            assert (load["server_load"], load["running"], load["waiting"], load["kv_cache_usage"]) == (5, 3, 2, 0.4)
+            assert (load["server_load"], load["running"], load["waiting"], load["kv_cache_usage"]) == (0, 3, 2, 0.4)
+            system.gateway.siblings = lambda: [Peer("api", 2, 77, "")]  # type: ignore[method-assign]
+            assert (await client.get("/load")).json()["server_load"] == 5, "they are the sibling's"
+            held: list[Submit] = []
+            system.tokenizers[0].on_submit = held.append
+            asked = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"n": 6}))
+            await system.until(lambda: bool(held))
+            load = (await client.get("/load")).json()
+            assert (load["server_load"], load["running"]) == (6, 3), "what no scheduler has told yet counts"
+            asked.cancel()
 
     scenario(main)

@@ -46,8 +46,9 @@ def test_everything_is_exposed_and_parses() -> None:
             assert found["vllm:time_to_first_token_seconds_count", vllm] == 1
             assert found["vllm:inter_token_latency_seconds_count", vllm] == 2
             assert found["valence_e2e_request_latency_seconds_count", (("engine", "0"), *api)] == 1
-            cache = (("block_size", "16"), ("cache_dtype", ""), ("engine", "0"), ("num_gpu_blocks", "64"))
-            assert found["vllm:cache_config_info", cache] == 1
+            cache = (("block_size", "16"), ("cache_dtype", ""), ("engine", "0"))
+            sizes = (("kv_cache_max_concurrency", "8.00"), ("kv_cache_size_tokens", "1024"), ("num_gpu_blocks", "64"))
+            assert found["vllm:cache_config_info", (*cache, *sizes)] == 1
             ours = (("method", "POST"), ("route", "/v1/completions"), ("service", "api"), ("status", "200"))
             route = (("instance", "1"), *ours)
             assert found["valence_http_requests_total", route] == 1

@@ -48,6 +48,20 @@ def test_the_two_shapes() -> None:
     assert not asked(messages=CHAT["messages"], add_generation_prompt=False).add_generation_prompt
 
 
+def test_what_a_template_gets_besides() -> None:
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Sure,"}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    more = {"tools": [tool], "chat_template_kwargs": {"enable_thinking": False}}
+    call = asked(messages=talk, continue_final_message=True, **more)
+    assert call.goes_on and not call.add_generation_prompt
+    kwargs = json.loads(call.template_kwargs)
+    assert kwargs["tools"][0]["function"]["name"] == "f" and kwargs["enable_thinking"] is False
+    with pytest.raises(Reject, match="must be an assistant"):
+        asked(messages=talk[:1], continue_final_message=True)
+    with pytest.raises(Reject, match="exclude"):
+        asked(messages=talk, continue_final_message=True, add_generation_prompt=True)
+
+
 @pytest.mark.parametrize(
     "fields", [{}, {"prompt": "x", "messages": []}, {"prompt": 5}, {"messages": []}, {"prompt": "x", "model": "y"}]
 )

@@ -33,8 +33,9 @@ def test_a_conversation() -> None:
     assert made.sampling.max_tokens == 0 and made.template_kwargs == b"{}"
 
 
-@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "my-custom role"])
 def test_roles(role: str) -> None:
+    """Which ones there are is the template's matter."""
     assert json.loads(submit([{"role": role, "content": "x"}]).messages)[0]["role"] == role
 
 
@@ -180,7 +181,8 @@ def test_template_arguments() -> None:
         (None, "messages"),
         ("hi", "messages"),
         ([{}], "messages[0]"),
-        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "", "content": "x"}], "messages[0].role"),
+        ([{"role": "user\n<|im_start|>", "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([USER, {"role": "assistant", "content": None}], "messages[1].content"),
@@ -212,7 +214,6 @@ def test_messages_that_are_refused(messages: Any, param: str) -> None:
         ("function_call", "none", {"name": "f"}),
         ("modalities", ["text"], ["text", "audio"]),
         ("audio", None, {"voice": "x"}),
-        ("echo", False, True),
         ("chat_template", None, "{{ x }}"),
         ("documents", [], [{}]),
     ],
@@ -231,6 +232,8 @@ def test_unsupported_fields(name: str, harmless: Any, asking: Any) -> None:
         ({"logprobs": True}, Report(0)),
         ({"logprobs": True, "top_logprobs": 20}, Report(20)),
         ({"prompt_logprobs": 3}, Report(-1, 3)),
+        ({"logprobs": True, "logprob_token_ids": []}, Report(0)),
+        ({"logprobs": True, "top_logprobs": 9, "logprob_token_ids": [7, 5, 7]}, Report(2, named=(7, 5))),
     ],
 )
 def test_log_probabilities(fields: dict[str, Any], report: Report) -> None:
@@ -247,6 +250,8 @@ def test_log_probabilities(fields: dict[str, Any], report: Report) -> None:
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"logprobs": True, "logprob_token_ids": [1], "use_beam_search": True}, "logprob_token_ids"),
     ],
 )
 def test_log_probabilities_that_are_refused(fields: dict[str, Any], param: str) -> None:

@@ -82,6 +82,8 @@ def test_log_probabilities_of_output_and_of_what_is_echoed() -> None:
     assert report(logprobs=0) == Report(0) and report(logprobs=5, echo=True) == Report(5, 5)
     assert report(logprobs=1, echo=True, prompt_logprobs=3) == Report(1, 3)
     assert report(prompt_logprobs=0) == Report(-1, 0)
+    assert report(logprobs=1, echo=True, logprob_token_ids=[7, 5, 9]) == Report(3, 1, named=(7, 5, 9))
+    assert report(logprobs=1, best_of=2, logprob_token_ids=[7]) == Report(1, named=(7,))
     for most, fields in ((20, {"logprobs": 21}), (20, {"logprobs": -1}), (2, {"prompt_logprobs": 3})):
         with pytest.raises(Reject) as caught:
             submits_of(BODY.parse(json.dumps({"prompt": "x", **fields}).encode()), FACTS, 8, most)
@@ -113,6 +115,7 @@ def test_the_best_of_more_choices_need_log_probabilities() -> None:
         ({"best_of": 9}, "n"),
         ({"suffix": "y", "echo": True}, "suffix"),
         ({"suffix": "y", "prompt": [1, 2]}, "suffix"),
+        ({"logprobs": 1, "max_tokens": 0, "logprob_token_ids": [1]}, "logprob_token_ids"),
     ],
 )
 def test_fields_that_do_not_go_together(fields: dict[str, Any], param: str) -> None:

@@ -14,7 +14,7 @@ FACTS = ModelFacts("tiny", "llama", 1000, 128, (2,), 16, 64)
 
 
 def parse(**fields: Any) -> CompletionRequest:
-    return BODY.parse(json.dumps({"prompt": "x", **fields}).encode())
+    return BODY.parse(json.dumps({"prompt": "x", "logprobs": 0, **fields}).encode())
 
 
 def refused(**fields: Any) -> Reject:
@@ -41,7 +41,7 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "min_tokens": ([0, 5, None], [-1, "1", 2**31]),
     "presence_penalty": ([-2, 2, None], [-2.1, 2.1, "0"]),
     "frequency_penalty": ([-2, 2, None], [-2.1, 2.1, "0"]),
-    "repetition_penalty": ([0.1, 1000, None], [0, -1, 1001, "1"]),
+    "repetition_penalty": ([1e-9, 1000, None], [0, 1e-10, -1, 1001, "1"]),
     "logit_bias": (
         [{"0": -100, "999": 100.0}, {}, None],
         [{"1000": 1}, {"-1": 1}, {"a": 1}, {"1.5": 1}, {"1": 101}, {"1": -101}, {"1": "1"}, [], {str(10**30): 1}],
@@ -72,6 +72,7 @@ TABLE: dict[str, tuple[list[Any], list[Any]]] = {
     "length_penalty": ([1, 1.0, None], [0.5, 11, "1"]),
     "early_stopping": ([False, None], [True, "never", "always", 1]),
     "prompt_logprobs": ([0, 20, None], [-1, 21, True, 2**31]),
+    "logprob_token_ids": ([[0, 999, 0], [], None], [[1000], [-1], ["1"], 5, [1] * 129]),
 }
 
 
@@ -188,7 +189,6 @@ def test_stops_and_fields_of_the_submit() -> None:
     ("name", "harmless", "asking"),
     [
         ("store", False, True),
-        ("logprob_token_ids", [], [5]),
         ("prompt_embeds", None, "AAAA"),
         ("truncation_side", "left", "right"),
     ],

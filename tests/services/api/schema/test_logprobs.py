@@ -6,6 +6,7 @@ from services.api.logprobs import Entry, Form, Reported, TokenReport
 from services.api.requests import Choice, Request
 from services.api.schema.logprobs import (
     ContentLogprob,
+    Writing,
     chat_logprobs,
     chosen,
     echoed,
@@ -40,7 +41,10 @@ def test_columns_keep_tokens_apart_that_look_alike() -> None:
     columns = text_logprobs(REPORTS, 10)
     assert columns.tokens == ["a", "bytes:\\xf0\\x9f"] and columns.token_logprobs == [-0.5, -1.0]
     assert columns.top_logprobs[0] == {"a": -0.5, "bytes:\\xf0\\x9f": -1.0}
-    assert columns.top_logprobs[1] == {"bytes:\\xf0\\x9f": -2.0, "a": -0.5, "token_id:2": -1.0}
+    assert columns.top_logprobs[1] == {"bytes:\\xf0\\x9f": -1.0, "a": -0.5, "token_id:3": -2.0}
+    assert [next(iter(each)) for each in columns.top_logprobs if each] == columns.tokens, (
+        "the token itself is the first"
+    )
     assert columns.text_offset == [10, 11]
     assert text_logprobs(REPORTS, as_ids=True).top_logprobs[1] == {
         "token_id:3": -2.0,
@@ -75,3 +79,20 @@ def test_the_best_choices_are_those_of_the_highest_mean() -> None:
     assert [choice.index for choice in chosen(request)] == [0, 1, 2]
     request.form = Form(best=2)
     assert [choice.index for choice in chosen(request)] == [1, 2], "two tokens are not less than one"
+
+
+def test_tokens_of_a_text_that_grows() -> None:
+    """Markers before it are left out; a token that writes the ends of two pieces comes with the first one."""
+
+    def tokens(*pieces: bytes) -> list[ContentLogprob]:
+        return [ContentLogprob("", -float(at), list(piece), []) for at, piece in enumerate(pieces)]
+
+    known = tokens(b"</t>", b"\n", b"t", b"o d", b"\xf0\x9f", b"\x99\x82", b"</s>")
+    growing = Writing()
+    assert growing.more(known[:3], "t") == known[2:3]
+    assert growing.more(known[:4], "o ") == known[3:4]
+    assert growing.more(known[:6], "d🙂") == known[4:6]
+    assert growing.more(known, "") == []
+    whole = Writing()
+    assert whole.more(known, "to d🙂") == known[2:6] == writing(known, "to d🙂")[0]
+    assert Writing().more(known, "?") == []
