@@ -1,5 +1,5 @@
 """INT4 in groups of columns, activations as they are (W4A16): AWQ, GPTQ with and without act-order, compressed-tensors,
-GGUF's Q4 types. Canonical: packed as kernels/packing/int4.py says, scales and zero points [out, in / group].
+torchao, GGUF's Q4 types. Canonical: packed as kernels/packing/int4.py says, scales and zero points [out, in / group].
 
 Columns out of order (act-order) are put in the order of their groups, and x after them. A rank's share of such columns
 lies in all groups: each group's part is filled up to whole groups of 32, which costs up to half more.
@@ -41,6 +41,9 @@ GROUPS = (128, 64, 32)  # of conversion at load: the largest that divides
 LARGEST = 15
 SMALLEST_HALF = 6e-8  # the least number of fp16 above 0
 HALVES = ("F16", "BF16", "F32")
+TORCHAO = ("torchao", "torchao-packed")
+TOOLS = ("awq", "gptq", "compressed-tensors", *TORCHAO)
+SIGNS = 0x88  # of two signed numbers in a byte
 
 
 class W4A16(CodedFormat):
@@ -51,12 +54,14 @@ class W4A16(CodedFormat):
 
     def takes(self, scheme: Scheme) -> bool:
         weight = scheme.weight
-        packed = scheme.names in ("awq", "gptq", "compressed-tensors")
-        return packed and weight.kind == "int4" and weight.per in (GROUP, ROW) and scheme.activation is None
+        wanted = weight.kind == "int4" and weight.per in (GROUP, ROW) and scheme.activation is None
+        return wanted and scheme.names in TOOLS
 
     def pieces(self, scheme: Scheme) -> Mapping[str, Piece]:
         weight = scheme.weight
         group = Axis(COLUMNS, weight.group if weight.per == GROUP else ALL)
+        if scheme.names in TORCHAO:
+            return torchao_pieces(scheme, group)
         if scheme.names == "compressed-tensors":
             found = {
                 VALUES: Piece(("weight_packed",), (Axis(ROWS), Axis(COLUMNS, LANES)), ("I32",)),
@@ -80,6 +85,8 @@ class W4A16(CodedFormat):
 
     def read(self, scheme: Scheme, stored: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes:
         values, zeros = stored[VALUES], stored.get(ZEROS)
+        if scheme.names in TORCHAO:
+            return read_torchao(values, stored[SCALES], stored[ZEROS])
         if scheme.names == "compressed-tensors":
             numbers, scales = unpack_words(values), stored[SCALES]
             points = None if zeros is None else unpack_words(zeros.T.contiguous()).T
@@ -168,6 +175,32 @@ class W4A16(CodedFormat):
 
     def experts(self, gate_up: Codes, down: Codes, biases: ExpertBiases | None, making: Making) -> ExpertWeights:
         return StackedExperts(self.name, making.bindings(moe_int4), (*gate_up[:3], *down[:3]))
+
+
+def torchao_pieces(scheme: Scheme, group: Axis) -> dict[str, Piece]:
+    """A number to a byte, with whole zero points; or two, with offsets and scales by column."""
+    values, scales, zeros = scheme.suffixes
+    is_packed = scheme.names == "torchao-packed"
+    shared = (group, Axis(ROWS)) if is_packed else (Axis(ROWS), group)
+    return {
+        VALUES: Piece((values,), (Axis(ROWS), Axis(COLUMNS, 2 if is_packed else 1)), ("I8",)),
+        SCALES: Piece((scales,), shared, HALVES),
+        ZEROS: Piece((zeros,), shared, HALVES if is_packed else ("I8",)),
+    }
+
+
+def read_torchao(values: Tensor, scales: Tensor, zeros: Tensor) -> Codes:
+    """Signed numbers: (number - zero) * scale; packed ones number * scale + zero, which is no whole number of steps."""
+    if zeros.is_floating_point():
+        scales, offsets = scales.T.contiguous(), zeros.T.float()
+        if not bool(torch.isfinite(offsets).all()):
+            raise ValueError("zero points that are NaN or infinite")
+        return Codes(values.view(torch.uint8) ^ SIGNS, scales, MIDDLE - offsets / scales.float())
+    if any(bool(((part < -MIDDLE) | (part >= MIDDLE)).any()) for part in (values, zeros)):
+        raise ValueError("numbers of more than 4 bits")
+    points = (zeros + MIDDLE).to(torch.uint8)
+    packed = pack_int4((values + MIDDLE).to(torch.uint8))
+    return Codes(packed, scales.contiguous(), None if bool((points == MIDDLE).all()) else points)
 
 
 IN_GROUPS = "in_groups"  # act-order's table in a checkpoint without act-order

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from services.worker.quant.detect import read_rules
+from services.worker.quant.detect import format_of, read_rules
 from services.worker.quant.rules import Rules
 from services.worker.quant.scheme import BLOCK, GROUP, ROW, TENSOR, Numbers, Scheme
-from tests.services.worker.quant.coded_checkpoints import FP8_NUMBERS, KINDS, QUARK, QUARK_MX
+from tests.services.worker.quant.kinds import FP8_NUMBERS, KINDS, QUARK, QUARK_MX
 
 FP8 = KINDS["compressed_fp8"].settings
 INT4 = KINDS["compressed_int4"].settings
+INT8 = KINDS["compressed_int8"].settings
 
 
 def read(settings: dict[str, Any]) -> Rules:
@@ -38,6 +39,11 @@ def test_compressed_tensors() -> None:
     wanted = Scheme("compressed-tensors", Numbers("fp8", ROW, dynamic=False), token)
     assert rules.scheme_of("model.layers.0.mlp.up_proj") == wanted
     assert rules.scheme_of("lm_head") is None and rules.scheme_of("model.layers.0.mlp.gate") is None
+
+
+def test_fp8_of_weights_only_is_a_format_of_its_own() -> None:
+    scheme = read(changed(FP8, "config_groups/group_0/input_activations", None)).default
+    assert scheme is not None and scheme.activation is None and format_of(scheme, "").name == "fp8_weight"
 
 
 def test_compressed_tensors_in_blocks() -> None:
@@ -83,7 +89,7 @@ def test_quark() -> None:
         (changed(FP8, "config_groups/group_0/weights/strategy", "tensor_group"), "'strategy' is 'tensor_group'"),
         (changed(FP8, "config_groups/group_0/weights", None), "'weights' is missing"),
         (changed(FP8, "config_groups/group_0/output_activations", FP8_NUMBERS), "'output_activations' is"),
-        (changed(FP8, "config_groups/group_0/input_activations", None), "activations as they are .* not supported"),
+        (changed(INT8, "config_groups/group_0/input_activations/dynamic", False), "static .* is not supported"),
         (changed(FP8, "config_groups/group_0/weights/rotated", 1), "'rotated' is not known"),
         (changed(FP8, "config_groups/group_0/input_activations/dynamic", "local"), "'dynamic' is 'local'"),
         (changed(INT4, "config_groups/group_0/weights/num_bits", 3), "int3 per group of 32.* is not supported"),
