@@ -160,14 +160,14 @@ def _word(fields: Settings, key: str, *allowed: str) -> str:
     return word
 
 
-def _pair(fields: Settings) -> tuple[Settings | None, Settings | None]:
+def _pair(fields: Settings) -> tuple[Settings, Settings]:
     """What shares a scale, of activations and of weights: one table for both, or two."""
     found = fields.get(object, "granularity")
     both = found if isinstance(found, list) else [found, found]
-    if len(both) != 2 or not all(isinstance(one, dict) for one in both):
+    tables = [Settings(one, f"{fields.where}.granularity") for one in both if isinstance(one, dict)]
+    if not len(both) == len(tables) == 2:
         raise ConfigError(f"{fields.where}: 'granularity' is {found!r}, expected one table or two")
-    inputs, weights = (Settings(one, f"{fields.where}.granularity") for one in both)
-    return inputs, weights
+    return tables[0], tables[1]
 
 
 def _numbers(kind: str, granularity: Settings | None, where: str, symmetric: bool = True) -> Numbers:

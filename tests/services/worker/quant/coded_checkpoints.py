@@ -175,15 +175,43 @@ def packed(numbers: Tensor, bits: int, order: tuple[int, ...] = tuple(range(8)))
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
 def awq(weight: Tensor) -> Coded:
     made = affine(weight, 64, 4, symmetric=False)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
     pieces = {
-        "qweight": packed(made.numbers.T, 4, order),
-        "qzeros": packed(made.zeros.T, 4, order),
+        "qweight": packed(made.numbers.T, 4, AWQ_ORDER),
+        "qzeros": packed(made.zeros.T, 4, AWQ_ORDER),
         "scales": made.scales.T.contiguous(),
     }
     return pieces, made.wide
+
+
+def quark_unsigned(weight: Tensor) -> Coded:
+    """As quark 0.13 packs "uint4" by group; "int4" has signed numbers and zero points of 0."""
+    return _quark(affine(weight, 32, 4, symmetric=False), 0)
+
+
+def quark_signed(weight: Tensor) -> Coded:
+    return _quark(affine(weight, 32, 4, symmetric=True), 8)
+
+
+def _quark(made: Affine, less: int) -> Coded:
+    pieces = {
+        "weight": packed((made.numbers - less).T % 16, 4, AWQ_ORDER),
+        "weight_scale": made.scales.T.contiguous(),
+        "weight_zero_point": packed((made.zeros - less).T % 16, 4, AWQ_ORDER),
+    }
+    return pieces, made.wide
+
+
+def quark_rows(weight: Tensor) -> Coded:
+    """By row nothing is transposed."""
+    made = affine(weight, weight.shape[1], 4, symmetric=True)
+    numbers = packed((made.numbers - 8) % 16, 4, AWQ_ORDER)
+    zeros = torch.zeros(len(weight) // 8, dtype=torch.int32)
+    return {"weight": numbers, "weight_scale": made.scales.view(-1), "weight_zero_point": zeros}, made.wide
 
 
 def gptq(weight: Tensor, bits: int = 4, symmetric: bool = True, shuffled: bool = False, less: int = 1) -> Coded:

@@ -19,6 +19,9 @@ from tests.services.worker.quant.coded_checkpoints import (
     mxfp4,
     mxfp4_packed,
     mxfp8,
+    quark_rows,
+    quark_signed,
+    quark_unsigned,
 )
 from tests.services.worker.quant.torchao_checkpoints import TORCHAO_KINDS
 
@@ -77,6 +80,34 @@ QUARK = {
     "quant_mode": "eager_mode",
     "version": "0.9",
 }
+
+
+def quark_int4(dtype: str, **fields: Any) -> dict[str, Any]:
+    """As quark 0.13 writes it."""
+    weight = {
+        "block_size": None,
+        "ch_axis": -1,
+        "dtype": dtype,
+        "enable_buffer_reuse": False,
+        "group_size": 32,
+        "is_dynamic": False,
+        "is_scale_quant": False,
+        "max_input_numel": 4194304,
+        "mx_element_dtype": None,
+        "observer_cls": "PerGroupMinMaxObserver",
+        "qscheme": "per_group",
+        "round_method": "half_even",
+        "scale_calculation_mode": None,
+        "scale_format": None,
+        "scale_type": "float",
+        "zero_point_type": "int32",
+        "symmetric": dtype == "int4",
+        **fields,
+    }
+    whole = {"weight": weight, "input_tensors": None, "output_tensors": None, "bias": None, "target_device": None}
+    return {**QUARK, "global_quant_config": whole, "kv_cache_post_rope": False, "softmax_quant_spec": None}
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True, "damp_percent": 0.01}
 
 
@@ -108,6 +139,11 @@ KINDS: dict[str, Kind] = {
         "int8",
     ),
     "quark_mxfp4": Kind(mxfp4, QUARK, "mxfp4", exact=True),
+    "quark_int4": Kind(quark_signed, quark_int4("int4"), "int4", exact=True),
+    "quark_uint4": Kind(quark_unsigned, quark_int4("uint4"), "int4", exact=True),
+    "quark_int4_rows": Kind(
+        quark_rows, quark_int4("int4", qscheme="per_channel", ch_axis=0, group_size=None), "int4", exact=True
+    ),
     "compressed_mxfp4": Kind(
         mxfp4_packed,
         _compressed(

@@ -14,6 +14,7 @@ from tests.services.worker.quant.kinds import FP8_NUMBERS, KINDS, QUARK, QUARK_M
 FP8 = KINDS["compressed_fp8"].settings
 INT4 = KINDS["compressed_int4"].settings
 INT8 = KINDS["compressed_int8"].settings
+QUARK_INT4 = KINDS["quark_int4"].settings
 
 
 def read(settings: dict[str, Any]) -> Rules:
@@ -98,6 +99,13 @@ def test_quark() -> None:
         (changed(QUARK, "global_quant_config/weight/dtype", "int2"), "'dtype' is 'int2'"),
         (changed(QUARK, "global_quant_config/output_tensors", QUARK_MX), "'output_tensors' is"),
         (changed(QUARK, "export/weight_format", "fake_quantized"), "'weight_format' is 'fake_quantized'"),
+        (changed(QUARK_INT4, "export/pack_method", "order"), "'pack_method' is 'order', supported: 'reorder'"),
+        (
+            changed(QUARK_INT4, "global_quant_config/weight/zero_point_type", "float32"),
+            "'zero_point_type' is 'float32'",
+        ),
+        (changed(QUARK_INT4, "global_quant_config/weight/block_size", [1, 32]), "'block_size' is"),
+        (changed(QUARK_INT4, "global_quant_config/input_tensors", QUARK_MX), "int4 .*activations fp4 .* not supported"),
         (changed(QUARK, "global_quant_config/weight/group_size", 16), "fp4 per group of 16.* is not supported"),
     ],
 )
