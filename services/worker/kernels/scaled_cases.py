@@ -13,6 +13,7 @@ from services.worker.kernels.ops.add_narrow_linear import make_add_narrow_case
 from services.worker.kernels.ops.add_norm_quantize_groups import make_add_norm_groups_case
 from services.worker.kernels.ops.add_norm_quantize_rows import make_add_norm_quantize_case
 from services.worker.kernels.ops.block_scaled_linear import make_block_case
+from services.worker.kernels.ops.fp8_weight_linear import make_fp8_weight_case
 from services.worker.kernels.ops.int4_linear import make_int4_case
 from services.worker.kernels.ops.int8_linear import make_int8_case
 from services.worker.kernels.ops.mla_decode import make_mla_case
@@ -140,6 +141,7 @@ TABLE: Mapping[str, Maker] = {
     "mxfp4_linear": partial(_linears, make_mxfp4_linear_case, 256),
     "int4_linear": partial(_linears, make_int4_case, GROUP),
     "int8_linear": partial(_linears, make_int8_case, 32),
+    "fp8_weight_linear": partial(_linears, make_fp8_weight_case, 16),
     "mxfp4_weight_linear": partial(_linears, make_mxfp4_weight_case, 32),
     "mxfp8_linear": partial(_linears, make_mxfp8_case, 32),
     "norm_narrow_linear": partial(_narrow, make_norm_narrow_case, 0),

@@ -16,7 +16,8 @@ QUARK_HARMLESS = (
     *("version", "quant_mode", "algo_config", "kv_cache_post_rope", "kv_cache_quant_config", "quant_method"),
     *("export", "layer_type_quant_config"),
 )
-QUARK_KINDS = {"fp8_e4m3": "fp8", "fp4": "fp4", "int8": "int8", "int4": "int4"}
+QUARK_KINDS = {"fp8_e4m3": "fp8", "fp4": "fp4", "int8": "int8", "int4": "int4", "uint4": "int4"}
+QUARK_PACKED = ("int4", "uint4")
 QUARK_PER = {"per_tensor": TENSOR, "per_channel": ROW, "per_group": GROUP}
 MX_GROUP = 32
 
@@ -97,9 +98,11 @@ def read_quark(settings: Settings) -> Rules:
     rules = named(settings.names("exclude"), "glob")
     for pattern, table in settings.tables("layer_quant_config").items():
         rules.append(Rule(pattern, "glob", _quark_scheme(table)))
-    default = _quark_scheme(whole)
+    found = Rules("quark", _quark_scheme(whole), rules)
+    if export is not None and any(scheme.weight.kind == "int4" for scheme in found.schemes):
+        export.require("pack_method", "reorder")
     settings.finish(*QUARK_HARMLESS)
-    return Rules("quark", default, rules)
+    return found
 
 
 def _quark_scheme(settings: Settings) -> Scheme:
@@ -108,7 +111,10 @@ def _quark_scheme(settings: Settings) -> Scheme:
     if weight is None:
         raise ConfigError(f"{settings.where}: 'weight' is missing")
     settings.finish("target_device")
-    return Scheme("quark", _quark_numbers(weight), None if inputs is None else _quark_numbers(inputs))
+    numbers = _quark_numbers(weight)
+    stored = weight.get(str, "dtype")
+    names = f"quark-{stored}" if stored in QUARK_PACKED else "quark"
+    return Scheme(names, numbers, None if inputs is None else _quark_numbers(inputs))
 
 
 def _quark_numbers(settings: Settings) -> Numbers:
@@ -116,6 +122,8 @@ def _quark_numbers(settings: Settings) -> Numbers:
     settings.require("qscheme", *QUARK_PER)
     settings.require("is_scale_quant", False)
     settings.require("mx_element_dtype")
+    settings.require("block_size")
+    settings.require("zero_point_type", "int32")
     kind, per = QUARK_KINDS[settings.get(str, "dtype")], QUARK_PER[settings.get(str, "qscheme")]
     powers = settings.get(str, "scale_format", "") == "e8m0"
     settings.require("scale_format", "e8m0", "float32")
@@ -135,9 +143,8 @@ def _quark_numbers(settings: Settings) -> Numbers:
             "round_method",
             "scale_calculation_mode",
             "scale_type",
-            "zero_point_type",
         ),
-        *("enable_buffer_reuse", "qat_spec"),
+        *("enable_buffer_reuse", "qat_spec", "max_input_numel"),
     )
     return found
 

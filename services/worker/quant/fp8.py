@@ -63,8 +63,7 @@ class Fp8(CodedFormat):
         assert scheme.activation is not None
         static = not scheme.activation.dynamic
         return {
-            VALUES: Piece(("weight",), (Axis(ROWS), Axis(COLUMNS)), FP8),
-            SCALES: Piece(("weight_scale",), (Axis(ROWS),) if scheme.weight.per == ROW else (), FLOATS),
+            **scaled_pieces(scheme),
             INPUT_SCALE if static else UNUSED: Piece(("input_scale",), (), FLOATS, optional=not static),
         }
 
@@ -115,6 +114,15 @@ class Fp8(CodedFormat):
 
     def experts(self, gate_up: Codes, down: Codes, biases: ExpertBiases | None, making: Making) -> ExpertWeights:
         return row_scaled_experts(self.name, gate_up, down, making)
+
+
+def scaled_pieces(scheme: Scheme) -> dict[str, Piece]:
+    """Numbers that are not packed, and one scale for all or for each row."""
+    values, scales, _ = scheme.suffixes
+    return {
+        VALUES: Piece((values,), (Axis(ROWS), Axis(COLUMNS)), FP8),
+        SCALES: Piece((scales,), (Axis(ROWS),) if scheme.weight.per == ROW else (), FLOATS),
+    }
 
 
 def by_row(codes: Codes) -> Tensor:

@@ -42,11 +42,11 @@ class Fp8Block(CodedFormat):
         return activation.dynamic and (activation.kind, activation.per, activation.group) == ("fp8", GROUP, BLOCK)
 
     def pieces(self, scheme: Scheme) -> Mapping[str, Piece]:
+        values, scales, _ = scheme.suffixes
+        names = (f"{scales}_inv", scales) if values == "weight" else (scales,)
         return {
-            VALUES: Piece(("weight",), (Axis(ROWS), Axis(COLUMNS)), FP8),
-            SCALES: Piece(
-                ("weight_scale_inv", "weight_scale"), (Axis(ROWS, BLOCK), Axis(COLUMNS, BLOCK)), (*FLOATS, "F8_E8M0")
-            ),
+            VALUES: Piece((values,), (Axis(ROWS), Axis(COLUMNS)), FP8),
+            SCALES: Piece(names, (Axis(ROWS, BLOCK), Axis(COLUMNS, BLOCK)), (*FLOATS, "F8_E8M0")),
         }
 
     def read(self, scheme: Scheme, stored: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes:

@@ -19,7 +19,8 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Rule:
-    """`how` names are meant: "name" (whole, or a part of the way to it), "regex", "glob" or "within" (anywhere)."""
+    """`how` names are meant: "name" (whole, or a part of the way to it), "regex", "glob", "within" (anywhere), or
+    "weight" (a regex for the whole name, of the module or of its weight)."""
 
     pattern: str
     how: str
@@ -30,6 +31,8 @@ class Rule:
             return re.match(self.pattern, module) is not None
         if self.how == "glob":
             return fnmatch.fnmatchcase(module, self.pattern)
+        if self.how == "weight":
+            return any(re.fullmatch(self.pattern, name) for name in (module, f"{module}.weight"))
         if self.how == "within":
             return self.pattern in module
         return f".{self.pattern}." in f".{module}."
@@ -112,12 +115,19 @@ class Settings:
 
     def tables(self, key: str) -> dict[str, "Settings"]:
         """Of a table of tables."""
-        self._asked.add(key)
-        found = {}
+        found = self.tables_or_none(key)
+        for name, table in found.items():
+            if table is None:
+                raise ConfigError(f"{self.where}.{key}: {name!r} is None, expected a table")
+        return {name: table for name, table in found.items() if table is not None}
+
+    def tables_or_none(self, key: str) -> dict[str, "Settings | None"]:
+        """Of a table of tables, some of which may be null."""
+        found: dict[str, Settings | None] = {}
         for name, values in self.get(dict, key, {}).items():
-            if not isinstance(values, dict):
+            if values is not None and not isinstance(values, dict):
                 raise ConfigError(f"{self.where}.{key}: {name!r} is {values!r}, expected a table")
-            found[str(name)] = Settings(values, f"{self.where}.{key}.{name}")
+            found[str(name)] = None if values is None else Settings(values, f"{self.where}.{key}.{name}")
         return found
 
     def finish(self, *harmless: str) -> None:

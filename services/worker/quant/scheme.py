@@ -31,7 +31,8 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Scheme:
-    """`names`: whose names of tensors and packing: "compressed-tensors", "quark", "fp8", "fbgemm", "awq", "gptq", ...
+    """`names`: whose names of tensors and packing: "compressed-tensors", "quark", "fp8", "fbgemm", "awq", "gptq", ...;
+    of torchao "torchao" or, for its packed numbers of four bits, "torchao-packed".
 
     `activation` None: activations stay as they are. `ordered`: columns may be in groups out of order (act-order);
     `zeros_less_one`: zero points are stored less one.
@@ -42,6 +43,13 @@ class Scheme:
     activation: Numbers | None = None
     ordered: bool = False
     zeros_less_one: bool = False
+
+    @property
+    def suffixes(self) -> tuple[str, str, str]:
+        """Behind a module's name: of numbers that are not packed, of their scales and of their zero points."""
+        if self.names.startswith("torchao"):
+            return "_weight_qdata", "_weight_scale", "_weight_zero_point"
+        return "weight", "weight_scale", "weight_zero_point"
 
     def __str__(self) -> str:
         return f"weights {self.weight}, activations {self.activation or 'as they are'} ({self.names})"

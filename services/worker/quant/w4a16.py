@@ -1,5 +1,5 @@
 """INT4 in groups of columns, activations as they are (W4A16): AWQ, GPTQ with and without act-order, compressed-tensors,
-GGUF's Q4 types. Canonical: packed as kernels/packing/int4.py says, scales and zero points [out, in / group].
+torchao, Quark, GGUF. Canonical: packed as kernels/packing/int4.py says, scales and zero points [out, in / group].
 
 Columns out of order (act-order) are put in the order of their groups, and x after them. A rank's share of such columns
 lies in all groups: each group's part is filled up to whole groups of 32, which costs up to half more.
@@ -42,6 +42,10 @@ GROUPS = (128, 64, 32)  # of conversion at load: the largest that divides
 LARGEST = 15
 SMALLEST_HALF = 6e-8  # the least number of fp16 above 0
 HALVES = ("F16", "BF16", "F32")
+TORCHAO = ("torchao", "torchao-packed")
+QUARK = ("quark-int4", "quark-uint4")
+TOOLS = ("awq", "gptq", "compressed-tensors", *TORCHAO, *QUARK)
+SIGNS = 0x88  # of two signed numbers in a byte
 
 
 class W4A16(CodedFormat):
@@ -52,12 +56,16 @@ class W4A16(CodedFormat):
 
     def takes(self, scheme: Scheme) -> bool:
         weight = scheme.weight
-        packed = scheme.names in ("awq", "gptq", "compressed-tensors")
-        return packed and weight.kind == "int4" and weight.per in (GROUP, ROW) and scheme.activation is None
+        wanted = weight.kind == "int4" and weight.per in (GROUP, ROW) and scheme.activation is None
+        return wanted and scheme.names in TOOLS
 
     def pieces(self, scheme: Scheme) -> Mapping[str, Piece]:
         weight = scheme.weight
         group = Axis(COLUMNS, weight.group if weight.per == GROUP else ALL)
+        if scheme.names in TORCHAO:
+            return torchao_pieces(scheme, group)
+        if scheme.names in QUARK:
+            return quark_pieces(scheme, group)
         if scheme.names == "compressed-tensors":
             found = {
                 VALUES: Piece(("weight_packed",), (Axis(ROWS), Axis(COLUMNS, LANES)), ("I32",)),
@@ -81,6 +89,10 @@ class W4A16(CodedFormat):
 
     def read(self, scheme: Scheme, stored: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes:
         values, zeros = stored[VALUES], stored.get(ZEROS)
+        if scheme.names in TORCHAO:
+            return read_torchao(values, stored[SCALES], stored[ZEROS])
+        if scheme.names in QUARK:
+            return read_quark(scheme, values, stored[SCALES], zeros, shape[0])
         if scheme.names == "compressed-tensors":
             numbers, scales = unpack_words(values), stored[SCALES]
             points = None if zeros is None else unpack_words(zeros.T.contiguous()).T
@@ -178,6 +190,59 @@ def are_whole(*stacks: Codes) -> bool:
     """Whether all zero points are whole numbers of four bits: GGUF's are not, and some of GPTQ are 16."""
     zeros = [codes.zeros for codes in stacks if codes.zeros is not None]
     return all(z.dtype == torch.uint8 and not z.shape[1] % 2 and int(z.max()) <= LARGEST for z in zeros)
+
+
+def torchao_pieces(scheme: Scheme, group: Axis) -> dict[str, Piece]:
+    """A number to a byte, with whole zero points; or two, with offsets and scales by column."""
+    values, scales, zeros = scheme.suffixes
+    is_packed = scheme.names == "torchao-packed"
+    shared = (group, Axis(ROWS)) if is_packed else (Axis(ROWS), group)
+    return {
+        VALUES: Piece((values,), (Axis(ROWS), Axis(COLUMNS, 2 if is_packed else 1)), ("I8",)),
+        SCALES: Piece((scales,), shared, HALVES),
+        ZEROS: Piece((zeros,), shared, HALVES if is_packed else ("I8",)),
+    }
+
+
+def read_torchao(values: Tensor, scales: Tensor, zeros: Tensor) -> Codes:
+    """Signed numbers: (number - zero) * scale; packed ones number * scale + zero, which is no whole number of steps."""
+    if zeros.is_floating_point():
+        scales, offsets = scales.T.contiguous(), zeros.T.float()
+        if not bool(torch.isfinite(offsets).all()):
+            raise ValueError("zero points that are NaN or infinite")
+        return Codes(values.view(torch.uint8) ^ SIGNS, scales, MIDDLE - offsets / scales.float())
+    if any(bool(((part < -MIDDLE) | (part >= MIDDLE)).any()) for part in (values, zeros)):
+        raise ValueError("numbers of more than 4 bits")
+    points = (zeros + MIDDLE).to(torch.uint8)
+    packed = pack_int4((values + MIDDLE).to(torch.uint8))
+    return Codes(packed, scales.contiguous(), None if bool((points == MIDDLE).all()) else points)
+
+
+def quark_pieces(scheme: Scheme, group: Axis) -> dict[str, Piece]:
+    """As AWQ's by another name, or by row: numbers, their zero points too, eight to a word in AWQ's order."""
+    values, scales, zeros = scheme.suffixes
+    grouped = scheme.weight.per == GROUP
+    words, shared = (Axis(COLUMNS), Axis(ROWS, LANES)), (group, Axis(ROWS))
+    return {
+        VALUES: Piece((values,), words if grouped else (Axis(ROWS), Axis(COLUMNS, LANES)), ("I32",)),
+        SCALES: Piece((scales,), shared if grouped else (Axis(ROWS),), HALVES),
+        ZEROS: Piece((zeros,), (group, Axis(ROWS, LANES)) if grouped else (Axis(ROWS, LANES),), ("I32",)),
+    }
+
+
+def read_quark(scheme: Scheme, values: Tensor, scales: Tensor, zeros: Tensor | None, rows: int) -> Codes:
+    """Numbers with a sign, "int4", count from -8, zero points likewise."""
+    assert zeros is not None
+    numbers, points = unpack_words(values, AWQ_ORDER), unpack_words(zeros, AWQ_ORDER)
+    if scheme.weight.per == GROUP:
+        numbers, points, scales = numbers.T, points.T, scales.T
+    else:
+        points, scales = points.view(-1, 1), scales.view(-1, 1)
+    points = points[:rows]
+    if scheme.names == "quark-int4":
+        numbers, points = numbers ^ MIDDLE, points ^ MIDDLE
+    middle = bool((points == MIDDLE).all())
+    return Codes(pack_int4(numbers.contiguous()), scales.contiguous(), None if middle else points.contiguous())
 
 
 IN_GROUPS = "in_groups"  # act-order's table in a checkpoint without act-order

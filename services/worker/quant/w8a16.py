@@ -1,5 +1,5 @@
-"""INT8 in groups of columns, activations as they are (W8A16): GPTQ and compressed-tensors of 8 bits, GGUF's Q8_0 and
-Q6_K. Symmetric only: the op has no zero points."""
+"""INT8 in groups of columns, activations as they are (W8A16): GPTQ, compressed-tensors and torchao of 8 bits, GGUF's
+Q8_0 and Q6_K. Symmetric only: the op has no zero points."""
 
 from collections.abc import Callable, Mapping
 
@@ -25,11 +25,13 @@ from services.worker.quant.coded import (
 )
 from services.worker.quant.contract import ExpertBiases, Weight
 from services.worker.quant.forms import NARROW_OPS, CodedWeight, Plain, WidenedProduct
-from services.worker.quant.scheme import GROUP, ROW, Scheme
+from services.worker.quant.scheme import GROUP, ROW, TENSOR, Scheme
 from services.worker.quant.w4a16 import HALVES, IN_GROUPS, check_in_groups
+from services.worker.quant.w8a8 import must_be_zero
 
 LANES = 4  # numbers in an int32
 MIDDLE = 128
+GROUPS = (128, 64, 32, 16)  # of scales that are alike in a row: the largest that divides
 Q8_BYTES, Q6_BYTES = 34, 210
 
 
@@ -43,8 +45,9 @@ class W8A16(CodedFormat):
 
     def takes(self, scheme: Scheme) -> bool:
         weight = scheme.weight
-        packed = scheme.names in ("gptq", "compressed-tensors")
-        wanted = packed and weight.kind == "int8" and weight.per in (GROUP, ROW) and weight.symmetric
+        known = scheme.names in ("gptq", "compressed-tensors", "torchao")
+        shared = (GROUP, ROW, TENSOR) if scheme.names == "torchao" else (GROUP, ROW)
+        wanted = known and weight.kind == "int8" and weight.per in shared and weight.symmetric
         return wanted and scheme.activation is None and not scheme.ordered
 
     def pieces(self, scheme: Scheme) -> Mapping[str, Piece]:
@@ -56,6 +59,14 @@ class W8A16(CodedFormat):
                 ZEROS: Piece(("qzeros",), (group, Axis(ROWS, LANES)), ("I32",)),
                 IN_GROUPS: Piece(("g_idx",), (Axis(COLUMNS),), ("I32",), optional=True),
             }
+        if scheme.names == "torchao":
+            values, scales, zeros = scheme.suffixes
+            shared = () if scheme.weight.per == TENSOR else (Axis(ROWS), group)
+            return {
+                VALUES: Piece((values,), (Axis(ROWS), Axis(COLUMNS)), ("I8",)),
+                SCALES: Piece((scales,), shared, HALVES),
+                ZEROS: Piece((zeros,), shared, ("I8",), optional=True),
+            }
         return {
             VALUES: Piece(("weight_packed",), (Axis(ROWS), Axis(COLUMNS, LANES)), ("I32",)),
             SCALES: Piece(("weight_scale",), (Axis(ROWS), group), HALVES),
@@ -63,6 +74,10 @@ class W8A16(CodedFormat):
         }
 
     def read(self, scheme: Scheme, stored: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes:
+        if scheme.names == "torchao":
+            must_be_zero(stored)
+            scales = stored[SCALES].expand(shape[0], -1) if scheme.weight.per == TENSOR else stored[SCALES]
+            return Codes(stored[VALUES], scales.contiguous())
         by_row = scheme.names != "gptq"
         words = stored[VALUES] if by_row else stored[VALUES].T.contiguous()
         scales = stored[SCALES] if by_row else stored[SCALES].T.contiguous()
@@ -89,11 +104,20 @@ class W8A16(CodedFormat):
         return 1.0 + 2 / group
 
     def weight(self, codes: Codes, columns: int, scheme: Scheme | None, making: Making) -> Weight:
-        product = WidenedProduct((codes.values, codes.scales), making.bindings(int8_linear), decode_int8)
+        product = WidenedProduct((codes.values, in_groups(codes)), making.bindings(int8_linear), decode_int8)
         return CodedWeight(self.name, (codes.values.shape[0], columns), Plain(), product, making)
 
     def refuses_experts(self, hidden: int, inner: int, biases: ExpertBiases | None) -> str | None:
         return "no op has experts in INT8 without INT8 activations"
+
+
+def in_groups(codes: Codes) -> Tensor:
+    """Scales of groups, at least two: one for each row says to fused ops that x may be rounded as for W8A8."""
+    columns = codes.values.shape[1]
+    if codes.scales.shape[1] > 1:
+        return codes.scales
+    group = next((size for size in GROUPS if columns > size and not columns % size), columns)
+    return codes.scales.expand(-1, columns // group).contiguous()
 
 
 def read_q8_0(rows: Tensor) -> Codes:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.quantize_rows import quantized
-from services.worker.quant.coded import COLUMNS, ROWS, SCALES, UNUSED, VALUES, Axis, CodedFormat, Codes, Making, Piece
+from services.worker.quant.coded import COLUMNS, ROWS, SCALES, VALUES, ZEROS, Axis, CodedFormat, Codes, Making, Piece
 from services.worker.quant.contract import ExpertBiases, ExpertWeights, Weight
 from services.worker.quant.forms import NARROW_OPS, ByRow, CodedWeight
 from services.worker.quant.fp8 import FLOATS, RowScaled, by_row, row_scaled_experts
@@ -24,13 +24,16 @@ class W8A8(CodedFormat):
         return (activation.kind, activation.per, activation.symmetric, activation.dynamic) == ("int8", ROW, True, True)
 
     def pieces(self, scheme: Scheme) -> Mapping[str, Piece]:
+        values, scales, zeros = scheme.suffixes
+        shared = (Axis(ROWS),) if scheme.weight.per == ROW else ()
         return {
-            VALUES: Piece(("weight",), (Axis(ROWS), Axis(COLUMNS)), ("I8",)),
-            SCALES: Piece(("weight_scale",), (Axis(ROWS),) if scheme.weight.per == ROW else (), FLOATS),
-            UNUSED: Piece(("weight_zero_point",), (Axis(ROWS),), ("I8", "I32", "I64"), optional=True),
+            VALUES: Piece((values,), (Axis(ROWS), Axis(COLUMNS)), ("I8",)),
+            SCALES: Piece((scales,), shared, FLOATS),
+            ZEROS: Piece((zeros,), shared, ("I8", "I32", "I64"), optional=True),
         }
 
     def read(self, scheme: Scheme, stored: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes:
+        must_be_zero(stored)
         return Codes(stored[VALUES], by_row(Codes(stored[VALUES], stored[SCALES].float())))
 
     def encode(self, values: Tensor) -> Codes:
@@ -49,6 +52,12 @@ class W8A8(CodedFormat):
 
     def experts(self, gate_up: Codes, down: Codes, biases: ExpertBiases | None, making: Making) -> ExpertWeights:
         return row_scaled_experts(self.name, gate_up, down, making)
+
+
+def must_be_zero(stored: Mapping[str, Tensor]) -> None:
+    """Zero points that tools write beside symmetric numbers. Raises ValueError for others."""
+    if ZEROS in stored and bool(stored[ZEROS].any()):
+        raise ValueError("zero points other than 0 are not supported")
 
 
 FORMAT = W8A8()

@@ -19,7 +19,8 @@ from services.worker.kernels.ops.rope_kv_write import rope_kv_write
 from services.worker.kernels.registry import BindError, Facts, bind
 from services.worker.model_engine import ModelEngine, choose_device, cpu_threads, facts_of
 from services.worker.state import Step
-from tests.services.worker.quant.coded_checkpoints import KINDS, MOE, coded, random_tensors, write
+from tests.services.worker.quant.coded_checkpoints import MOE, coded, random_tensors, write
+from tests.services.worker.quant.kinds import KINDS
 
 GREEDY = Sampling(4, temperature=0.0)
 

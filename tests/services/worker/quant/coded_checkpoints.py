@@ -175,15 +175,43 @@ def packed(numbers: Tensor, bits: int, order: tuple[int, ...] = tuple(range(8)))
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
 def awq(weight: Tensor) -> Coded:
     made = affine(weight, 64, 4, symmetric=False)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
     pieces = {
-        "qweight": packed(made.numbers.T, 4, order),
-        "qzeros": packed(made.zeros.T, 4, order),
+        "qweight": packed(made.numbers.T, 4, AWQ_ORDER),
+        "qzeros": packed(made.zeros.T, 4, AWQ_ORDER),
         "scales": made.scales.T.contiguous(),
     }
     return pieces, made.wide
+
+
+def quark_unsigned(weight: Tensor) -> Coded:
+    """As quark 0.13 packs "uint4" by group; "int4" has signed numbers and zero points of 0."""
+    return _quark(affine(weight, 32, 4, symmetric=False), 0)
+
+
+def quark_signed(weight: Tensor) -> Coded:
+    return _quark(affine(weight, 32, 4, symmetric=True), 8)
+
+
+def _quark(made: Affine, less: int) -> Coded:
+    pieces = {
+        "weight": packed((made.numbers - less).T % 16, 4, AWQ_ORDER),
+        "weight_scale": made.scales.T.contiguous(),
+        "weight_zero_point": packed((made.zeros - less).T % 16, 4, AWQ_ORDER),
+    }
+    return pieces, made.wide
+
+
+def quark_rows(weight: Tensor) -> Coded:
+    """By row nothing is transposed."""
+    made = affine(weight, weight.shape[1], 4, symmetric=True)
+    numbers = packed((made.numbers - 8) % 16, 4, AWQ_ORDER)
+    zeros = torch.zeros(len(weight) // 8, dtype=torch.int32)
+    return {"weight": numbers, "weight_scale": made.scales.view(-1), "weight_zero_point": zeros}, made.wide
 
 
 def gptq(weight: Tensor, bits: int = 4, symmetric: bool = True, shuffled: bool = False, less: int = 1) -> Coded:
@@ -223,63 +251,6 @@ def compressed_asymmetric(weight: Tensor) -> Coded:
     return {**pieces, "weight_zero_point": points, "weight_shape": shape}, made.wide
 
 
-def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
-    common = {"actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {}, "symmetric": True}
-    group = {
-        "weights": {**common, "dynamic": False, "group_size": None, **weights},
-        "input_activations": None if inputs is None else {**common, "group_size": None, **inputs},
-        "output_activations": None,
-        "targets": ["Linear"],
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": form,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head", "re:.*mlp.gate$"],
-        "kv_cache_scheme": None,
-        "quantization_status": "compressed",
-        "global_compression_ratio": 1.5,
-        "sparsity_config": {},
-        "transform_config": {},
-        "version": "0.12.2",
-    }
-
-
-FP8_NUMBERS, INT8_NUMBERS = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
-FP8_TOKEN = {**FP8_NUMBERS, "dynamic": True, "strategy": "token"}
-QUARK_MX = {
-    "dtype": "fp4",
-    "qscheme": "per_group",
-    "group_size": 32,
-    "scale_format": "e8m0",
-    "ch_axis": -1,
-    "is_dynamic": False,
-    "observer_cls": "PerBlockMXObserver",
-    "round_method": "half_even",
-    "scale_calculation_mode": "even",
-    "symmetric": None,
-}
-QUARK = {
-    "quant_method": "quark",
-    "global_quant_config": {
-        "weight": QUARK_MX,
-        "input_tensors": {**QUARK_MX, "is_dynamic": True},
-        "output_tensors": None,
-        "bias": None,
-        "target_device": None,
-    },
-    "layer_quant_config": {},
-    "layer_type_quant_config": {},
-    "exclude": ["lm_head", "*mlp.gate"],
-    "export": {"weight_format": "real_quantized", "pack_method": "reorder", "kv_cache_group": []},
-    "kv_cache_quant_config": {},
-    "algo_config": None,
-    "quant_mode": "eager_mode",
-    "version": "0.9",
-}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True, "damp_percent": 0.01}
-
-
 @dataclass(frozen=True)
 class Kind:
     """`form`: the format that keeps it; `exact`: activations stay as they are."""
@@ -289,80 +260,6 @@ class Kind:
     form: str
     exact: bool = False
     experts: bool = True
-
-
-KINDS: dict[str, Kind] = {
-    "autofp8_static": Kind(
-        fp8_static, {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}, "fp8"
-    ),
-    "fp8_dynamic": Kind(fp8_tensor, {"quant_method": "fp8", "activation_scheme": "dynamic"}, "fp8"),
-    "compressed_fp8": Kind(
-        fp8_channel, _compressed("float-quantized", {**FP8_NUMBERS, "strategy": "channel"}, FP8_TOKEN), "fp8"
-    ),
-    "fbgemm": Kind(
-        fp8_channel,
-        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head", "gate"]},
-        "fp8",
-    ),
-    "deepseek": Kind(
-        fp8_block,
-        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-        "fp8_block",
-    ),
-    "compressed_int8": Kind(
-        int8_channel,
-        _compressed(
-            "int-quantized",
-            {**INT8_NUMBERS, "strategy": "channel"},
-            {**INT8_NUMBERS, "dynamic": True, "strategy": "token"},
-        ),
-        "int8",
-    ),
-    "quark_mxfp4": Kind(mxfp4, QUARK, "mxfp4", exact=True),
-    "compressed_mxfp4": Kind(
-        mxfp4_packed,
-        _compressed(
-            "mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}, None
-        ),
-        "mxfp4",
-        exact=True,
-    ),
-    "compressed_mxfp8": Kind(
-        mxfp8,
-        _compressed(
-            "mxfp8-quantized",
-            {**FP8_NUMBERS, "strategy": "group", "group_size": 32},
-            {**FP8_NUMBERS, "dynamic": True, "strategy": "group", "group_size": 32},
-        ),
-        "mxfp8",
-    ),
-    "awq": Kind(
-        awq,
-        {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
-        "int4",
-        exact=True,
-    ),
-    "gptq": Kind(gptq, GPTQ, "int4", exact=True),
-    "gptq_v2": Kind(gptq_asymmetric, {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, "int4", exact=True),
-    "gptq_ordered": Kind(gptq_ordered, {**GPTQ, "desc_act": True}, "int4", exact=True, experts=False),
-    "gptq_eight": Kind(gptq_eight, {**GPTQ, "bits": 8}, "int8_weight", exact=True, experts=False),
-    "compressed_int4": Kind(
-        compressed_int4,
-        _compressed("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, None),
-        "int4",
-        exact=True,
-    ),
-    "compressed_asymmetric": Kind(
-        compressed_asymmetric,
-        _compressed(
-            "pack-quantized",
-            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": False},
-            None,
-        ),
-        "int4",
-        exact=True,
-    ),
-}
 
 
 def coded(kind: Kind, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from services.worker.quant.assemble import take_kv_scales
-from tests.services.worker.quant.coded_checkpoints import DENSE, GPTQ, KINDS, coded, random_tensors, write
+from tests.services.worker.quant.coded_checkpoints import DENSE, coded, random_tensors, write
+from tests.services.worker.quant.kinds import GPTQ, KINDS
 from tests.services.worker.quant.loading import load
 
 Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
@@ -72,6 +73,19 @@ WRONG: list[tuple[str, Change, str]] = [
     ("gptq", put("g_idx", torch.arange(128).flip(0).int()), 'q_proj.weight": g_idx puts columns out of order'),
     ("gptq_ordered", put("g_idx", torch.zeros(128).int()), "g_idx does not put as many columns in each of 2 groups"),
     ("gptq_eight", put("qzeros", torch.zeros(2, 32).int()), "zero points of 8 bits other than 128"),
+    ("compressed_int8", put("weight_zero_point", torch.ones(128, 1).int()), "zero points other than 0"),
+    ("quark_int4", put("weight_zero_point", None), f'lacks "{Q}.weight_zero_point"'),
+    ("quark_uint4", put("weight", torch.zeros(128, 8).int()), r"q_proj.weight\" has shape \[128, 8\], expected"),
+    ("quark_int4_rows", fill("weight_scale", 0.0), f'"{Q}.weight_scale" holds scales that are zero'),
+    ("torchao_int8", put("_weight_scale", None), f'lacks "{Q}._weight_scale" .*model.safetensors'),
+    ("torchao_int8", fill("_weight_zero_point", 1), "zero points other than 0"),
+    ("torchao_int8", put("weight", torch.ones(128, 128)), f'stored as F32, but there is "{Q}._weight_scale"'),
+    ("torchao_fp8", fill("_weight_scale", float("nan")), f'"{Q}._weight_scale" holds scales that are NaN'),
+    ("torchao_fp8", put("_weight_scale", torch.ones(64, 1)), r"_weight_scale\" has shape \[64, 1\], expected \[128\]"),
+    ("torchao_int4", fill("_weight_zero_point", float("inf")), f'"{Q}.weight": zero points that are NaN or infinite'),
+    ("torchao_int4", fill("_weight_scale", 0.0), f'"{Q}._weight_scale" holds scales that are zero'),
+    ("torchao_intx", fill("_weight_qdata", 9), f'"{Q}.weight": numbers of more than 4 bits'),
+    ("torchao_intx", put("_weight_zero_point", None), f'lacks "{Q}._weight_zero_point"'),
 ]
 
 

@@ -20,7 +20,8 @@ from services.worker.quant.detect import read_rules
 from services.worker.quant.narrow import narrow
 from services.worker.shares import Rank
 from services.worker.source import open_model
-from tests.services.worker.quant.coded_checkpoints import DENSE, KINDS, MOE, coded, random_tensors, write, write_pair
+from tests.services.worker.quant.coded_checkpoints import DENSE, MOE, coded, random_tensors, write, write_pair
+from tests.services.worker.quant.kinds import KINDS
 from tests.services.worker.quant.loading import BINDINGS, load, logits
 
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -105,10 +106,11 @@ def logits_of_ranks(folder: Path, ranks: int, form: str, experts: bool) -> list[
     return found
 
 
+TORCHAO = ("torchao_fp8", "torchao_int4")
 OF_EACH = ("compressed_fp8", "autofp8_static", "deepseek", "compressed_int8", "quark_mxfp4", "compressed_mxfp8")
 
 
-@pytest.mark.parametrize("name", [*OF_EACH, "awq", "gptq_ordered", "gptq_eight", "compressed_asymmetric"])
+@pytest.mark.parametrize("name", [*OF_EACH, "awq", "gptq_ordered", "gptq_eight", *TORCHAO])
 def test_ranks_give_the_logits_of_one(name: str, tmp_path: Path) -> None:
     """Heads of 32 make shares that no block or group divides; inner widths are divided in whole blocks."""
     kind = KINDS[name]

@@ -10,7 +10,8 @@ from torch import Tensor
 from services.worker.layers.mlp import GatedMlp
 from services.worker.layers.moe import MoeMlp
 from services.worker.quant.contract import ExpertWeights
-from tests.services.worker.quant.coded_checkpoints import DENSE, KINDS, MOE, write_pair
+from tests.services.worker.quant.coded_checkpoints import DENSE, MOE, write_pair
+from tests.services.worker.quant.kinds import KINDS
 from tests.services.worker.quant.loading import load, logits
 
 MODELS = {"dense": DENSE, "experts": MOE}

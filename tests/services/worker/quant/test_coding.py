@@ -1,7 +1,7 @@
 from services.worker.kernels.registry import all_ops
 from services.worker.quant.catalog import all_formats
 from services.worker.quant.coding import Coding, read_coding
-from tests.services.worker.quant.coded_checkpoints import KINDS
+from tests.services.worker.quant.kinds import KINDS
 
 
 def of(name: str, quantize: str = "") -> Coding:

@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError
 from services.worker.quant.detect import format_of, read_rules
 from services.worker.quant.scheme import ROW, Numbers, Scheme
-from tests.services.worker.quant.coded_checkpoints import GPTQ, KINDS
+from tests.services.worker.quant.kinds import GPTQ, KINDS
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 AWQ = KINDS["awq"].settings
@@ -73,5 +73,5 @@ def test_what_cannot_be_honoured_stops_with_its_name(settings: dict[str, Any], t
 
 
 def test_a_scheme_that_no_format_takes() -> None:
-    with pytest.raises(ConfigError, match=r"^here: weights fp8 per row, activations as they are .* is not supported$"):
-        format_of(Scheme("quark", Numbers("fp8", ROW)), "here")
+    with pytest.raises(ConfigError, match=r"^here: weights fp4 per row, activations as they are .* is not supported$"):
+        format_of(Scheme("quark", Numbers("fp4", ROW)), "here")

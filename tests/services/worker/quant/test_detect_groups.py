@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from services.worker.quant.detect import read_rules
+from services.worker.quant.detect import format_of, read_rules
 from services.worker.quant.rules import Rules
 from services.worker.quant.scheme import BLOCK, GROUP, ROW, TENSOR, Numbers, Scheme
-from tests.services.worker.quant.coded_checkpoints import FP8_NUMBERS, KINDS, QUARK, QUARK_MX
+from tests.services.worker.quant.kinds import FP8_NUMBERS, KINDS, QUARK, QUARK_MX
 
 FP8 = KINDS["compressed_fp8"].settings
 INT4 = KINDS["compressed_int4"].settings
+INT8 = KINDS["compressed_int8"].settings
+QUARK_INT4 = KINDS["quark_int4"].settings
 
 
 def read(settings: dict[str, Any]) -> Rules:
@@ -38,6 +40,11 @@ def test_compressed_tensors() -> None:
     wanted = Scheme("compressed-tensors", Numbers("fp8", ROW, dynamic=False), token)
     assert rules.scheme_of("model.layers.0.mlp.up_proj") == wanted
     assert rules.scheme_of("lm_head") is None and rules.scheme_of("model.layers.0.mlp.gate") is None
+
+
+def test_fp8_of_weights_only_is_a_format_of_its_own() -> None:
+    scheme = read(changed(FP8, "config_groups/group_0/input_activations", None)).default
+    assert scheme is not None and scheme.activation is None and format_of(scheme, "").name == "fp8_weight"
 
 
 def test_compressed_tensors_in_blocks() -> None:
@@ -83,7 +90,7 @@ def test_quark() -> None:
         (changed(FP8, "config_groups/group_0/weights/strategy", "tensor_group"), "'strategy' is 'tensor_group'"),
         (changed(FP8, "config_groups/group_0/weights", None), "'weights' is missing"),
         (changed(FP8, "config_groups/group_0/output_activations", FP8_NUMBERS), "'output_activations' is"),
-        (changed(FP8, "config_groups/group_0/input_activations", None), "activations as they are .* not supported"),
+        (changed(INT8, "config_groups/group_0/input_activations/dynamic", False), "static .* is not supported"),
         (changed(FP8, "config_groups/group_0/weights/rotated", 1), "'rotated' is not known"),
         (changed(FP8, "config_groups/group_0/input_activations/dynamic", "local"), "'dynamic' is 'local'"),
         (changed(INT4, "config_groups/group_0/weights/num_bits", 3), "int3 per group of 32.* is not supported"),
@@ -92,6 +99,13 @@ def test_quark() -> None:
         (changed(QUARK, "global_quant_config/weight/dtype", "int2"), "'dtype' is 'int2'"),
         (changed(QUARK, "global_quant_config/output_tensors", QUARK_MX), "'output_tensors' is"),
         (changed(QUARK, "export/weight_format", "fake_quantized"), "'weight_format' is 'fake_quantized'"),
+        (changed(QUARK_INT4, "export/pack_method", "order"), "'pack_method' is 'order', supported: 'reorder'"),
+        (
+            changed(QUARK_INT4, "global_quant_config/weight/zero_point_type", "float32"),
+            "'zero_point_type' is 'float32'",
+        ),
+        (changed(QUARK_INT4, "global_quant_config/weight/block_size", [1, 32]), "'block_size' is"),
+        (changed(QUARK_INT4, "global_quant_config/input_tensors", QUARK_MX), "int4 .*activations fp4 .* not supported"),
         (changed(QUARK, "global_quant_config/weight/group_size", 16), "fp4 per group of 16.* is not supported"),
     ],
 )

@@ -16,6 +16,8 @@ SOME, OTHER = (Scheme(name, Numbers("fp8", ROW)) for name in ("some", "other"))
         (".*gate$", "regex", "model.mlp.gate", "model.mlp.gate_proj"),
         ("*.gate", "glob", "model.mlp.gate", "model.mlp.gate_proj"),
         ("lm_head", "glob", "lm_head", "model.lm_head"),
+        (r"model\..*gate", "weight", "model.mlp.gate", "model.mlp.gate_proj"),
+        (r".*gate\.weight", "weight", "model.mlp.gate", "model.mlp.gate_proj"),
         ("gate", "within", "model.mlp.gate_proj", "model.mlp.up_proj"),
     ],
 )
@@ -53,9 +55,10 @@ def test_settings_are_read_by_type_and_to_the_last() -> None:
         (lambda s: s.names("list"), "'list' lists 3, expected names"),
         (lambda s: s.names("bad"), "no regular expression"),
         (lambda s: s.tables("tables"), "'a' is 5, expected a table"),
+        (lambda s: s.tables("nulls"), "'a' is None, expected a table"),
     ],
 )
 def test_what_is_wrong_is_named(call: object, text: str) -> None:
-    values = {"bits": 4, "flag": True, "list": [3], "bad": ["re:("], "tables": {"a": 5}}
+    values = {"bits": 4, "flag": True, "list": [3], "bad": ["re:("], "tables": {"a": 5}, "nulls": {"a": None}}
     with pytest.raises(ConfigError, match=text):
         call(Settings(values, "config.json"))  # type: ignore[operator]
