@@ -43,8 +43,9 @@ test: $(STAMP) ## tests that need no GPU, so many files at a time, then those wi
 	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
 	$(PYTEST) $(SYSTEMS) $(ARGS)
 
-test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs [ARGS=]
+test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
+	$(BIN)/python -m tests.sim --first 300 --seeds 700
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
 	$(BIN)/python -m pytest $(COMPOSE) $(ARGS)

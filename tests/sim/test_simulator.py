@@ -1,10 +1,13 @@
-"""The scheduler's fleet in simulated lives; every seed is a scenario of its own (world.py says what is checked)."""
+"""The scheduler's fleet in simulated lives; every seed is a scenario of its own (world.py says what is checked).
+
+`make test-long` has three times as many.
+"""
 
 import pytest
 
 from tests.sim.world import World
 
-SEEDS = 1000
+SEEDS = 300
 GROUP = 20
 
 
