@@ -5,18 +5,19 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-# What starts real systems comes after all else, so that only a few processes at a time wait for the cores.
-SYSTEMS := tests/e2e tests/chaos
+# What starts real systems mostly waits: it runs first come first served beside all else, which takes what is left of the
+# cores. The longest files come first.
+SYSTEMS := tests/chaos tests/e2e
 LONG := tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-long test-compose check fmt sim fuzz bench lock clean
+.PHONY: help setup serve chat test test-systems test-units test-long test-compose check fmt sim fuzz bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,9 +40,14 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## tests that need no GPU, so many files at a time, then those with real systems [WORKERS= ARGS=]
-	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
+test: $(STAMP) ## tests that need no GPU: those with real systems, and all else beside them [WORKERS= ARGS=]
+	@$(MAKE) --no-print-directory -j 2 test-systems test-units
+
+test-systems: $(STAMP)
 	$(PYTEST) $(SYSTEMS) $(ARGS)
+
+test-units: $(STAMP)
+	nice -n 5 $(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
