@@ -5,12 +5,12 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-# What starts real systems mostly waits: it runs first come first served beside all else, which takes what is left of the
-# cores. The longest files come first.
-SYSTEMS := tests/chaos tests/e2e
+SYSTEM_WORKERS ?= 4
+# What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
+SYSTEMS := tests/e2e tests/chaos
 LONG := tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
@@ -40,14 +40,14 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## tests that need no GPU: those with real systems, and all else beside them [WORKERS= ARGS=]
+test: $(STAMP) ## tests that need no GPU: those with real systems, and all else beside them [WORKERS= SYSTEM_WORKERS= ARGS=]
 	@$(MAKE) --no-print-directory -j 2 test-systems test-units
 
 test-systems: $(STAMP)
-	$(PYTEST) $(SYSTEMS) $(ARGS)
+	$(PYTEST) -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
 
 test-units: $(STAMP)
-	nice -n 5 $(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
+	nice -n 5 $(PYTEST) -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
