@@ -5,18 +5,19 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-# What starts real systems comes after all else, so that only a few processes at a time wait for the cores.
+SYSTEM_WORKERS ?= 4
+# What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
 LONG := tests/benchmarks/test_aot_whole.py
 COMPOSE := tests/compose/test_up.py
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve chat test test-long test-compose check fmt sim fuzz bench lock clean
+.PHONY: help setup serve chat test test-systems test-units test-long test-compose check fmt sim fuzz bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,12 +40,18 @@ serve: $(STAMP) ## serve in the foreground [MODEL= PORT= DEVICE= SET="a.b=c ..."
 chat: $(STAMP) ## talk to the running server
 	@exec $(BIN)/valence chat
 
-test: $(STAMP) ## tests that need no GPU, so many files at a time, then those with real systems [WORKERS= ARGS=]
-	$(PYTEST) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
-	$(PYTEST) $(SYSTEMS) $(ARGS)
+test: $(STAMP) ## tests that need no GPU: those with real systems, and all else beside them [WORKERS= SYSTEM_WORKERS= ARGS=]
+	@$(MAKE) --no-print-directory -j 2 test-systems test-units
 
-test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs [ARGS=]
+test-systems: $(STAMP)
+	$(PYTEST) -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
+
+test-units: $(STAMP)
+	nice -n 5 $(PYTEST) -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
+
+test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
+	$(BIN)/python -m tests.sim --first 300 --seeds 700
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
 	$(BIN)/python -m pytest $(COMPOSE) $(ARGS)

@@ -11,6 +11,12 @@ from benchmarks.chaos.site import Site, Topology
 from benchmarks.system import System
 
 STREAMS = 4
+LONGEST = ("test_kills.py", "test_soak.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First, so that all else is tested beside them."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="module")

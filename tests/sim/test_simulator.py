@@ -1,10 +1,13 @@
-"""The scheduler's fleet in simulated lives; every seed is a scenario of its own (world.py says what is checked)."""
+"""The scheduler's fleet in simulated lives; every seed is a scenario of its own (world.py says what is checked).
+
+`make test-long` has three times as many.
+"""
 
 import pytest
 
 from tests.sim.world import World
 
-SEEDS = 1000
+SEEDS = 300
 GROUP = 20
 
 
@@ -28,9 +31,9 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 def test_the_lives_meet_what_is_rare() -> None:
     """A simulator that never preempts or never fails proves nothing about these."""
     seen: dict[str, float] = {}
-    for seed in range(90):
+    for seed in range(60):
         world = World(seed)
-        world.run()
+        world.run(actions=180)
         heirs = [client.heir for client in world.clients.values() if client.heir is not None]
         taken_over = {"taken over": len(heirs), "in the middle": sum(1 for heir in heirs if heir.begun_with)}
         cached = world.fleet.metrics()["cached_tokens"]
@@ -52,4 +55,4 @@ def test_the_lives_meet_what_is_rare() -> None:
         "cached with a window",
         "cached with a state",
     ):
-        assert seen[name] > 10, f"{name}: {seen[name]}"
+        assert seen[name] > 5, f"{name}: {seen[name]}"

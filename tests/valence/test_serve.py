@@ -60,7 +60,8 @@ def test_one_more_signal_does_not_wait_for_a_service_that_does_not_end() -> None
             server.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.process.wait(timeout=2 * serve.SAME_SIGNAL_S)
-        assert server.finish() == 0
+        # a signal that comes when all is done, and Python has no handlers any more, ends what is left of the process
+        assert server.finish() in (0, -signal.SIGTERM)
         assert still_running(server.run_dir) == []
         assert not server.run_dir.exists()
 

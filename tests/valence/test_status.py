@@ -143,7 +143,8 @@ def test_status_while_the_scheduler_does_not_answer(server: Server) -> None:
     try:
         answer = server.command("status", "--json")
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # on a busy machine it is replaced meanwhile
+            os.kill(pid, signal.SIGCONT)
     assert answer.returncode == 0
     found = json.loads(answer.stdout)
     assert (found["model"], found["ready"]) == (None, False)

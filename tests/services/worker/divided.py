@@ -1,12 +1,14 @@
-"""`python -m tests.services.worker.divided FOLDER RANK RANKS`: one rank of a group, for every checkpoint in FOLDER.
+"""`python -m tests.services.worker.divided FOLDER RANKS...`: groups of so many ranks, for every checkpoint in FOLDER.
 
-Prints as JSON, by checkpoint, the tokens that this rank has drawn, and its vectors of the same prompts. Called by
-test_division.py, which starts all ranks at once; one process per rank for all checkpoints, since most of a start is the
-import of torch.
+Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same
+prompts. Called by test_division.py. One
+process per rank for all checkpoints, forked from one that has imported torch, since most of a start is that.
 """
 
 import json
+import multiprocessing
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +55,28 @@ def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
     return {"tokens": tokens, "vectors": driver.vectors(prompts(), POOLINGS, chunk=16)}
 
 
-def main() -> None:
+def be_rank(parent: Path, rank: int, ranks: int, told: Connection) -> None:
     torch.set_num_threads(1)
-    parent, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     said: dict[str, Any] = {}
     for folder in sorted(path for path in parent.iterdir() if path.is_dir()):
         said[folder.name] = said_of(folder, Place(rank, ranks, str(parent / f"{folder.name}.{ranks}")))
         dist.destroy_process_group()
-    print(json.dumps(said))
+    told.send(said)
+
+
+def group(parent: Path, ranks: int) -> list[dict[str, Any]]:
+    """By rank what it says. Raises EOFError when one has failed."""
+    context, heard = multiprocessing.get_context("fork"), []
+    for rank in range(ranks):
+        ours, theirs = context.Pipe(duplex=False)
+        context.Process(target=be_rank, args=(parent, rank, ranks, theirs), daemon=True).start()
+        theirs.close()
+        heard.append(ours)
+    return [each.recv() for each in heard]
+
+
+def main() -> None:
+    print(json.dumps({ranks: group(Path(sys.argv[1]), int(ranks)) for ranks in sys.argv[2:]}))
 
 
 if __name__ == "__main__":

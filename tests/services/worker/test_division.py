@@ -28,6 +28,7 @@ from tests.services.worker.tiny import Tiny, every
 
 BINDINGS = bind(("torch",), Facts("cpu"))
 LIMIT_S = 900
+GROUPS = (2, 4)
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +40,19 @@ def folder(make_tiny: Callable[[str], Tiny], tmp_path_factory: pytest.TempPathFa
     return parent
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def said(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
-    """By rank: what it says, of all models."""
-    command = [sys.executable, "-m", "tests.services.worker.divided", str(folder)]
-    started = [
-        subprocess.Popen([*command, str(rank), str(request.param)], stdout=subprocess.PIPE)
-        for rank in range(request.param)
-    ]
-    try:
-        heard = [process.communicate(timeout=LIMIT_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0] * request.param
-    return [json.loads(text) for text in heard]
+@pytest.fixture(scope="module")
+def heard(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """By number of ranks and rank: what it says, of all models."""
+    command = [sys.executable, "-m", "tests.services.worker.divided", str(folder), *map(str, GROUPS)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
+    said: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def said(request: pytest.FixtureRequest, heard: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """By rank."""
+    return heard[str(request.param)]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """AITER's Triton part alone, from a wheel or source tree, run through the provider and held against the ops' meanings.
 
-    python -m tests.services.worker.kernels.impl.aiter.bare SOURCE ARCH FOLDER [OPS OR ARCHITECTURE]
+    python -m tests.services.worker.kernels.impl.aiter.bare SOURCE ARCH FOLDER [OPS OR ARCHITECTURE,...]
 
 What AITER_TRITON_ONLY=1 installs: `import aiter` gives nothing but the Triton modules. Without a GPU they are
 interpreted (set TRITON_INTERPRET=1); a GPU of NVIDIA compiles them, while AITER believes that it sees ARCH. Writes one
@@ -293,7 +293,8 @@ def main(source: str, arch: str, work: str, only: str = "") -> None:
         torch.cuda.init()  # while torch still knows whose GPU it is: cases are made as if it were AMD's
     install(unpack(Path(source), Path(work)), arch)
     importlib.import_module("triton")
-    report = run_model(only, arch) if only in CONFIGS else run(arch, device, only)
+    models = [name for name in only.split(",") if name in CONFIGS]
+    report = {name: run_model(name, arch) for name in models} if models else run(arch, device, only)
     print(json.dumps(report), flush=True)
     os._exit(0)
 

@@ -21,6 +21,7 @@ LACKING = {  # in this release
     "moe_mxfp4_paired": NO_EXPERTS,
     "moe_mxfp8": NO_EXPERTS,
 }
+WHOLE = [name for name in CONFIGS if name.startswith(("Llama", "Qwen3Moe", "GptOss"))]
 
 
 def ran(wheel: Path, folder: Path, *wanted: str) -> Any:
@@ -43,9 +44,14 @@ def test_the_wheels_triton_kernels_are_the_meaning(report: Any, name: str) -> No
     assert report[name] and set(report[name].values()) == {wanted}, report[name]
 
 
-@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name.startswith(("Llama", "Qwen3Moe", "GptOss"))])
-def test_whole_models_by_the_wheels_triton_kernels(wheel: Path, tmp_path: Path, architecture: str) -> None:
+@pytest.fixture(scope="module")
+def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return ran(wheel, tmp_path_factory.mktemp("whole"), ",".join(WHOLE))
+
+
+@pytest.mark.parametrize("architecture", WHOLE)
+def test_whole_models_by_the_wheels_triton_kernels(whole: Any, architecture: str) -> None:
     """Prompts and decode steps, as near to fp32 as torch's own bf16."""
-    report = ran(wheel, tmp_path, architecture)
+    report = whole[architecture]
     assert {"rms_norm", "linear", "add_linear", "norm_linear", "rope_kv_write", "paged_attention"} <= {*report["ops"]}
     assert report["steps"] == 3 and 0 < report["error"] <= 1.5 * report["error_of_bf16"]

@@ -1,7 +1,8 @@
 """Corrections to Triton's interpreter, so that bf16 and fp8 mean there what they mean on a GPU.
 
 The interpreter keeps bf16 and fp8 as integers. Its casts truncate and its arithmetic works on those integers. Here
-they are widened to fp32, computed, and rounded to nearest even; fp8 saturates. Callers: conftest.py, once.
+they are widened to fp32, computed, and rounded to nearest even; fp8 saturates. It is made quicker, too (quick.py).
+Callers: conftest.py, once, and the processes that interpret AITER's kernels.
 """
 
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+from tests.services.worker.kernels.impl.triton.quick import quicken
 
 Handle = interpreter.TensorHandle
 Builder = interpreter.InterpreterBuilder
@@ -57,6 +60,7 @@ def decoded(numbers: Any, scales: Any, form: Any) -> Any:
 
 def correct() -> None:
     """Installs the corrections for the life of the process."""
+    quicken()
     cast, fp_to_fp, binary, ternary = Builder.cast_impl, Builder.create_fp_to_fp, Builder.binary_op, Builder.ternary_op
     apply, scaled = interpreter.ReduceScanOpInterface.apply, TritonSemantic.dot_scaled
 
