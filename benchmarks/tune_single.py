@@ -256,8 +256,13 @@ def compile_all(bench: Bench, chains: list[list[tuple[Any, ...]]]) -> set[tuple[
     return good
 
 
-def improved(chain: Chain, usable: Callable[[int, Any], bool], left_s: Callable[[], float]) -> tuple[Any, ...]:
-    """The chain's plans, each stage's changed in turn where the layer gets faster; prints what came of it."""
+def improved(
+    chain: Chain, ran: Callable[[int, Any], bool], fits: Callable[[Any], bool], left_s: Callable[[], float]
+) -> tuple[Any, ...]:
+    """The chain's plans, each stage's changed in turn where the layer gets faster; prints what came of it.
+
+    `ran`: whether a stage's plan was compiled; `fits`: whether one that is faster here may be kept.
+    """
     plans = tuple(stage.plans[0] for stage in chain.stages)
     wanted = chain.run(plans).clone()
     start = best = chain.time(plans)
@@ -265,18 +270,22 @@ def improved(chain: Chain, usable: Callable[[int, Any], bool], left_s: Callable[
     for number, stage in enumerate(chain.stages):
         times = {}
         for plan in stage.plans[1:]:
-            if left_s() < 0 or not usable(number, plan):
+            if left_s() < 0 or not ran(number, plan):
                 continue
             tried = (*plans[:number], plan, *plans[number + 1 :])
-            if not torch.allclose(chain.run(tried), wanted, rtol=5e-2, atol=limit):
+            if torch.allclose(chain.run(tried), wanted, rtol=5e-2, atol=limit):
+                times[plan] = chain.time(tried)
+            else:
                 print(f"{stage.name} {plan}: something else")
-                continue
-            times[plan] = chain.time(tried)
-        least = min(times, key=times.__getitem__, default=None)
-        if least is not None and times[least] < GAIN * best:
-            print(f"  {stage.name}: {best * 1e6:.2f} to {times[least] * 1e6:.2f} us a layer by {tuple(least)}")
-            plans, best = (*plans[:number], least, *plans[number + 1 :]), times[least]
-    print(f"{chain.model.name} {chain.form or 'bf16'}: {start * 1e6:.2f} to {chain.time(plans) * 1e6:.2f} us a layer")
+        faster = [plan for plan in sorted(times, key=times.__getitem__) if times[plan] < GAIN * best]
+        kept = next((plan for plan in faster if fits(plan)), None)
+        if kept is not None:
+            print(
+                f"  {stage.name}: {best * 1e6:.2f} to {times[kept] * 1e6:.2f} us a layer by {tuple(kept)}", flush=True
+            )
+            plans, best = (*plans[:number], kept, *plans[number + 1 :]), times[kept]
+    end = chain.time(plans)
+    print(f"{chain.model.name} {chain.form or 'bf16'}: {start * 1e6:.2f} to {end * 1e6:.2f} us a layer", flush=True)
     return plans
 
 
@@ -317,11 +326,13 @@ def run(bench: Bench) -> list[Tuned]:
         shapes = next(stage for stage in plans[index] if isinstance(stage[0], Shape))
         long = Long(model, shapes[0], bench.device) if len(shapes) > 1 else None
 
-        def usable(number: int, plan: Any, index: int = index, long: Long | None = long) -> bool:
-            ran = (index, number, built(plan, plans[index][number][0])) in good
-            return ran and (long is None or not isinstance(plan, Shape) or long.keeps(plan))
+        def ran(number: int, plan: Any, index: int = index) -> bool:
+            return (index, number, built(plan, plans[index][number][0])) in good
 
-        for stage, plan in zip(chain.stages, improved(chain, usable, bench.left_s), strict=True):
+        def fits(plan: Any, long: Long | None = long) -> bool:
+            return long is None or not isinstance(plan, Shape) or long.keeps(plan)
+
+        for stage, plan in zip(chain.stages, improved(chain, ran, fits, bench.left_s), strict=True):
             if stage.row is not None and (plan != stage.plans[0] or stage.name.startswith("experts")):
                 rows.append(stage.row(plan))
     return [Tuned(op, merged(tuned.table(op, bench.device), found, SAME[op])) for op, found in joined(rows).items()]

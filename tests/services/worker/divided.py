@@ -1,8 +1,8 @@
 """`python -m tests.services.worker.divided FOLDER RANKS...`: groups of so many ranks, for every checkpoint in FOLDER.
 
-Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same
-prompts. Called by test_division.py. One
-process per rank for all checkpoints, forked from one that has imported torch, since most of a start is that.
+Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same prompts.
+Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch, since
+most of a start is that.
 """
 
 import json
