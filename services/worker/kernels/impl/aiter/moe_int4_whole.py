@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.worker.kernels.impl.aiter import _triton
 from services.worker.kernels.impl.aiter._gate import SILU, gated
-from services.worker.kernels.impl.aiter._host import Function, refusal
+from services.worker.kernels.impl.aiter._host import Function, constant, refusal
 from services.worker.kernels.ops.moe_int4_whole import moe_int4_whole
 from services.worker.kernels.ops.silu_and_mul import silu_and_mul
 from services.worker.kernels.registry import Facts, Impl
@@ -79,8 +79,6 @@ def sorted_pairs(weights: Tensor, experts: Tensor, num_experts: int, config: dic
 
 def product(x: Tensor, weight: tuple[Tensor, Tensor, Tensor | None], routing: dict[str, Any], weighted: bool) -> Tensor:
     """[T, K, rows] of x [T, columns]; `weighted`: of x [T * K, columns], times the weights of the pairs."""
-    from triton import language  # AITER needs it; where AITER is not, nobody may
-
     numbers, scales, zeros = weight
     shape = (*routing["topk_ids"].shape, numbers.shape[1])
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -93,7 +91,7 @@ def product(x: Tensor, weight: tuple[Tensor, Tensor, Tensor | None], routing: di
         B_zp=zeros,
         mul_routed_weight=weighted,
         top_k=1 if weighted else shape[1],
-        compute_type=language.bfloat16 if x.dtype == torch.bfloat16 else language.float16,
+        compute_type=constant("triton.language:bfloat16" if x.dtype == torch.bfloat16 else "triton.language:float16"),
         use_fp8_w8a8=False,
         use_int8_w8a16=False,
         use_int4_w4a16=True,
