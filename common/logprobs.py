@@ -55,6 +55,7 @@ class TextLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pieces: list[bytes]  # UTF-8, possibly a part of a character, of each id of each record
     offsets: bytes = b""  # _i32: characters of text before each token; of an output only
     lead: bytes = b""  # of a prompt: its first token, which has no record
+    lead_token: int = -1  # likewise, its id
 
 
 def record_bytes(top: int) -> int:

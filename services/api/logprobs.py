@@ -38,13 +38,13 @@ class Form(NamedTuple):
 
 
 class Reported:
-    __slots__ = ("_taken", "begun", "lead", "output", "prompt", "wanted")
+    __slots__ = ("_taken", "begun", "lead", "lead_token", "output", "prompt", "wanted")
 
     def __init__(self, wanted: Report) -> None:
         self.wanted = wanted
         self.output: list[TokenReport] = []
         self.prompt: list[TokenReport] = []
-        self.lead = b""  # the prompt's first token
+        self.lead, self.lead_token = b"", -1  # the prompt's first token
         self.begun = False  # the consumer has taken some
         self._taken = 0  # of the output, by it
 
@@ -55,7 +55,7 @@ class Reported:
     def add_prompt(self, told: TextLogprobs) -> bool:
         """More of the prompt, likewise."""
         if told.first == 1:
-            self.lead = told.lead
+            self.lead, self.lead_token = told.lead, told.lead_token
         return _extend(self.prompt, told, told.first - 1, self.wanted.prompt)
 
     @property

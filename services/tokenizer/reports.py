@@ -83,8 +83,8 @@ class Reported:
             return None
         records = bytes(self._prompt[self._told_prompt * width :])
         pieces = self._pieces(records, self.wanted.prompt)
-        lead = b"" if self._told_prompt else self._piece(tokens[0])
-        told = TextLogprobs(self._told_prompt + 1, records, pieces, lead=lead)
+        lead = () if self._told_prompt else (b"", self._piece(tokens[0]), tokens[0])
+        told = TextLogprobs(self._told_prompt + 1, records, pieces, *lead)
         self._told_prompt = have
         return told
 
@@ -142,4 +142,4 @@ def take_reports(told: Mapping[int, TokenLogprobs], sequences: Mapping[int, "Seq
 
 def _joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
     """Two consecutive parts of a prompt."""
-    return TextLogprobs(first.first, first.records + second.records, first.pieces + second.pieces, lead=first.lead)
+    return msgspec.structs.replace(first, records=first.records + second.records, pieces=first.pieces + second.pieces)

@@ -42,6 +42,7 @@ def test_output_and_prompt_as_transformers_has_them(client: openai.OpenAI, refer
     asked: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "logprobs": 5, "echo": True}
     columns = client.completions.create(**asked, extra_body=named).choices[0].logprobs
     assert columns is not None and len(columns.top_logprobs[1]) in (5, 6), "the prompt has its best ones"
+    assert columns.tokens == [f"token_id:{token}" for token in [*tokens[: len(choice.prompt_token_ids)], 42]]
     last = wanted[len(choice.prompt_token_ids) - 1]  # type: ignore[attr-defined]
     assert columns.top_logprobs[-1] == pytest.approx(
         {f"token_id:{token}": last[token].item() for token in (42, 7042, 5)}, abs=CLOSE

@@ -144,7 +144,9 @@ def text_logprobs(
     )
 
 
-def echoed(lead: bytes, reports: list[TokenReport], echo: str, as_ids: bool = False) -> TextLogprobs:
+def echoed(
+    lead: bytes, reports: list[TokenReport], echo: str, as_ids: bool = False, lead_token: int = -1
+) -> TextLogprobs:
     """The prompt's own, `lead` being its first token, as part of what is echoed."""
     pieces = [lead, *(report.own.piece for report in reports)]
     offsets, decoder, at = [], Utf8("replace"), 0
@@ -153,7 +155,7 @@ def echoed(lead: bytes, reports: list[TokenReport], echo: str, as_ids: bool = Fa
         if place or echo.startswith(piece.decode("utf-8", "replace")):  # else the tokenizer has put it there
             at += len(decoder.decode(piece))
     names = text_logprobs(reports, as_ids=as_ids)
-    first = _name(Entry(-1, lead, LEAST), False)
+    first = _name(Entry(lead_token, lead, LEAST), as_ids)
     return TextLogprobs([first, *names.tokens], [None, *names.token_logprobs], [None, *names.top_logprobs], offsets)
 
 
@@ -205,7 +207,7 @@ def columns_of(choice: Choice) -> TextLogprobs | None:
             return None  # those of the prompt are still on their way
         if not reported.begun:
             parts = [part._replace(best=part.best[: form.echoed]) for part in first.reported.prompt]
-            prompt = echoed(first.reported.lead, parts, choice.echo, form.as_ids)
+            prompt = echoed(first.reported.lead, parts, choice.echo, form.as_ids, first.reported.lead_token)
     reports = reported.take()
     return text_logprobs(reports, len(choice.echo), prompt, form.as_ids) if reports or prompt else None
 

@@ -112,6 +112,7 @@ def test_a_prompt_s_go_at_once_and_once(bench: Reporting) -> None:
     (batch,) = bench.sent()
     told = batch.prompt_logprobs[FIRST]
     assert (told.first, told.lead, told.pieces) == (1, b"h", [b"e", b"l", b"l"]) and not batch.texts
+    assert told.lead_token == ord("h")
     bench.tell(b"", prompt=(4, b"o"), top=-1)
     told = bench.sent()[0].prompt_logprobs[FIRST]
     assert (told.first, told.lead, told.pieces) == (4, b"", [b"o"])
