@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
