@@ -84,14 +84,14 @@ def test_a_request_that_is_not_sampled_leaves_nothing(traced: System, collector:
 
 def test_the_trace_stays_connected_when_the_worker_dies(traced: System, collector: Collector) -> None:
     replies: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: replies.append(ask(traced, 4, max_tokens=150)))
-    thread.start()
+    thread = threading.Thread(target=lambda: replies.append(ask(traced, 4, max_tokens=300)))
     (worker,) = (p for p in traced.status()["processes"] if p["service"] == "worker")
+    thread.start()
     while RUNNING not in httpx.get(f"{traced.url}/metrics").text:
         assert thread.is_alive()
     os.kill(worker["pid"], signal.SIGKILL)
     thread.join(120)
-    assert replies[0].status_code == 200 and replies[0].json()["usage"]["completion_tokens"] == 150
+    assert replies[0].status_code == 200 and replies[0].json()["usage"]["completion_tokens"] == 300
     spans = of(collector.until(complete(4)), 4)
     assert connected(spans)
     (request,) = (span for span in spans if span.name == "llm_request")
