@@ -47,6 +47,7 @@ POOLED = {"mode": Pooling("mean"), "normalize": Pooling("mean", normalize=False)
 REPORTS = {
     "top": [Report(top=3)],
     "prompt": [Report(top=0, prompt=2)],
+    "named": [Report(top=2, named=(3, 5))],
     "pooling": [Report(pooling=pooling) for pooling in (Pooling(), *POOLED.values())],
 }
 ASKED: dict[str, list[dict[str, Any]]] = {
