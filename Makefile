@@ -5,7 +5,7 @@ PYTHON ?= python3
 FALLBACKS := python3.13 python3.12 python3.11
 SEEDS ?= 1000
 WORKERS ?= 2
-SYSTEM_WORKERS ?= 4
+SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
 LONG := tests/benchmarks/test_aot_whole.py
@@ -47,7 +47,7 @@ test-systems: $(STAMP)
 	$(PYTEST) -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
 
 test-units: $(STAMP)
-	nice -n 5 $(PYTEST) -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
+	nice -n 2 $(PYTEST) -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
