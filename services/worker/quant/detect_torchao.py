@@ -114,28 +114,25 @@ def _int4(fields: Settings) -> Scheme:
 
 
 def _intx(fields: Settings) -> Scheme:
-    weight = _numbers(
-        _word(fields, "weight_dtype"),
-        fields.table("granularity"),
-        fields.where,
-        _word(fields, "mapping_type").startswith("SYMMETRIC"),
-    )
-    _word(fields, "intx_packing_format", "UNPACKED_TO_INT8")
-    fields.finish(*INTX_HARMLESS)
-    return Scheme(NAMES, weight)
+    return Scheme(NAMES, _intx_numbers(fields, ""))
 
 
 def _int8_intx(fields: Settings) -> Scheme:
+    symmetric = _word(fields, "act_mapping_type") == "SYMMETRIC"
+    return Scheme(NAMES, _intx_numbers(fields, "weight_"), Numbers("int8", ROW, symmetric=symmetric))
+
+
+def _intx_numbers(fields: Settings, prefix: str) -> Numbers:
+    """Of the weight; all other fields are done with. `prefix`: of keys, where activations have such, too."""
     weight = _numbers(
         _word(fields, "weight_dtype"),
-        fields.table("weight_granularity"),
+        fields.table(f"{prefix}granularity"),
         fields.where,
-        _word(fields, "weight_mapping_type").startswith("SYMMETRIC"),
+        _word(fields, f"{prefix}mapping_type").startswith("SYMMETRIC"),
     )
-    symmetric = _word(fields, "act_mapping_type") == "SYMMETRIC"
     _word(fields, "intx_packing_format", "UNPACKED_TO_INT8")
     fields.finish(*INTX_HARMLESS)
-    return Scheme(NAMES, weight, Numbers("int8", ROW, symmetric=symmetric))
+    return weight
 
 
 READERS: dict[str, Callable[[Settings], Scheme]] = {

@@ -177,9 +177,7 @@ def run(
     if 0 < len(x) <= FEW_TOKENS:
         return run_few(x, norm, eps, router, bias, top_k, renormalize)
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
-    normed = torch.empty_like(x)
-    weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=device)
-    experts = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
+    normed, weights, experts = _outputs(x, top_k)
     if num_tokens == 0:
         return normed, weights, experts
     experts_pad, top_k_pad = triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k)
@@ -208,6 +206,12 @@ def run(
     return normed, weights, experts
 
 
+def _outputs(x: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a launch: x normed [T, N], weights float32 and experts int32 [T, K]."""
+    weights = torch.empty(len(x), top_k, dtype=torch.float32, device=x.device)
+    return torch.empty_like(x), weights, torch.empty_like(weights, dtype=torch.int32)
+
+
 def run_few(
     x: Tensor,
     norm: Tensor,
@@ -220,9 +224,7 @@ def run_few(
     warps: int = WARPS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
-    normed = torch.empty_like(x)
-    weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=device)
-    experts = torch.empty(num_tokens, top_k, dtype=torch.int32, device=device)
+    normed, weights, experts = _outputs(x, top_k)
     route_few[(triton.cdiv(num_experts, rows), num_tokens)](
         x,
         norm,
