@@ -134,7 +134,8 @@ def plot(path: str, rows: Sequence[Row], conditions: str) -> None:
             at = [labels.index(f"{row.op}\n{row.label}") + (place - len(sizes) / 2) * 0.8 / len(sizes) for row in shown]
             heights = [row.percent for row in shown]
             axis.bar(at, heights, 0.8 / len(sizes), align="edge", label=f"{tokens} tokens")
-        axis.set_xticks(range(len(labels)), labels, fontsize=7)
+        axis.set_xticks(range(len(labels)), labels, fontsize=6)
+        axis.margins(x=0.01)  # the width is for the names
         axis.set(title=model, ylabel="% of floor", ylim=(0, 110))
         axis.axhline(100, color="black", linewidth=0.5)
         axis.legend(fontsize=7, ncols=len(sizes))
