@@ -8,23 +8,27 @@ import triton
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
-from services.worker.kernels.impl.triton._route import route_few, route_many, route_shared
+from services.worker.kernels.impl.triton._route import route_choice, route_few, route_logits, route_many
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.registry import Impl
 
 FEW_TOKENS = 32
-MEDIUM_TOKENS = 2048  # up to here the router is shared by programs of 16 tokens, for their number
+MEDIUM_TOKENS = 1024  # up to here the router is shared by programs of 16 tokens, for their number
 BLOCK_T = 16  # tokens of a program that shares the router
 ROWS, WARPS = 4, 4  # of a program for a few tokens
-BLOCK_E = 16  # of the router's rows
-SHARED_TILES = {"BLOCK_K": 128, "STAGES": 3}
 MOST_LOGITS = 64 * 128  # of a program: with four times as many it spills most of them
 
 
 @cache
 def _arrived(device: torch.device) -> Tensor:
-    """Counters that every launch leaves at zero: of tokens, or of blocks of them."""
-    return torch.zeros(max(FEW_TOKENS, MEDIUM_TOKENS // BLOCK_T), dtype=torch.int32, device=device)
+    """Counters that every launch leaves at zero."""
+    return torch.zeros(FEW_TOKENS, dtype=torch.int32, device=device)
+
+
+@cache
+def _shared_tile(device: torch.device) -> tuple[int, int, int]:
+    """Experts, columns, warps; two such tiles are in shared memory at a time, of which a gfx942 has 64 KiB."""
+    return (16, 512, 4) if device.type != "cuda" or torch.version.hip else (16, 1024, 4)
 
 
 def _tiles(experts_pad: int) -> dict[str, int]:
@@ -39,10 +43,11 @@ def run(
         return _outputs(x, top_k)
     if len(x) <= FEW_TOKENS:
         return run_few(x, norm, eps, router, bias, top_k, renormalize)
-    return run_blocks(x, norm, eps, router, bias, top_k, renormalize)
+    run = run_shared if len(x) <= MEDIUM_TOKENS else run_many
+    return run(x, norm, eps, router, bias, top_k, renormalize)
 
 
-def run_blocks(
+def run_shared(
     x: Tensor,
     norm: Tensor,
     eps: float,
@@ -50,37 +55,36 @@ def run_blocks(
     bias: Tensor | None,
     top_k: int,
     renormalize: bool,
-    block_e: int = BLOCK_E,
-    warps: int = 4,
+    tile: tuple[int, int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks of tokens; their router is shared by programs of `block_e` experts where the tokens are not many."""
+    """`tile`: experts and columns of a program's step, warps."""
+    (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
+    block_e, block_k, warps = tile or _shared_tile(device)
+    normed, weights, experts = _outputs(x, top_k)
+    logits = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device)
+    route_logits[(triton.cdiv(num_experts, block_e), triton.cdiv(num_tokens, BLOCK_T))](
+        x, norm, router, bias, normed, logits, eps, num_tokens, HIDDEN=hidden, EXPERTS=num_experts,
+        BLOCK_T=BLOCK_T, BLOCK_E=block_e, BLOCK_K=block_k, SPLIT=warps, num_warps=warps, **options(device),
+    )  # fmt: skip
+    route_choice[(num_tokens,)](
+        logits, weights, experts, EXPERTS=num_experts, EXPERTS_PAD=triton.next_power_of_2(num_experts), TOP_K=top_k,
+        TOP_K_PAD=triton.next_power_of_2(top_k), RENORMALIZE=renormalize, num_warps=1, **options(device),
+    )  # fmt: skip
+    return normed, weights, experts
+
+
+def run_many(
+    x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, top_k: int, renormalize: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
     normed, weights, experts = _outputs(x, top_k)
-    experts_pad = max(16, triton.next_power_of_2(num_experts))
-    shared = num_tokens <= MEDIUM_TOKENS
-    block = BLOCK_T if shared else max(min(64, MOST_LOGITS // experts_pad), 16)
-    arguments: dict[str, Any] = dict(
-        HIDDEN=hidden,
-        EXPERTS=num_experts,
-        EXPERTS_PAD=experts_pad,
-        TOP_K=top_k,
-        TOP_K_PAD=triton.next_power_of_2(top_k),
-        RENORMALIZE=renormalize,
-        BLOCK_T=block,
-        num_warps=warps,
-        **options(device),
-    )
-    blocks = triton.cdiv(num_tokens, block)
-    if shared:
-        logits = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device)
-        route_shared[(triton.cdiv(num_experts, block_e), blocks)](
-            x, norm, router, bias, normed, logits, _arrived(device), weights, experts, eps, num_tokens,
-            **arguments, BLOCK_E=block_e, **SHARED_TILES,
-        )  # fmt: skip
-    else:
-        route_many[(blocks,)](
-            x, norm, router, bias, normed, weights, experts, eps, num_tokens, **arguments, **_tiles(experts_pad)
-        )
+    experts_pad, top_k_pad = max(16, triton.next_power_of_2(num_experts)), triton.next_power_of_2(top_k)
+    block = max(min(64, MOST_LOGITS // experts_pad), 16)
+    route_many[(triton.cdiv(num_tokens, block),)](
+        x, norm, router, bias, normed, weights, experts, eps, num_tokens, HIDDEN=hidden, EXPERTS=num_experts,
+        EXPERTS_PAD=experts_pad, TOP_K=top_k, TOP_K_PAD=top_k_pad, RENORMALIZE=renormalize, BLOCK_T=block,
+        **_tiles(experts_pad), num_warps=4, **options(device),
+    )  # fmt: skip
     return normed, weights, experts
 
 
@@ -129,13 +133,10 @@ def run_few(
 
 
 def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, block: int = 0) -> AotCase:
-    tiles = SHARED_TILES if kernel is route_shared else _tiles(num_experts)
+    pointers = ("x", "norm", "router", "normed")
     arguments: dict[str, Constant] = {
-        "x_ptr": "*bf16:16",
-        "norm_ptr": "*bf16:16",
-        "router_ptr": "*bf16:16",
+        **{f"{pointer}_ptr": "*bf16:16" for pointer in pointers},
         "bias_ptr": None,
-        "normed_ptr": "*bf16:16",
         "logits_ptr": "*fp32:16",
         "arrived_ptr": "*i32:16",
         "weights_ptr": "*fp32:16",
@@ -151,21 +152,24 @@ def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, bloc
         "TOP_K": top_k,
         "TOP_K_PAD": triton.next_power_of_2(top_k),
         "RENORMALIZE": True,
-        "BLOCK_E": BLOCK_E,
-        **tiles,
+        **_tiles(num_experts),
         "PDL": False,
     }
-
-    return AotCase(name, kernel, {key: arguments[key] for key in kernel.arg_names}, hot=block < 64)
+    if kernel is route_logits:
+        block_e, block_k, warps = _shared_tile(torch.device("cpu"))
+        arguments |= {"BLOCK_E": block_e, "BLOCK_K": block_k, "SPLIT": warps}
+    warps = 1 if kernel is route_choice else 4
+    return AotCase(name, kernel, {key: arguments[key] for key in kernel.arg_names}, warps, hot=block < 64)
 
 
 AOT: tuple[AotCase, ...] = (
     _aot("qwen3_30b_a3b_few", route_few, 2048, 128, 8),
     _aot("mixtral_8x7b_few", route_few, 4096, 8, 2),
-    _aot("qwen3_30b_a3b_shared", route_shared, 2048, 128, 8, BLOCK_T),
+    _aot("qwen3_30b_a3b_logits", route_logits, 2048, 128, 8, BLOCK_T),
+    _aot("qwen3_30b_a3b_choice", route_choice, 2048, 128, 8),
     _aot("qwen3_30b_a3b_t64", route_many, 2048, 128, 8, 64),
     _aot("qwen3_next_few", route_few, 2048, 512, 10),
-    _aot("qwen3_next_shared", route_shared, 2048, 512, 10, BLOCK_T),
+    _aot("qwen3_next_choice", route_choice, 2048, 512, 10),
     _aot("qwen3_next_t16", route_many, 2048, 512, 10, 16),
 )
 IMPL = Impl(norm_route, "triton", run, needs_gpu)
