@@ -3,6 +3,7 @@
     pip download --no-deps --no-binary :all: jsonschema   # its sdist brings JSON-Schema-Test-Suite along
     python -m benchmarks.schemas jsonschema-4.26.0.tar.gz [--drafts draft2020-12,draft7] [--max-tokens 160] [--first 60]
                                  [--answers FILE]   # keeps them, and asks only for what is not finished there
+                                 [--tries 3]        # as often, with other seeds, of what the limit cut
                                  [--most 300] [--at-once 32] [--set worker.device=cuda ...]
 
 Each schema is asked of the bundled model at temperature 1, `strict`. What is finished is held against another
@@ -15,7 +16,7 @@ import json
 import statistics
 import tarfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,8 @@ DRAFTS = {
 ASKED = {"prompt": "A JSON value:", "temperature": 1.0}
 ENDS = ('"', "}", "]", '"}', '"]', "}}")  # made likelier: else half of the answers of so small a model would not end
 BIAS = 6.0
+CUT = "length"  # the reason of what the limit cut
+OTHER_SEEDS = 1_000_003  # from a case's seeds of one try to those of the next
 CALM = ("links.dead_after_s=120", "scheduler.step_deadline_s=600")  # a machine may have others to serve
 
 
@@ -112,16 +115,24 @@ class Answers:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         lines = path.read_text().splitlines() if path is not None and path.exists() else ()
-        self._said = {key: (reason, text) for key, reason, text in map(json.loads, lines)}
+        self._said: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for key, reason, text in map(json.loads, lines):
+            self._said[key].append((reason, text))
 
     def finished(self, case: Case) -> Said | None:
-        reason, text = self._said.get(self._key(case), ("length", ""))
-        return None if reason == "length" else Said(case, reason, text)
+        """What ended by itself or was refused; after that nothing is asked."""
+        reason, text = self._said[self._key(case)][-1] if self.tries(case) else (CUT, "")
+        return None if reason == CUT else Said(case, reason, text)
+
+    def tries(self, case: Case) -> int:
+        return len(self._said[self._key(case)])
 
     def add(self, said: Said) -> Said:
+        key = self._key(said.case)
+        self._said[key].append((said.reason, said.text))
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps([self._key(said.case), said.reason, said.text]) + "\n")
+                file.write(json.dumps([key, said.reason, said.text]) + "\n")
         return said
 
     def _key(self, case: Case) -> str:
@@ -143,7 +154,8 @@ async def say_all(
         if (known := kept.finished(case)) is not None:
             return known
         async with turns:
-            asked = body(case.schema, max_tokens=max_tokens, seed=number, logit_bias=bias)
+            seed = number + OTHER_SEEDS * kept.tries(case)
+            asked = body(case.schema, max_tokens=max_tokens, seed=seed, logit_bias=bias)
             response = await client.post(f"{url}/v1/completions", json=asked)
         if response.status_code == 400:
             return kept.add(Said(case, response.json()["error"]["message"].partition(": ")[2], ""))
@@ -181,10 +193,10 @@ def first_tokens(url: str, schemas: Sequence[Any]) -> dict[str, list[float]]:
 
 def report(console: Console, said: Sequence[Said]) -> list[Said]:
     """Returns the wrong ones."""
-    refused = Counter(each.reason.split("[")[0][:70] for each in said if not each.text and each.reason != "length")
+    refused = Counter(each.reason.split("[")[0][:70] for each in said if not each.text and each.reason != CUT)
     finished = [each for each in said if each.is_finished]
     wrong = [each for each in finished if not each.is_right]
-    cut = sum(each.reason == "length" for each in said)
+    cut = sum(each.reason == CUT for each in said)
     console.print(
         f"{len(said)} schemas: {sum(refused.values())} refused, {cut} cut at the limit, "
         f"{len(finished)} finished, of which {len(wrong)} do not match"
@@ -203,6 +215,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--first", type=int, default=60)
     parser.add_argument("--answers", type=Path)
+    parser.add_argument("--tries", type=int, default=1, help="of a schema whose answer the limit cut, with other seeds")
     parser.add_argument("--most", type=int, default=1 << 20, help="schemas, of all drafts together")
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--set", dest="settings", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
@@ -212,7 +225,13 @@ def main() -> None:
     own = f"scheduler.max_rows={options.at_once}", f"kv.blocks={max(64 * options.at_once, 2048)}"
     with System(*own, *CALM, *options.settings) as system:
         answers, asked = Answers(options.answers), some(cases, options.most)
-        said = asyncio.run(say_all(system.url, asked, options.max_tokens, answers, options.at_once))
+        for _ in range(options.tries):
+            start_s = time.perf_counter()
+            said = asyncio.run(say_all(system.url, asked, options.max_tokens, answers, options.at_once))
+            cut = sum(each.reason == CUT for each in said)
+            console.print(f"asked in {time.perf_counter() - start_s:.0f} s; {cut} cut at the limit", style="dim")
+            if not cut:
+                break
     wrong = report(console, said)
     usable = [each.case.schema for each in said if each.text]
     with System(*options.settings) as system:  # which has not seen them

@@ -1,6 +1,7 @@
 """What structured output costs: grammars to be prepared, masks per token, and rows that stand beside it.
 
     python -m benchmarks.structured [--vocab 151936] [--steps 40] [--rows 32] [--skip-model | --skip-grammars]
+                                    [--set worker.device=cuda ...]
 
 The first table is of one thread: a vocabulary of the bundled model's size, or one widened to `--vocab` by pairs of its
 tokens, and texts drawn at random among the allowed tokens. The second drives the engine with the bundled model, two
@@ -150,12 +151,13 @@ def seconds_of_steps(engine: ModelEngine, grammars: Sequence[Grammar | None], st
     return found[4:]
 
 
-def measure_rows(console: Console, steps: int, rows: int) -> None:
+def measure_rows(console: Console, steps: int, rows: int, more: Sequence[str]) -> None:
     settings = [
         f"scheduler.max_rows={rows}",
         f"kv.blocks={rows * BLOCKS_OF_ROW}",
         "model.max_len=256",
         "worker.threads=1",
+        *more,
     ]
     engine = ModelEngine(load(None, settings), lambda stage: None)
     table = Table("rows under a grammar", "of", "step median, ms", "best, ms")
@@ -177,12 +179,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--skip-model", action="store_true")
     parser.add_argument("--skip-grammars", action="store_true")
+    parser.add_argument("--set", dest="settings", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     console = Console(width=140)
     if not options.skip_grammars:
         measure_grammars(console, options.vocab)
     if not options.skip_model:
-        measure_rows(console, options.steps, options.rows)
+        measure_rows(console, options.steps, options.rows, options.settings)
 
 
 if __name__ == "__main__":
