@@ -13,8 +13,10 @@ from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.registry import Impl
 
 FEW_TOKENS = 32
+FEW_LOGITS = 32 * 128  # each token reads the whole router for itself
 MEDIUM_TOKENS = 1024  # up to here the router is shared by programs of 16 tokens, for their number
 BLOCK_T = 16  # tokens of a program that shares the router
+SHARED_TILE = (16, 512, 4)  # its experts, columns of a step, warps: an H200 takes the same time for larger ones
 ROWS, WARPS = 4, 4  # of a program for a few tokens
 MOST_LOGITS = 64 * 128  # of a program: with four times as many it spills most of them
 
@@ -23,12 +25,6 @@ MOST_LOGITS = 64 * 128  # of a program: with four times as many it spills most o
 def _arrived(device: torch.device) -> Tensor:
     """Counters that every launch leaves at zero."""
     return torch.zeros(FEW_TOKENS, dtype=torch.int32, device=device)
-
-
-@cache
-def _shared_tile(device: torch.device) -> tuple[int, int, int]:
-    """Experts, columns, warps; two such tiles are in shared memory at a time, of which a gfx942 has 64 KiB."""
-    return (16, 512, 4) if device.type != "cuda" or torch.version.hip else (16, 1024, 4)
 
 
 def _tiles(experts_pad: int) -> dict[str, int]:
@@ -41,7 +37,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if len(x) == 0:
         return _outputs(x, top_k)
-    if len(x) <= FEW_TOKENS:
+    if len(x) <= FEW_TOKENS and len(x) * len(router) <= FEW_LOGITS:
         return run_few(x, norm, eps, router, bias, top_k, renormalize)
     run = run_shared if len(x) <= MEDIUM_TOKENS else run_many
     return run(x, norm, eps, router, bias, top_k, renormalize)
@@ -55,11 +51,11 @@ def run_shared(
     bias: Tensor | None,
     top_k: int,
     renormalize: bool,
-    tile: tuple[int, int, int] | None = None,
+    tile: tuple[int, int, int] = SHARED_TILE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`tile`: experts and columns of a program's step, warps."""
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
-    block_e, block_k, warps = tile or _shared_tile(device)
+    block_e, block_k, warps = tile
     normed, weights, experts = _outputs(x, top_k)
     logits = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device)
     route_logits[(triton.cdiv(num_experts, block_e), triton.cdiv(num_tokens, BLOCK_T))](
@@ -156,7 +152,7 @@ def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, bloc
         "PDL": False,
     }
     if kernel is route_logits:
-        block_e, block_k, warps = _shared_tile(torch.device("cpu"))
+        block_e, block_k, warps = SHARED_TILE
         arguments |= {"BLOCK_E": block_e, "BLOCK_K": block_k, "SPLIT": warps}
     warps = 1 if kernel is route_choice else 4
     return AotCase(name, kernel, {key: arguments[key] for key in kernel.arg_names}, warps, hot=block < 64)
