@@ -40,7 +40,7 @@ ENDS = ('"', "}", "]", '"}', '"]', "}}")  # made likelier: else half of the answ
 BIAS = 6.0
 CUT = "length"  # the reason of what the limit cut
 OTHER_SEEDS = 1_000_003  # from a case's seeds of one try to those of the next
-# about contentMediaType and contentEncoding, which describe a string; holding it to them is left to a validator's choice
+# about contentMediaType and contentEncoding, which describe a string; to hold it to them is a validator's own choice
 # (draft 7, section 8), and we do not
 DESCRIPTIVE = "optional/content.json"
 CALM = ("links.dead_after_s=120", "scheduler.step_deadline_s=600")  # a machine may have others to serve
