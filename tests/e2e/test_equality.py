@@ -8,7 +8,6 @@ import random
 import msgspec
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from common.columns import pack_i32, unpack_i32, unpack_u64
 from common.config import Config, load
@@ -96,6 +95,8 @@ def expected(prompts: list[list[int]], drawn: list[list[int]]) -> list[list[int]
 
     Where that is `drawn` to its end, it is what transformers would generate: each token follows from those before.
     """
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds: only where it runs
+
     source = open_model("bundled")
     model = LlamaForCausalLM(LlamaConfig(**source.config))
     weights = {name: tensor.dense(torch.float32) for name, tensor in source.tensors.items()}
