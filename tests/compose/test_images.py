@@ -5,6 +5,7 @@ stand-in shows is AITER's build, and that ROCm's and CUDA's torch load.
 """
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,15 +22,14 @@ print(json.dumps([*own, m.version("uvloop") != "", os.getuid()]))
 
 
 def built(docker: dict[str, str], target: str, **arguments: str) -> str:
-    """The image's name."""
-    options = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    """The image's name. By Compose, whose layers test_up.py finds again: another client's are not the same."""
     image = f"valence-test-{target}"
-    daemon.run(
-        *("docker", "build", "-q", "-f", str(ROOT / "deploy/Dockerfile"), "--target", target, "-t", image),
-        *("--build-arg", f"PYTHON_BASE={docker['PYTHON_BASE']}", "--build-arg", f"TORCH_INDEX={docker['TORCH_INDEX']}"),
-        *(*options, str(ROOT)),
-        env=docker,
-    )
+    arguments |= {name: docker[name] for name in ("PYTHON_BASE", "TORCH_INDEX")}
+    build = {"context": str(ROOT), "dockerfile": "deploy/Dockerfile", "target": target, "args": arguments}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump({"services": {"one": {"image": image, "build": build}}}, file)  # which is YAML, too
+        file.flush()
+        daemon.run(*daemon.compose(docker), "-f", file.name, "-p", image, "build", env=docker)
     return image
 
 

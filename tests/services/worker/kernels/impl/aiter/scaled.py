@@ -124,6 +124,9 @@ class Scaled:
     def per_1x32_mx_quant_hip(self, x: Tensor, quant_dtype: Any = None, shuffle: bool = False) -> tuple[Tensor, Tensor]:
         self._float(x)
         assert self.arch == "gfx950" and quant_dtype == torch.float4_e2m1fn_x2 and shuffle and x.is_contiguous()
+        return self._by_mx(x)
+
+    def _by_mx(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = len(x), x.shape[1] // 32
         wide = x.float()
         exponents = (wide.unflatten(-1, (-1, 32)).abs().amax(-1).clamp(min=1e-10) / 6).log2().ceil() + 127
@@ -135,7 +138,7 @@ class Scaled:
         tile = m // 32 * (scales.shape[1] // 8) + g // 8
         place = tile * 256 + g % 4 * 64 + m % 16 * 4 + g % 8 // 4 * 2 + m % 32 // 16
         scales.view(-1)[place] = exponents.to(torch.uint8)
-        return numbers.view(quant_dtype), scales.view(torch.float8_e8m0fnu)
+        return numbers.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)
 
     @by_name
     def gemm_a8w8(
@@ -208,9 +211,18 @@ class Scaled:
 
     def _norm(self, a: Any, x: Tensor) -> None:
         self._float(a.input, x, a.weight)
-        assert a.input.is_contiguous() and a.out.is_contiguous() and a.yscale.dtype == torch.float32
+        by_mx = a.out.dtype == torch.float4_e2m1fn_x2
+        assert a.input.is_contiguous() and a.out.is_contiguous()
+        assert a.yscale.dtype == (torch.float8_e8m0fnu if by_mx else torch.float32)
         wide = x.float()
         normed = wide * (wide.square().mean(-1, keepdim=True) + a.epsilon).rsqrt() * a.weight.float()
+        if by_mx:
+            assert self.arch == "gfx950" and a.group_size == 32 and a.shuffle_scale and a.weight.shape == x.shape[1:]
+            numbers, scales = (part.view(torch.uint8) for part in self._by_mx(normed))
+            assert a.out.shape == numbers.shape and a.yscale.shape == scales.shape
+            a.out.view(torch.uint8).copy_(numbers)
+            a.yscale.view(torch.uint8).copy_(scales)
+            return
         if group := getattr(a, "group_size", None):
             assert a.out.dtype == self.fp8
             numbers, scales = self._by_group(normed, group, a.shuffle_scale)
