@@ -9,7 +9,7 @@ SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
 LONG := tests/benchmarks/test_aot_whole.py
-COMPOSE := tests/compose/test_up.py
+COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
 PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
