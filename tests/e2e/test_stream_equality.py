@@ -48,6 +48,11 @@ TEXTS = (
     "",
     "a<tool_call>\nno",
 )
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"response_format": {"type": "json_object"}},
+    {"guided_regex": "[a-z ]+"},
+    {"structured_outputs": {"choice": ["plain ab", "so"]}},
+)
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -81,7 +86,8 @@ class Run:
         self.streams.admit(opened, Prompt(array("i", list(PROMPT.encode()))), FACTS)
 
     def batches(self) -> Iterator[None]:
-        """Each turn some choices get some of their tokens; the last ones come with their end, or before it."""
+        """Each turn some choices get some of their tokens; the last ones come with their end or before it, one that
+        ends the output with it."""
         report = self.request.choices[0].submit.sampling.report
         prompt = b"".join(record(token, report.prompt) for token in PROMPT.encode()[1:]) if report.prompt >= 0 else b""
         left = [[*text, *([EOS] if ends else [])] for text, ends in self.outputs]
@@ -101,9 +107,9 @@ class Run:
                     records = b"".join(record(token, report.top, report.named) for token in drawn)
                     told[seq_id] = TokenLogprobs(given[place], records, 1, b"" if place else prompt)
                 given[place] += count
-                if given[place] == len(left[place]) and self.random.random() < 0.7:
+                ends = self.outputs[place][1]
+                if given[place] == len(left[place]) and (ends or self.random.random() < 0.7):
                     open_.remove(place)
-                    ends = self.outputs[place][1]
                     reason = FinishReason.EOS if ends else FinishReason.LENGTH
                     # nothing was cached: a stop string that comes before this ends without knowing
                     finished.append(Finished(seq_id, reason, EOS if ends else -1))
@@ -204,11 +210,15 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     fields: dict[str, Any] = {"n": draw(st.integers(1, 3)), "return_token_ids": draw(st.booleans())}
     fields["stop"] = draw(st.sampled_from([None, ["ab"], ["\n", "so"], ["</tool_call>"]]))
     fields["include_stop_str_in_output"] = draw(st.booleans())
+    fields["skip_special_tokens"] = draw(st.booleans())
+    fields["return_tokens_as_token_ids"] = draw(st.booleans())
+    fields |= draw(st.sampled_from([{}, *GRAMMARS]))  # which only the worker enforces: what is said stays random here
     top = draw(st.sampled_from([None, 0, 2]))
     if kind == "completion":
         fields |= {"logprobs": top, "echo": draw(st.booleans()), "max_tokens": draw(st.sampled_from([0, 500, 500]))}
     else:
         fields |= {"logprobs": top is not None, "top_logprobs": top}
+        fields["include_reasoning"] = draw(st.booleans())
         fields |= {"tools": draw(st.sampled_from([None, [WEATHER, TIME]])), "parallel_tool_calls": draw(st.booleans())}
         fields |= {"echo": draw(st.booleans()), "messages": draw(st.sampled_from([[USER], [USER, SAID]]))}
     if top is not None and fields.get("max_tokens") != 0:

@@ -5,12 +5,35 @@ A refusal names the field of the API that was used: `Conversation.places` says w
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from common.errors import Reject
 from services.api.schema.chat import BODY, ChatRequest
+from services.api.schema.generation import Milliseconds
+
+
+class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests of other APIs have under a chat's own name. The chat checks what has no limits here."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    # Of ours, which those APIs do not have.
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    deadline_ms: Milliseconds | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def as_asked(self, *more: str) -> dict[str, Any]:
+        """These fields and those named `more`, for the chat; None stands for what is not given, or not known here."""
+        return {name: getattr(self, name, None) for name in (*SharedFields.__struct_fields__, *more)}
 
 
 class Conversation:

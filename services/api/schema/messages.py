@@ -7,8 +7,8 @@ from msgspec import Meta
 
 from services.api.errors import invalid
 from services.api.schema.chat import MAX_CALLS, MAX_PARTS, ContentPart, Name
-from services.api.schema.conversion import Conversation
-from services.api.schema.generation import ABSENT, EMPTY_LIST, MAX_STOPS, Milliseconds, StopString, Tokens
+from services.api.schema.conversion import Conversation, SharedFields
+from services.api.schema.generation import ABSENT, EMPTY_LIST, MAX_STOPS, StopString, Tokens
 from services.api.schema.parse import Body, Harmless, anything, one_of
 
 Texts = str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
@@ -66,30 +66,20 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
     format: OutputFormat | None = None
 
 
-class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CountRequest(SharedFields, frozen=True, kw_only=True):
+    """What is sampled, and how, changes no count: a whole request can be counted as it is."""
+
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
-    model: str | None = None
     system: Texts | None = None
     tools: Annotated[list[MessageTool], Meta(max_length=MAX_CALLS)] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # of ours, as chats have them
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     max_tokens: Tokens
-    stream: bool | None = None
     stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: int | None = None
-    # Of ours, as chats have them.
-    min_p: float | None = None
-    seed: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    deadline_ms: Milliseconds | None = None
 
 
 UNSUPPORTED: dict[str, Harmless] = {
@@ -107,10 +97,6 @@ UNSUPPORTED: dict[str, Harmless] = {
 }
 BODY = Body(MessagesRequest, UNSUPPORTED)
 COUNT = Body(CountRequest, UNSUPPORTED)
-SAME = (
-    *("model", "stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "priority", "cache_salt"),
-    *("deadline_ms",),
-)
 NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
@@ -180,7 +166,7 @@ def check(block: Block | ContentPart, role: str, param: str) -> None:
 
 def chat_fields(asked: CountRequest, talk: Conversation) -> dict[str, Any]:
     """The fields of the chat. Raises Reject."""
-    fields: dict[str, Any] = {name: getattr(asked, name, None) for name in SAME}
+    fields = asked.as_asked("max_tokens")
     choice, config = asked.tool_choice, asked.output_config or OutputConfig()
     if asked.tools:
         fields["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools)]
@@ -196,8 +182,6 @@ def chat_fields(asked: CountRequest, talk: Conversation) -> dict[str, Any]:
         fields["chat_template_kwargs"] = switches | (asked.chat_template_kwargs or {})
         fields["thinking_token_budget"] = asked.thinking.budget_tokens if thinks else None
         fields["include_reasoning"] = thinks and asked.thinking.display != "omitted"
-    else:
-        fields["chat_template_kwargs"] = asked.chat_template_kwargs
     last = talk.messages[-1]
     return fields | {
         "messages": talk.messages,

@@ -10,8 +10,8 @@ from common.errors import Reject, RejectReason
 from services.api.errors import invalid
 from services.api.schema.batches import Metadata
 from services.api.schema.chat import MAX_CALLS, MAX_PARTS, ContentPart, Name
-from services.api.schema.conversion import Conversation
-from services.api.schema.generation import ABSENT, EMPTY_LIST, OFF, Milliseconds, Tokens
+from services.api.schema.conversion import Conversation, SharedFields
+from services.api.schema.generation import ABSENT, EMPTY_LIST, OFF, Tokens
 from services.api.schema.parse import Body, Harmless, anything, one_of
 
 Content = str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)]
@@ -62,12 +62,10 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesRequest(SharedFields, frozen=True, kw_only=True):
     input: str | list[InputItem] | None = None
-    model: str | None = None
     instructions: str | None = None
     previous_response_id: Id | None = None
-    stream: bool | None = None
     store: bool | None = None  # true, if not given
     background: bool | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_CALLS)] | None = None
@@ -76,21 +74,11 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
     user: str | None = None
-    # Of ours, as chats have them.
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    deadline_ms: Milliseconds | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 UNSUPPORTED: dict[str, Harmless] = {
@@ -111,10 +99,6 @@ UNSUPPORTED: dict[str, Harmless] = {
     "client_metadata": anything,
 }
 BODY = Body(ResponsesRequest, UNSUPPORTED)
-SAME = (
-    *("model", "stream", "parallel_tool_calls", "temperature", "top_p", "user", "top_k", "min_p", "seed"),
-    *("priority", "cache_salt", "deadline_ms", "chat_template_kwargs"),
-)
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -198,7 +182,7 @@ def _parts(content: Content | None) -> Any:
 
 def chat_fields(asked: ResponsesRequest, talk: Conversation) -> dict[str, Any]:
     """The fields of the chat. Raises Reject."""
-    fields: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
+    fields = asked.as_asked("parallel_tool_calls", "user")
     text = asked.text or TextOptions()
     return fields | {
         "messages": talk.messages,
