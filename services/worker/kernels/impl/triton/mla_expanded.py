@@ -57,11 +57,15 @@ def _attend(  # type: ignore[no-untyped-def]
         k = tl.load(key_at) if NOPE == BLOCK_N else tl.load(key_at, mask=(n < NOPE)[None, :], other=0.0)
         k_rope = tl.load(rope_at) if ROPE == BLOCK_R else tl.load(rope_at, mask=(r < ROPE)[None, :], other=0.0)
         scores = tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
-        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee") * factor
+        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
         if MASKED:
-            scores = tl.where(key[None, :] <= position[:, None], scores, -1.0e30)
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
+            # scaled before: a product and a sum in one rounding would leave a rest of the constant, too large for exp2
+            scores = tl.where(key[None, :] <= position[:, None], scores * factor, -1.0e30)
+            higher = tl.maximum(peak, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+        else:
+            higher = tl.maximum(peak, tl.max(scores, 1) * factor)
+            weights = tl.exp2(scores * factor - higher[:, None])
         lowered = tl.exp2(peak - higher)
         peak = higher
         total = total * lowered + tl.sum(weights, 1)
