@@ -1,6 +1,8 @@
 """Small random checkpoints on the GPU: the engine as a worker makes it, beside transformers' model in fp32 and bf16."""
 
 import copy
+import os
+import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -209,10 +211,13 @@ class Small:
         return torch.cat([model(torch.tensor(part).cuda()).logits.float() for part in batches(sequences)])
 
     def engine(self, *settings: str) -> "Driver":
+        """Beside other processes of the tests with compiled kernels of its own: one builder at a time has a cache."""
         from services.worker.model_engine import ModelEngine
         from services.worker.ranks import lead
 
         base = ["worker.device=cuda", f"worker.kernels={KERNELS}", "kv.blocks=6000", "scheduler.max_rows=256"]
+        if process := os.environ.get("PYTEST_XDIST_WORKER"):
+            base.append(f"worker.cache_dir={Path(tempfile.gettempdir()) / 'valence-gpu-tests' / process}")
         config = configuration.load(None, [f"model.source={self.folder}", *base, *settings])
         make = lead if config.worker.tensor_parallel > 1 else ModelEngine
         return Driver(make(config, lambda stage: None))

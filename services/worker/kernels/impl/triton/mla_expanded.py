@@ -151,12 +151,12 @@ class Shape(NamedTuple):
 
 @cache
 def shape_of(itemsize: int, value: int, is_small: bool) -> Shape:
-    """Compiled without spills for all three targets; not yet tuned on a GPU."""
+    """Compiled without spills for all three targets; of small values tuned on an H200."""
     if itemsize > 2:
         return Shape(32, 16, 4, 1)
     if is_small:
         return Shape(128, 32, 4, 1) if value <= 128 else Shape(64, 32, 4, 1)
-    return Shape(128, 64, 8, 2) if value <= 128 else Shape(64, 64, 8, 2)
+    return Shape(128, 64, 8, 3) if value <= 128 else Shape(64, 64, 8, 2)
 
 
 def _sizes(nope: int, rope: int, value: int, shape: Shape) -> dict[str, int]:
