@@ -168,7 +168,13 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 WITH_FP8_CACHE = [name for name in SMALL if not name.startswith("deepseek")]  # latents are cached as they are
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A file's tests of a model go to one process (`-n 8 --dist loadgroup`), which makes the model once."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if "tests/gpu" in str(item.path):
+                params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{params.get('name', '')}"))
     if not torch.cuda.is_available():
         for item in items:
             if "tests/gpu" in str(item.path):
@@ -184,7 +190,7 @@ class Small:
         kind, changes = SMALL[name]
         torch.manual_seed(1)
         config = getattr(transformers, kind)(**SIZES | changes)
-        self.folder = folder
+        self.name, self.folder = name, folder
         self.reference = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
         for parameter_name, parameter in self.reference.named_parameters():
             if "norm" in parameter_name:
@@ -218,6 +224,7 @@ class Small:
         base = ["worker.device=cuda", f"worker.kernels={KERNELS}", "kv.blocks=6000", "scheduler.max_rows=256"]
         if process := os.environ.get("PYTEST_XDIST_WORKER"):
             base.append(f"worker.cache_dir={Path(tempfile.gettempdir()) / 'valence-gpu-tests' / process}")
+        base.append("scheduler.step_tokens=512")  # fewer layouts are captured
         config = configuration.load(None, [f"model.source={self.folder}", *base, *settings])
         make = lead if config.worker.tensor_parallel > 1 else ModelEngine
         return Driver(make(config, lambda stage: None))
