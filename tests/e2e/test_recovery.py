@@ -30,8 +30,8 @@ class Stream(NamedTuple):
 
 @pytest.fixture(scope="module")
 def lonely() -> Iterator[System]:
-    """One tokenizer only: while it restarts there is none."""
-    with System("worker.threads=1", "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32") as system:
+    """One tokenizer only: while it restarts there is none. The worker, which stays, is the null one."""
+    with System("worker.kind=null", "worker.step_us=40000", "scheduler.max_rows=64", "kv.blocks=512") as system:
         yield system
 
 
