@@ -51,7 +51,7 @@ test-units: $(STAMP)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
-	$(BIN)/python -m tests.sim --first 300 --seeds 700
+	$(BIN)/python -m tests.sim --first 200 --seeds 800
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
 	$(BIN)/python -m pytest $(COMPOSE) $(ARGS)
