@@ -91,6 +91,11 @@ def test_every_call_binds_and_runs(report: dict[str, Any]) -> None:
         assert any(isinstance(calls, list) and calls for calls in ran) == here, name
 
 
+def test_no_keyword_may_be_another(report: dict[str, Any]) -> None:
+    """Its wrappers take what they are given, but somewhere behind them a name that nobody knows is an error."""
+    assert report["unnoticed"] == []
+
+
 def test_the_right_kernels_are_launched(report: dict[str, Any]) -> None:
     for name, wanted in LAUNCHED.items():
         ran = [calls for run, calls in report["runs"].items() if run.split()[0] == name and calls]
