@@ -22,7 +22,8 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks import tune_narrow
-from benchmarks.layer_chain import ASKED, Chain, Line, Stage
+from benchmarks.layer_chain import Chain
+from benchmarks.layer_stages import ASKED, Line, Stage
 from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B, QWEN3_600M, ModelShape
 from benchmarks.tune_attention import LONG, LONGEST, SHORT, Heads, Tensors
 from benchmarks.tuning import Bench, Row, Section, Tuned, merged

@@ -11,8 +11,9 @@ from benchmarks.shapes import ModelShape
 from tests.conftest import HAS_GPU, interpreted
 
 with interpreted():  # its kernels are those of other tests in this process
-    from benchmarks import kernel_work, layer_chain, tune_layer
-    from benchmarks.layer_chain import ASKED, Chain, Stage, Way
+    from benchmarks import kernel_work, layer_stages, tune_layer
+    from benchmarks.layer_chain import Chain
+    from benchmarks.layer_stages import ASKED, Stage, Way
     from benchmarks.tune_layer import Link, Search, joined, near
     from services.worker.kernels.impl.triton._decode_attention import Shape
     from services.worker.kernels.impl.triton._dense import APART, Plan
@@ -28,9 +29,9 @@ SMALL = Plan("matrix", 32, 64)
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_work, "DEVICE", DEVICE)
-    monkeypatch.setattr(layer_chain, "CONTEXT", 32)
+    monkeypatch.setattr(layer_stages, "CONTEXT", 32)
     # interpreted products of bf16 are none
-    monkeypatch.setattr(layer_chain, "DTYPE", torch.bfloat16 if HAS_GPU else torch.float32)
+    monkeypatch.setattr(layer_stages, "DTYPE", torch.bfloat16 if HAS_GPU else torch.float32)
 
 
 def short(stage: Stage) -> Stage:
@@ -58,7 +59,7 @@ def test_what_is_faster_and_the_same_is_kept(
     monkeypatch: pytest.MonkeyPatch, model: ModelShape, form: str, rows: int
 ) -> None:
     if rows > 1:
-        monkeypatch.setattr(layer_chain._moe_plan, "choose", lambda *_: default_grouped(16, DEVICE))
+        monkeypatch.setattr(layer_stages._moe_plan, "choose", lambda *_: default_grouped(16, DEVICE))
     took: dict[tuple[Any, ...], float] = {}
 
     def time(chain: Chain, plans: tuple[Any, ...]) -> float:
@@ -96,7 +97,7 @@ def test_a_choice_that_computes_something_else_is_dropped(monkeypatch: pytest.Mo
         def launch(plan: Any, layer: int) -> None:
             product.launch(product.plans[0], layer)
             if plan == "wrong":
-                chain.qkv.mul_(2)
+                chain.flow.qkv.mul_(2)
 
         others = tuple(stage._replace(plans=stage.plans[:1], around=lambda _: ()) for stage in chain.stages[1:])
         chain.stages = (product._replace(plans=("right", "wrong"), launch=launch), *others)
