@@ -54,7 +54,7 @@ def search(chain: Chain, fits: Callable[[Any], bool] = lambda _: True) -> Search
     return Search(chain, lambda stage, plan: True, fits, never_late)
 
 
-@pytest.mark.parametrize(("model", "form", "rows"), [(TINY, "rows", 1), (TINY, "", 4), (MIXED, "", 4), (MIXED, "", 1)])
+@pytest.mark.parametrize(("model", "form", "rows"), [(MIXED, "rows", 1), (TINY, "", 4), (MIXED, "", 4)])
 def test_what_is_faster_and_the_same_is_kept(
     monkeypatch: pytest.MonkeyPatch, model: ModelShape, form: str, rows: int
 ) -> None:
@@ -99,8 +99,7 @@ def test_a_choice_that_computes_something_else_is_dropped(monkeypatch: pytest.Mo
             if plan == "wrong":
                 chain.flow.qkv.mul_(2)
 
-        others = tuple(stage._replace(plans=stage.plans[:1], around=lambda _: ()) for stage in chain.stages[1:])
-        chain.stages = (product._replace(plans=("right", "wrong"), launch=launch), *others)
+        chain.stages = (product._replace(plans=("right", "wrong"), launch=launch),)
         found = search(chain)
         found.run()
         assert found.plans[0] == "right"
