@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from common.errors import Reject, RejectReason
 from common.protocol import Grammar
+from common.schema_draft import DRAFT, check_draft
 from common.structural_tag import WHITESPACE, to_lark
 
 MAX_BYTES = 1 << 18  # of a grammar's text; ten thousand values of an enum are half of it
@@ -42,6 +43,8 @@ def source_of(grammar: Grammar) -> str:
         if grammar.text == "false":
             raise ValueError("the schema false is matched by nothing")
         schema = "{}" if grammar.text == "true" else grammar.text
+        if DRAFT in schema:
+            check_draft(json.loads(schema))
         return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE}))
     if grammar.kind == "structural_tag":
         return str(LLMatcher.grammar_from_lark(to_lark(grammar.text)))

@@ -10,6 +10,8 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from common.schema_draft import check_draft
+
 TEXT = "/(.|\\n)*/"
 MAX_DEPTH = 32
 MAX_RULES = 20_000
@@ -145,6 +147,7 @@ class _Rules:
             raise ValueError(f"{where}.json_schema is no schema that something matches")
         own = schema.get("x-guidance")
         options = {"whitespace_pattern": WHITESPACE, **(own if isinstance(own, dict) else {})}
+        check_draft(schema | {"x-guidance": options})
         return self._rule(f"%json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}")
 
     def _regex(self, pattern: str) -> str:

@@ -192,7 +192,7 @@ def _parameter(form: Parameter, tool: Tool, key: str, schema: Any, required: boo
 def _value(tool: Tool, schema: Any) -> Tree:
     """Of one parameter; its schema may refer to definitions at the root."""
     if isinstance(schema, dict):
-        schema = schema | {key: tool.schema[key] for key in ("$defs", "definitions") if key in tool.schema}
+        schema = schema | {key: tool.schema[key] for key in ("$schema", "$defs", "definitions") if key in tool.schema}
         schema = schema if tool.strict else lenient(schema)
     return {"type": "json_schema", "json_schema": schema}
 
