@@ -9,7 +9,7 @@ SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
 LONG := tests/benchmarks/test_aot_whole.py
-COMPOSE := tests/compose/test_up.py
+COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
 PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
@@ -51,7 +51,7 @@ test-units: $(STAMP)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
-	$(BIN)/python -m tests.sim --first 300 --seeds 700
+	$(BIN)/python -m tests.sim --first 200 --seeds 800
 
 test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
 	$(BIN)/python -m pytest $(COMPOSE) $(ARGS)

@@ -50,17 +50,18 @@ def signature(source: Source, place: str) -> list[str] | None:
     module, _, attributes = place.partition(":")
     first, *rest = attributes.split(".")
     function = next(definitions(source, module, first), None)
-    for name in rest:
-        # an attribute of an object that the module has made: a method of its class
-        if not isinstance(function, ast.Assign) or not isinstance(function.value, ast.Call):
-            return None
-        kind = next(definitions(source, module, getattr(function.value.func, "id", "")), None)
-        body = kind.body if isinstance(kind, ast.ClassDef) else []
-        function = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == name), None)
+    bound = False  # to an object, which its call then does not give
+    if isinstance(function, ast.Assign) and isinstance(function.value, ast.Call):
+        # an object that the module has made: its class has the method
+        function, bound = next(definitions(source, module, getattr(function.value.func, "id", "")), None), True
+    if isinstance(function, ast.ClassDef):
+        name, bound = (rest[0], bound) if rest else ("__init__", True)
+        methods = (item for item in function.body if isinstance(item, ast.FunctionDef) and item.name == name)
+        function = next(methods, None)
     if not isinstance(function, ast.FunctionDef):
         return None
     parameters = written(function.args)
-    return parameters[1:] if rest else parameters
+    return parameters[1:] if bound else parameters
 
 
 def definitions(source: Source, module: str, name: str) -> Iterator[ast.stmt]:

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.system import System
 from services.worker.source import open_model
@@ -27,6 +26,8 @@ class Reference:
     """The bundled model in transformers, float32."""
 
     def __init__(self) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM  # seconds: only where it runs
+
         source = open_model("bundled")
         self._model = LlamaForCausalLM(LlamaConfig(**source.config))
         weights = {name: tensor.dense(torch.float32) for name, tensor in source.tensors.items()}

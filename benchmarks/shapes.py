@@ -6,6 +6,19 @@ LATENT, ROTATED, VALUE = 512, 64, 128  # of DeepSeek's attention: a latent, a ro
 INDEX_HEADS, INDEX_DIM = 64, 128  # of DeepSeek-V3.2's indexer
 
 
+class LayerKind(NamedTuple):
+    """What layers that are alike read and multiply beside their experts. Counts are of one layer."""
+
+    layers: int
+    attention: int  # elements of the matrices around attention, or of what stands in its place
+    kv: int  # elements of a token's keys and values
+    pair: int = 0  # multiplications of a query with one key and one value
+    window: int = 0  # tokens that attention sees; 0: all
+    state_bytes: int = 0  # of a sequence, read and written at every step
+    token: int = 0  # multiplications with a state for each token
+    dense: int = 0  # elements of an MLP that is there instead of experts
+
+
 class ModelShape(NamedTuple):
     """What a decoder layer's kernels see of a model. Widths are in elements."""
 
@@ -25,6 +38,7 @@ class ModelShape(NamedTuple):
     shared: int = 0  # experts that every token goes through besides
     query_rank: int = 0  # of latent attention, whose other sizes are DeepSeek-V3's; 0: this is none
     chosen: int = 0  # tokens that attention reads of a longer context, by an indexer's choice; 0: all
+    own_kinds: tuple[LayerKind, ...] = ()  # of a model whose layers the numbers above do not describe
 
     @property
     def q_width(self) -> int:
@@ -39,8 +53,22 @@ class ModelShape(NamedTuple):
         """Elements of a layer's projections around attention."""
         if self.query_rank:
             down, up = self.query_rank + LATENT + ROTATED, self.heads * 2 * VALUE * LATENT
+            if self.chosen:
+                down += INDEX_DIM  # its queries and their weights only where there is something to choose
             return self.hidden * (down + self.heads * VALUE) + self.query_rank * self.q_width + up
         return self.hidden * (self.qkv_width + self.q_width)
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """All layers. Latent attention's pairs are those of made keys and values, which a long prompt has."""
+        if self.own_kinds:
+            return self.own_kinds
+        values = VALUE if self.query_rank else self.head_dim
+        every = LayerKind(self.layers, self.attention_weights, self.kv_elements, self.heads * (self.head_dim + values))
+        if not self.window:
+            return (every,)
+        half = every._replace(layers=self.layers // 2)
+        return half, half._replace(layers=self.layers - half.layers, window=self.window)
 
     @property
     def layer_weights(self) -> int:

@@ -55,7 +55,8 @@ class Bench:
         self.arguments = arguments
         self.form = QUANTIZED[arguments.format] if arguments.format else BF16
         self.batches = [int(count) for count in arguments.batches.split(",")]
-        self.shape: ModelShape | None = models.SHAPES.get(arguments.model)
+        published = PUBLISHED.get(arguments.model)
+        self.shape: ModelShape | None = published.shape if published else models.SHAPES.get(arguments.model)
         settings = [
             f"model.source={models.find_model(arguments.model, arguments.max_position)}",
             "model.weights=random",
@@ -67,7 +68,10 @@ class Bench:
             *([f"worker.quantize={arguments.format}"] if arguments.format else []),
             *arguments.set,
         ]
-        self.offline = Offline(configuration.load(None, settings))
+        config = configuration.load(None, settings)
+        if config.kv.dtype != "auto":
+            self.form = self.form._replace(kv_bytes=1.0)
+        self.offline = Offline(config)
         self.source = Source(self.offline.engine.facts.vocab_size, arguments.seed)
         self.lines: list[Line] = []
         self.notes: list[str] = []

@@ -3,6 +3,7 @@
 Sections are the files tune_*.py. Needs torch, Triton and rich only.
 
     python -m benchmarks.tune [--op norm_linear --op add_linear] [--missing] [--budget SECONDS] [--out FOLDER]
+    python -m benchmarks.tune --op layer [--rows 16,64]
 """
 
 import argparse
@@ -34,7 +35,7 @@ def sections() -> list[Section]:
             section = importlib.import_module(f"benchmarks.{entry.name}").SECTION
             assert isinstance(section, Section)
             found.append(section)
-    return found
+    return sorted(found, key=lambda section: section.last)
 
 
 def read_bandwidth() -> float:
@@ -57,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--op", action="append", default=[], help="tune only this op; may be repeated")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds; the rest keeps the rule's choice")
+    parser.add_argument("--rows", default="1", help="of the steps whose chains --op layer tunes: 1,4,16,32,64")
     parser.add_argument("--missing", action="store_true", help="only what the tables do not hold yet")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--workers", type=int, default=max(1, cores - 2), help="processes that compile")
@@ -68,7 +70,10 @@ def main() -> None:
     bandwidth = H200_READ if "H200" in name else read_bandwidth()
     start = time.monotonic()
     gc.freeze()  # each capture of a graph collects garbage
-    bench = Bench(device, start + options.budget, bandwidth, options.workers, frozenset(options.op), options.missing)
+    rows = tuple(int(count) for count in options.rows.split(","))
+    bench = Bench(
+        device, start + options.budget, bandwidth, options.workers, frozenset(options.op), options.missing, rows
+    )
     made = f"{name}, torch {torch.__version__}, python -m benchmarks.tune, {time.strftime('%Y-%m-%d')}"
     console = Console(width=160, highlight=False)
     results: list[Tuned] = []

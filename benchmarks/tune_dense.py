@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from triton.errors import TritonError
 
 from benchmarks.shapes import MODELS
 from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
 from services.worker.kernels import tuned
-from services.worker.kernels.impl.triton import _dense, _gate, _norm
+from services.worker.kernels.impl.triton import _dense
 from services.worker.kernels.impl.triton._dense import APART, BUCKETS, Plan
+from services.worker.kernels.impl.triton.add_linear import add_linear_by_plan
+from services.worker.kernels.impl.triton.linear import linear_by_plan
+from services.worker.kernels.impl.triton.norm_gated_linear import norm_gated_linear_by_plan
+from services.worker.kernels.impl.triton.norm_linear import norm_linear_by_plan
 from services.worker.kernels.registry import all_ops
 
 OPS = ("linear", "norm_linear", "add_linear", "norm_gated_linear")
@@ -147,6 +150,21 @@ def sensible(plan: Plan, job: Job, device: _dense.Device) -> bool:
     return fits and blocks * plan.parts >= 40 and blocks <= device.processors * 3 // 2
 
 
+def by_plan(
+    op: str, x: Tensor, norm: Tensor, weight: Tensor, residual: Tensor | None, plan: Plan, plain: Plan
+) -> Tensor:
+    """What the op gives by a plan; `plain`: of the product itself, where that is "apart" from norm and gate."""
+    if op == "add_linear":
+        assert residual is not None
+        add_linear_by_plan(residual, x, weight, None, plan)
+        return residual
+    if op == "norm_gated_linear":
+        return norm_gated_linear_by_plan(x, norm, EPS, weight, None, "silu", plan, plain)
+    if op == "norm_linear":
+        return norm_linear_by_plan(x, norm, EPS, weight, None, plan, plain)
+    return linear_by_plan(x, weight, None, plan)
+
+
 class Tensors:
     """One job's arguments; weights are parts of one large random buffer."""
 
@@ -163,24 +181,8 @@ class Tensors:
 
     def run(self, plan: Plan, weight: Tensor, plain: Plan = APART) -> Tensor:
         """The op by a plan; where that is "apart", the product itself by `plain`."""
-        job, x = self.job, self.x
-        normed = job.op.startswith("norm_")
-        activation = "silu" if job.gated else ""
-        if plan.path != "apart":
-            out = self.out if job.op == "add_linear" else torch.empty_like(self.out)
-            norm = (self.norm, EPS) if normed else None
-            _dense.product(x, norm, weight, None, out, plan, activation, job.op == "add_linear")
-            return out
-        if job.op == "add_linear":
-            return self.out.addmm_(x, weight.t())
-        if normed:
-            x = _norm.launch(x, None, self.norm, EPS)[0]
-        if plain.path == "apart":
-            product = functional.linear(x, weight)
-        else:
-            product = torch.empty((job.rows, job.out), dtype=x.dtype, device=x.device)
-            _dense.product(x, None, weight, None, product, plain)
-        return _gate.launch(product, activation) if job.gated else product
+        out = self.out if self.job.op == "add_linear" else None
+        return by_plan(self.job.op, self.x, self.norm, weight, out, plan, plain)
 
     def wanted(self) -> Tensor:
         """By the op's meaning, in fp32."""

@@ -20,6 +20,7 @@ from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
 from services.worker.kernels.impl.triton._narrow_plan import FEW, WIDE, Inputs, Plan
 from services.worker.kernels.impl.triton._narrow_vector import VECTOR as LANE_COLUMNS
+from services.worker.kernels.impl.triton.moe_gated import Sorted
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
 
@@ -28,6 +29,8 @@ EPS = 1e-6
 ROTATED = 200 << 20  # bytes of weights between two uses of the same
 STANDS_FOR = {1: (1,), 16: (2, 4, 8, 16), 64: (32, 64), 128: (128,)}  # by rows measured; the last for all beyond
 MEASURED = {128: 2048}
+GROUPED = {16: (16,), 32: (32, 64), 128: (128,)}  # the same of an expert's rows, which stand together in blocks
+TOKENS = {16: 128, 32: 512, 128: 2048}  # whose experts have about as many rows
 FORMS = ("rows", "int4z", "blocks", "mxfp4")
 VECTOR = (  # block_n, warps, loads per row and thread: all that keep some 64 bytes a thread on their way
     (4, 4, 1), (8, 4, 1), (8, 2, 1), (4, 8, 1), (8, 8, 1), (16, 4, 1), (4, 2, 2), (4, 4, 2), (2, 4, 4),
@@ -46,10 +49,14 @@ FEW_ROWS = (  # block_n, block_k, parts, stages, warps
 MANY_ROWS = (  # block_m, block_n, warps, stages
     (128, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4), (64, 128, 4, 4), (64, 64, 4, 4), (256, 128, 8, 3),
 )  # fmt: skip
+GROUPS = (  # block_n, block_k, warps, stages
+    (64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 5), (64, 128, 8, 4), (32, 128, 4, 4), (64, 64, 4, 5),
+    (64, 256, 4, 3), (128, 128, 4, 3), (128, 128, 8, 3), (128, 128, 8, 4), (128, 64, 8, 4), (256, 128, 8, 3),
+)  # fmt: skip
 
 
 class Job(NamedTuple):
-    """One product. `out`: outputs; experts, of which `top_k` are used: 0 for a dense weight."""
+    """One product. `out`: outputs; experts, of which `top_k` are used: 0 for a dense weight; `rows`: then of each."""
 
     form: str
     rounded: bool
@@ -60,6 +67,10 @@ class Job(NamedTuple):
     normed: bool = False
     experts: int = 0
     top_k: int = 1
+
+    @property
+    def grouped(self) -> bool:
+        return self.experts > 0 and self.rows > 1
 
     @property
     def weight_rows(self) -> int:
@@ -88,6 +99,14 @@ def jobs() -> list[Job]:
                     first = Job(form, False, 1, shape.inner, shape.hidden, True, False, shape.experts, shape.top_k)
                     second = Job(form, False, 1, shape.hidden, shape.inner, False, False, shape.experts)
                     found |= {first: None, second: None}
+    m = QWEN3_30B_A3B
+    for rows in GROUPED:
+        for form in FORMS:
+            rounded = form not in ("int4z", "mxfp4")
+            if rows == max(GROUPED) and form in ("int4z", "mxfp4"):
+                continue  # near so many they are widened
+            found[Job(form, rounded, rows, m.inner, m.hidden, True, False, m.experts, m.top_k)] = None
+            found[Job(form, rounded, rows, m.hidden, m.inner, False, False, m.experts, m.top_k)] = None
     return list(found)
 
 
@@ -102,7 +121,14 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     """The rule's choice first."""
     form, tiles = job.form.removesuffix("z"), 2 if job.gated else 1
     exact = 128 if job.rounded and form == "rows" and job.inner > _narrow_plan.LONG else 0
-    if job.rows == 1:
+    if job.grouped:
+        longest = 128 if form in ("int4", "blocks") else 256
+        others = [
+            Plan(job.rows, n, k, warps, stages, 1, 1 if job.rows <= FEW else 8)
+            for n, k, warps, stages in GROUPS
+            if n * tiles <= 32 * warps and k <= longest and n <= job.out
+        ]
+    elif job.rows == 1:
         lane = device.lanes * LANE_COLUMNS.value
         whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4])
         shapes: Sequence[tuple[int, int, int]] = FLOATS if whole else VECTOR
@@ -130,6 +156,8 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
     else:
         others = [WIDE, Plan(128, 128, 64, 8, 3, 1, 8), Plan(64, 128, 128, 4, 3, 1, 8)]
     rule = _narrow_plan.rule(*asked(job, job.rows), device)
+    if job.grouped:
+        rule = _narrow_plan.geometry(*asked(job, job.rows), device)._replace(parts=1)
     fitting = (p for p in others if p == WIDE or _narrow_plan.shares_fit(p, job.out, job.inner, job.gated))
     return list(dict.fromkeys([rule, *fitting]))
 
@@ -168,7 +196,17 @@ class Operands:
             self.inputs = Inputs(*_quantize.launch(self.x, self.narrow.weight.dtype, group)[:2])
         used = job.top_k if job.gated else min(8, max(1, job.experts))
         self.chosen: list[Tensor] | None = None
-        if job.experts:
+        self.ordered: Sorted | None = None
+        if job.grouped:
+            tokens = TOKENS[job.rows]
+            experts = torch.rand(tokens, job.experts, device=device).topk(job.top_k).indices.to(torch.int32)
+            self.ordered = Sorted(experts, job.experts, job.rows)
+            self.reached, rows = int(torch.bincount(experts.flatten()).count_nonzero()), experts.numel()
+            self.x = torch.randn(tokens if job.gated else rows, job.inner, dtype=torch.bfloat16, device=device)
+            self.inputs = Inputs(self.x)
+            if job.rounded:
+                self.inputs = Inputs(*_quantize.launch(self.x, self.narrow.weight.dtype, group)[:2])
+        elif job.experts:
             self.chosen = [torch.randperm(job.experts, device=device)[None, :used].to(torch.int32) for _ in range(64)]
             self.inputs = Inputs(self.x if job.gated else self.x.expand(used, -1).contiguous())
             rows = used
@@ -176,6 +214,11 @@ class Operands:
 
     def launch(self, plan: Plan, turn: int = 0) -> Callable[[], None]:
         weight, activation = self.weights[turn % len(self.weights)], "silu" if self.job.gated else ""
+        if self.ordered is not None:
+            top_k = self.job.top_k if self.job.gated else 1
+            return lambda: _narrow_plan.launch_matrix(
+                self.inputs, weight, self.out, plan, self.ordered, top_k, activation=activation
+            )
         if self.chosen is None:
             return lambda: _narrow_plan.product(self.inputs, weight, self.out, False, activation, plan)
         experts, top_k = self.chosen[turn], self.job.top_k if self.job.gated else 1
@@ -197,6 +240,8 @@ class Operands:
         else:
             normed = x if self.norm is None else x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * norm
             wanted = normed @ self.wide.T
+        if self.ordered is not None and self.job.gated:
+            wanted = wanted.repeat_interleave(self.job.top_k, 0)
         self.out.fill_(torch.nan)
         self.launch(plan)()
         return torch.allclose(self.out.float(), wanted.expand_as(self.out), rtol=5e-2, atol=0.2 * float(wanted.std()))
@@ -212,6 +257,8 @@ class Operands:
         weight = float(sum(part.nbytes for part in stored if part is not None))
         if self.chosen is not None:
             weight *= len(self.out) / self.job.experts
+        elif self.ordered is not None:
+            weight *= self.reached / self.job.experts
         return weight + self.inputs.x.nbytes + self.out.nbytes
 
 
@@ -280,7 +327,9 @@ def best(bench: Bench, job: Job, plans: Sequence[Plan]) -> tuple[Plan, Row] | No
 def run(bench: Bench) -> list[Tuned]:
     found: list[Row] = []
     device = _dense.describe(bench.device)
-    plans = {job: candidates(job, device) for job in jobs()}
+    held = [tuple(row[name] for name in _narrow_plan.ASKED) for row in tuned.table(OP, bench.device)]
+    wanted = [job for job in jobs() if not bench.missing or asked(job, job.rows) not in held]
+    plans = {job: candidates(job, device) for job in wanted}
     good = compile_all(bench, plans)
     rounded_us: dict[Job, float] = {}
     for job, choices in plans.items():
@@ -292,11 +341,11 @@ def run(bench: Bench) -> list[Tuned]:
         if result is None:
             continue
         chosen, row = result
-        if job.rounded:
+        if job.rounded and not job.grouped:
             rounded_us[job] = row["us"]
         elif chosen == WIDE and row["us"] > rounded_us.get(job._replace(rounded=True), math.inf):
             chosen = _narrow_plan.geometry(*asked(job, job.rows), device)  # so that x is rounded
-        for rows in STANDS_FOR[job.rows]:
+        for rows in (GROUPED if job.grouped else STANDS_FOR)[job.rows]:
             plan = chosen if chosen.block_m < 2 or job.rows > FEW else chosen._replace(block_m=max(16, rows))
             found.append(dict(zip(_narrow_plan.ASKED, asked(job, rows), strict=True)) | plan._asdict() | row)
     return [Tuned(OP, merged(tuned.table(OP, bench.device), found, _narrow_plan.ASKED))]

@@ -22,6 +22,7 @@ class Bench(NamedTuple):
     workers: int  # processes that compile
     ops: frozenset[str]  # the ones wanted; empty: all
     missing: bool = False  # only what the tables do not hold yet
+    rows: tuple[int, ...] = (1,)  # of the steps whose chains are tuned
 
     def wants(self, op: str) -> bool:
         return not self.ops or op in self.ops
@@ -44,6 +45,7 @@ class Section(NamedTuple):
     name: str
     ops: tuple[str, ...]
     run: Callable[[Bench], list[Tuned]]
+    last: bool = False  # begins with what the others' tables say
 
 
 def merged(held: Sequence[Mapping[str, Any]], found: Sequence[Row], names: Sequence[str]) -> list[Row]:

@@ -1,7 +1,7 @@
 """What a JSON schema's draft asks for and no grammar here enforces. Pure; called for every schema that becomes one.
 
 llguidance names the keywords that it does not know, but takes draft 7's `contentEncoding` and `contentMediaType`, which
-that draft's validators hold texts to, for the remarks that they are from draft 2019-09 on.
+that draft lets validators enforce (section 8), for the remarks that they are from draft 2019-09 on.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def check_draft(schema: Any) -> None:
     if isinstance(options, dict) and options.get("lenient"):
         return
     if found := sorted({key for each in _schemas(schema) for key in CONTENT if isinstance(each.get(key), str)}):
-        raise ValueError(f"Unimplemented keys: {found}, which draft 7 holds texts to")
+        raise ValueError(f"Unimplemented keys: {found}, which draft 7 lets validators enforce")
 
 
 def _schemas(root: Any) -> Iterator[dict[str, Any]]:

@@ -1,11 +1,13 @@
 """The null engine: canned tokens after a settable time, no torch. Load tests of the three other services use it.
 
-Each token is a function of the row's sequence and position only, so a re-planned sequence repeats itself. With
-`worker.null_echo` a prompt scripts its answer: what it has between its last two tokens of that id, which also ends it.
-With drafts (any speculative.method) some hold and some do not, which depends on sequence and position, too.
+Each token is a function of the row's prompt, of its seed if it is not greedy, and of the position: a sequence that is
+planned again repeats itself, and a request has the same answer from every engine. With `worker.null_echo` a prompt
+scripts its answer: what it has between its last two tokens of that id, which also ends it. With drafts (any
+speculative.method) some hold and some do not, which depends on sequence and position, too.
 """
 
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,7 @@ class NullEngine:
     def execute(self, plan: StepPlan) -> Done:
         end_s = time.perf_counter() + self._step_s
         for row in plan.added:
-            self._salt[row.slot] = row.seq_id % TOKEN_RANGE
+            self._salt[row.slot] = salt(row)
             self._start_report(row)
             if self._echo >= 0:
                 self._scripts[row.slot] = row.num_prompt, script(row, self._echo)
@@ -163,6 +165,12 @@ def vector(prompt: Ints, pooling: Pooling) -> bytes:
     numbers = np.random.default_rng(prompt.tolist()).standard_normal(pooling.dimensions or VECTOR_SIZE)
     length = float(np.linalg.norm(numbers)) if pooling.normalize else 1.0
     return (numbers / length).astype(np.float32).tobytes()
+
+
+def salt(row: RowStart) -> int:
+    """What tells this row's tokens from those of others."""
+    seed = row.sampling.seed if row.sampling.temperature > 0 else 0
+    return (zlib.crc32(row.tokens[: 4 * row.num_prompt]) + seed) % TOKEN_RANGE
 
 
 def script(row: RowStart, mark: int) -> list[int]:

@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +50,23 @@ def sources(*packages: str) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(ROOT).as_posix(), path
 
 
+@cache
+def parsed(*packages: str) -> list[tuple[str, ast.Module, str]]:
+    """(name, tree, text) of each file; read once for all rules."""
+    if packages:
+        return [entry for entry in parsed() if entry[0].startswith(tuple(f"{package}/" for package in packages))]
+    return [(name, ast.parse(text := path.read_text()), text) for name, path in sources()]
+
+
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All of a file's, walked once for all rules. No node is added to a tree here, so contexts are left out."""
+    return [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context | ast.operator)]
+
+
 def imports(tree: ast.Module) -> list[str]:
-    found = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    for node in ast.walk(tree):
+    found = [alias.name for node in nodes(tree) if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return found
@@ -74,7 +89,7 @@ def oversized(name: str, tree: ast.Module, text: str) -> list[str]:
     found = []
     if (lines := text.count("\n")) > limits.file_lines:
         found.append(f"{name}: {lines} lines")
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found += _oversized_function(name, node, limits)
         elif isinstance(node, ast.ClassDef):
@@ -112,7 +127,7 @@ def impurities(name: str, tree: ast.Module, text: str) -> list[str]:
     found = []
     if name != "common/env.py" and re.search(r"os\.(environ|getenv)", text):
         found.append(f"{name} reads the environment")
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Global):
             found.append(f"{name}:{node.lineno} global {', '.join(node.names)}")
         elif isinstance(node, ast.ExceptHandler) and (

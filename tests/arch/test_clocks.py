@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from tests.arch.rules import sources
+from tests.arch.rules import parsed
 
 WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "gmtime"), ("time", "ctime")}
 WALL |= {("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("date", "today")}
@@ -56,9 +56,7 @@ def _last(node: ast.expr) -> str:
 
 
 def test_services_decide_by_monotonic_clocks() -> None:
-    found = {
-        use for name, path in sources("common", "services") for use in wall_clocks(name, ast.parse(path.read_text()))
-    }
+    found = {use for name, tree, _ in parsed("common", "services") for use in wall_clocks(name, tree)}
     assert found == set(SHOWN)
 
 

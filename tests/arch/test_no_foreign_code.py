@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.arch.rules import sources
+from tests.arch.rules import nodes, parsed
 
 MODULES = {
     "pickle",
@@ -85,7 +85,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def findings(name: str, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             yield from (f"{name}:{node.lineno} imports {module}" for module in named if module.split(".")[0] in MODULES)
@@ -114,10 +114,8 @@ def call_findings(name: str, node: ast.Call) -> Iterator[str]:
 
 
 def test_nothing_runs_what_it_reads() -> None:
-    found = []
-    for name, path in sources("common", "services", "valence"):
-        found += list(findings(name, ast.parse(path.read_text())))
-    assert found == []
+    trees = parsed("common", "services", "valence")
+    assert [finding for name, tree, _ in trees for finding in findings(name, tree)] == []
 
 
 def test_the_named_places_still_need_it() -> None:
@@ -129,7 +127,7 @@ def test_the_named_places_still_need_it() -> None:
         (MAY_LOAD_LIBRARIES, "ctypes.CDLL("),
         (MAY_TRUST_REMOTE_CODE, "trust_remote_code="),
     ):
-        texts = {name: path.read_text() for name, path in sources("common", "services", "valence")}
+        texts = {name: text for name, _, text in parsed("common", "services", "valence")}
         assert {name for name in allowed if words in texts.get(name, "")} == allowed
 
 

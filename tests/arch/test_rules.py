@@ -2,18 +2,10 @@
 
 import ast
 import re
-from functools import cache
 
 import pytest
 
-from tests.arch.rules import ROOT, forbidden_imports, impurities, oversized, sources
-
-FILES = list(sources())
-
-
-@cache
-def parsed() -> list[tuple[str, ast.Module, str]]:
-    return [(name, ast.parse(text := path.read_text()), text) for name, path in FILES]
+from tests.arch.rules import ROOT, forbidden_imports, impurities, nodes, oversized, parsed
 
 
 def test_imports_follow_the_layers() -> None:
@@ -34,7 +26,7 @@ def test_every_module_says_what_it_is() -> None:
 
 def has_logic(tree: ast.Module) -> bool:
     """Whether any function has a body: a file of declarations is tested by those who use it."""
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [n for n in nodes(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     return any(not isinstance(line, ast.Expr | ast.Pass) for function in functions for line in function.body)
 
 
@@ -74,8 +66,8 @@ def test_engine_files_name_no_model() -> None:
     found = []
     for name, tree, _ in parsed():
         if name.startswith("services/worker/") and not allowed.match(name):
-            texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-            docs = {ast.get_docstring(n, clean=False) for n in ast.walk(tree) if hasattr(n, "body") and _documented(n)}
+            texts = [n.value for n in nodes(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            docs = {ast.get_docstring(n, clean=False) for n in nodes(tree) if _documented(n)}
             found += [f"{name}: {text[:60]!r}" for text in texts if text not in docs and words.search(text)]
     assert found == []
 

@@ -1,4 +1,4 @@
-"""Signatures read from sources: through imports, stars, methods of objects, in a wheel and in a folder."""
+"""Signatures read from sources: through imports, stars, methods of objects and classes, in a wheel and in a folder."""
 
 import json
 import zipfile
@@ -17,13 +17,16 @@ FILES = {
     "aiter/ops/norm.py": "from ..deep import hidden\ndef norm(x, weight, eps: float = 1e-5, *, fast=(1, 2)): ...\n",
     "aiter/ops/old.py": "def late(x): ...\ndef late(x, y=None): ...\n",
     "aiter/deep.py": "def hidden(a): ...\n",
-    "aiter/gemm.py": "class Gemm:\n    def mm(self, inp, bias=None): ...\ngemm = Gemm()\n",
+    "aiter/gemm.py": "class Gemm:\n  def __init__(self, n): ...\n  def mm(self, inp, bias=None): ...\ngemm = Gemm(1)\n",
 }
 WANTED = {
     "aiter:norm": ["x", "weight", "eps=1e-05", "fast=(1, 2)"],
     "aiter:renamed": ["x", "y=None"],
     "aiter:hidden": ["a"],
     "aiter.gemm:gemm.mm": ["inp", "bias=None"],
+    "aiter.gemm:Gemm": ["n"],
+    "aiter.gemm:Gemm.mm": ["self", "inp", "bias=None"],
+    "aiter.gemm:Gemm.other": None,
     "aiter.ops.norm:norm": ["x", "weight", "eps=1e-05", "fast=(1, 2)"],
     "aiter:absent": None,
     "aiter.nowhere:f": None,

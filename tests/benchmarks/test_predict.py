@@ -7,7 +7,7 @@ import pytest
 from benchmarks import gpus, predict
 from benchmarks.gpus import AMD, BF16, FP8, MI300X, MI355X, MXFP4, MXFP4_EXPERTS, Format, Machine
 from benchmarks.peers import ATOM, PUBLISHED_CONTEXT
-from benchmarks.roofline import decode_floor_ms, kv_tokens, products_s, read_bytes
+from benchmarks.roofline import decode_floor_ms, kv_elements, products_s, read_bytes
 from benchmarks.shapes import GPT_OSS_120B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, ModelShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,9 +39,9 @@ def test_the_slower_of_reading_and_multiplying_counts() -> None:
 
 def test_every_second_layer_of_a_windowed_model_reads_the_window() -> None:
     windowed = SMALL._replace(window=4)
-    assert kv_tokens(windowed, 10) == 10 + 4
-    assert kv_tokens(windowed, 3) == 3 + 3
-    assert kv_tokens(SMALL, 10) == 20
+    assert kv_elements(windowed, 10) == (10 + 4) * 8
+    assert kv_elements(windowed, 3) == (3 + 3) * 8
+    assert kv_elements(SMALL, 10) == 20 * 8
 
 
 def test_known_sizes() -> None:

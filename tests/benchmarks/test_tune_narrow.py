@@ -7,18 +7,21 @@ from tests.conftest import HAS_GPU, interpreted
 
 with interpreted():  # its kernels are those of other tests in this process
     from benchmarks import tune_narrow
-    from benchmarks.tune_narrow import STANDS_FOR, Job, Operands, candidates, jobs, kernel_key
+    from benchmarks.tune_narrow import GROUPED, STANDS_FOR, Job, Operands, candidates, jobs, kernel_key
     from benchmarks.tuning import merged
     from services.worker.kernels.impl.triton._dense import Device
-    from services.worker.kernels.impl.triton._narrow_plan import WIDE, Plan, rule
+    from services.worker.kernels.impl.triton._narrow_plan import WIDE, Plan, geometry, rule
 
 
 def test_each_job_has_the_rules_choice_first_and_few_others() -> None:
     plans = {job: candidates(job, Device()) for job in jobs()}
     for job, found in plans.items():
-        assert found[0] == rule(*tune_narrow.asked(job, job.rows), Device()) and len(set(found)) == len(found)
-        assert not job.experts or all(plan.block_m == 1 for plan in found)
-    assert {job.rows for job in plans} == set(STANDS_FOR)
+        how = geometry if job.grouped else rule
+        own = how(*tune_narrow.asked(job, job.rows), Device())
+        assert found[0] == (own._replace(parts=1) if job.grouped else own) and len(set(found)) == len(found)
+        assert not job.experts or all(plan.block_m == job.rows for plan in found)
+    assert {job.rows for job in plans if not job.grouped} == set(STANDS_FOR)
+    assert {job.rows for job in plans if job.grouped} == set(GROUPED)
     assert any(WIDE in found for job, found in plans.items() if job.form == "blocks" and not job.rounded)
     kernels = {kernel_key(job, plan) for job, found in plans.items() for plan in found}
     assert len(kernels) < 1400, "14 processes compiled 713 and measured them in 76 s"
@@ -39,6 +42,16 @@ def test_a_candidate_is_held_against_the_product(job: Job) -> None:
         assert job.form == "rows" or operands.holds(Plan(1, 8, 256, 1, dots=True))
         operands.wide = 2 * operands.wide
         assert not operands.holds(Plan(1, 8, 256, 1))
+
+
+def test_a_candidate_for_sorted_pairs_is_held_against_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tune_narrow.TOKENS, 16, 24)
+    job = Job("mxfp4", False, 16, 32, 256, gated=True, experts=4, top_k=2)
+    with interpreted():
+        operands = Operands(job, torch.device("cuda" if HAS_GPU else "cpu"), 0)
+        assert operands.holds(Plan(16, 32, 128)) and operands.bytes > 0
+        operands.wide = 2 * operands.wide
+        assert not operands.holds(Plan(16, 32, 128))
 
 
 @pytest.mark.parametrize("form", ["rows", "blocks"])

@@ -1,4 +1,7 @@
-"""One running system for the tests of its environment: two API and two tokenizer replicas, the model in exact mode."""
+"""One running system for the tests of its environment: two API and two tokenizer replicas, and a null worker.
+
+Whether the model's own tokens survive is proved by test_kills.py and test_soak.py, with real workers.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from benchmarks.chaos.site import Site, Topology
 from benchmarks.system import System
 
 STREAMS = 4
+NULL = ("worker.kind=null", "worker.step_us=40000")
 LONGEST = ("test_kills.py", "test_soak.py")
 
 
@@ -23,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def learnt() -> Iterator[Run]:
     """A run that knows the answers, on a system of this test file's own."""
     topology = Topology()
-    with System(*SETTINGS, *topology.settings(), "worker.threads=1") as system, Site(system, topology) as site:
+    with System(*SETTINGS, *topology.settings(), *NULL) as system, Site(system, topology) as site:
         run = Run(site, asks(STREAMS, longest=24), STREAMS, seed=3)
         asyncio.run(run.learn())
         yield run

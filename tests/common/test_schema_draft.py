@@ -21,7 +21,7 @@ def grammar_of(schema: dict[str, Any]) -> Grammar:
 
 @pytest.mark.parametrize("keyword", HELD)
 @pytest.mark.parametrize("within", ["", "properties", "items", "anyOf", "deep"])
-def test_what_draft_7_holds_texts_to_is_refused_by_name(keyword: dict[str, Any], within: str) -> None:
+def test_what_draft_7_lets_validators_enforce_is_refused_by_name(keyword: dict[str, Any], within: str) -> None:
     schema = {
         "": keyword,
         "properties": {"properties": {"a": keyword}},

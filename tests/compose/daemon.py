@@ -1,7 +1,8 @@
 """A Docker daemon, a Compose and a base image for the tests that start containers, or why there are none.
 
 What is there is used: DOCKER_HOST, the system's daemon, PYTHON_BASE. Otherwise root starts a daemon of its own in a
-temporary folder, and where no registry answers the base image is made by debootstrap, with this host's way to PyPI.
+folder, and where no registry answers the base image is made by debootstrap, with this host's way to PyPI. The folder is
+temporary, or COMPOSE_TEST_DATA, an empty one at first: with its images the next run starts where this one has built.
 """
 
 import contextlib
@@ -48,8 +49,9 @@ def daemon() -> Iterator[dict[str, str]]:
         raise Unavailable("no Docker daemon answers, and one can be started only by root where dockerd is installed")
     with tempfile.TemporaryDirectory(prefix="vd-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        data = os.environ.get("COMPOSE_TEST_DATA") or f"{folder}/data"
         socket = f"unix://{folder}/sock"
-        command = [program, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
+        command = [program, "--data-root", data, "--exec-root", f"{folder}/exec"]
         command += ["--pidfile", f"{folder}/pid", "-H", socket]
         environment = dict(os.environ) | {"DOCKER_HOST": socket}
         with (

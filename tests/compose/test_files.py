@@ -195,7 +195,8 @@ def test_users_of_images_are_numbers_and_none_ends_as_root() -> None:
     """Kubernetes refuses names where `runAsNonRoot` is asked for."""
     stages = {stage.split()[0]: re.findall(r"^USER (.+)$", stage, re.M) for stage in DOCKERFILE.split(" AS ")[1:]}
     assert all(user.isdigit() for users in stages.values() for user in users)
-    assert [stages[name][-1:] for name in ("runtime", "worker-rocm", "worker-nvidia")] == [["10001"]] * 3
+    images = ("runtime", "front", "worker-cpu", "worker-nvidia", "worker-rocm")
+    assert [stages[name][-1:] for name in images] == [["10001"]] * 5
 
 
 def test_the_front_image_has_no_torch() -> None:

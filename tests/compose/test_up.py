@@ -23,7 +23,6 @@ import pytest
 
 from tests.compose import daemon
 from tests.compose.composefile import CPU, ROOT
-from tests.compose.daemon import Unavailable
 from tests.ports import free_port
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -95,19 +94,10 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """Skipped, loudly, only where there is no daemon and none can be started: what fails after that is a failure."""
-    faulthandler.cancel_dump_traceback_later()  # a test may take five minutes, and images take more
+def stack(docker: dict[str, str]) -> Iterator[Stack]:
+    faulthandler.cancel_dump_traceback_later()
+    stack = Stack(dict(docker))
     with contextlib.ExitStack() as held:
-        try:
-            environment = held.enter_context(daemon.daemon())
-            environment |= {"COMPOSE_DOCKER_CLI_BUILD": "0"} | daemon.limits()  # the old one shall not need buildx
-            environment |= {"PYTHON_BASE": daemon.base_image(environment), "TORCH_INDEX": daemon.torch_index()}
-            stack = Stack(environment)
-        except Unavailable as reason:
-            with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-                print(daemon.words_of(str(reason)), file=sys.stderr)
-            pytest.skip(f"no containers here: {reason}")
         held.callback(stack.compose, "down", "--volumes", "--timeout", "10")
         stack.compose("build", "door", "worker")
         stack.compose("up", "-d", "--no-build")

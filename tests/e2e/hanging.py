@@ -1,7 +1,8 @@
 """`python hanging.py valence serve ...`: a real system whose worker hangs in a step when a file `hang` appears.
 
-The file lies in the run directory and is taken away by the worker that hangs, so its successor does not. Everything
-else is as it is: the engine is the real one, its call does not return.
+Where there is a file `hold`, no worker gets beyond its start. The files lie in the run directory; `hang` is taken away
+by the worker that hangs, so its successor does not. Everything else is as it is: the engine is that of
+the settings, its call does not return.
 """
 
 import sys
@@ -39,6 +40,8 @@ def run_worker() -> None:
         real = engine_of(kind)
 
         def engine(config: Config, *more: Any) -> Hanging:
+            while (config.run_dir / "hold").exists():
+                time.sleep(0.05)
             return Hanging(real(config, *more), config.run_dir / "hang")
 
         return engine

@@ -7,7 +7,6 @@ import httpx
 import openai
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.system import System
 from services.worker.source import open_model
@@ -21,6 +20,8 @@ SEARCH: dict[str, Any] = {"use_beam_search": True, "length_penalty": 0.6, "retur
 @pytest.fixture(scope="module")
 def expected() -> tuple[list[list[int]], list[float]]:
     """The three best outputs and their scores."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds: only where it runs
+
     source = open_model("bundled")
     model = LlamaForCausalLM(LlamaConfig(**source.config))
     model.load_state_dict({name: each.dense(torch.float32) for name, each in source.tensors.items()}, strict=False)

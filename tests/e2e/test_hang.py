@@ -24,7 +24,7 @@ LIMIT_S = 280  # other load makes everything slow; it is no measure
 
 
 class HangingSystem(System):
-    """Its worker hangs in a step when the file `hang` is in the run directory."""
+    """Files `hang` and `hold` in its run directory make its workers hang in a step, or before they are ready."""
 
     def __init__(self, *settings: str) -> None:
         super().__init__(*settings)
@@ -36,9 +36,8 @@ class HangingSystem(System):
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[HangingSystem]:
     replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
-    with HangingSystem(
-        *replicas, "worker.threads=1", "scheduler.max_rows=16", "kv.blocks=512", "model.dtype=float32"
-    ) as system:
+    null = ("worker.kind=null", "worker.step_us=40000")
+    with HangingSystem(*replicas, *null, "scheduler.max_rows=16", "kv.blocks=512") as system:
         yield system
 
 

@@ -5,6 +5,7 @@ One of two tokenizers, the scheduler and the worker are killed by tests/chaos/te
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +31,8 @@ class Stream(NamedTuple):
 
 @pytest.fixture(scope="module")
 def lonely() -> Iterator[System]:
-    """One tokenizer only: while it restarts there is none."""
-    with System("worker.threads=1", "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32") as system:
+    """One tokenizer only: while it restarts there is none. The worker, which stays, is the null one."""
+    with System("worker.kind=null", "worker.step_us=40000", "scheduler.max_rows=64", "kv.blocks=512") as system:
         yield system
 
 
@@ -108,12 +109,16 @@ def recovered(system: System) -> float:
 
 
 def kill_tokenizer(system: System, instance: int) -> None:
-    """kill -9 of the process that runs now."""
-    for process in psutil.Process(system.process.pid).children(recursive=True):
-        command = " ".join(process.cmdline())
-        if "services.tokenizer" in command and f"--instance {instance}" in command:
-            process.kill()
-            return
+    """kill -9 of the process that runs now, or of its successor where it has just been killed."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        for process in psutil.Process(system.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline())
+                if "services.tokenizer" in command and f"--instance {instance}" in command:
+                    process.kill()
+                    return
+        time.sleep(0.02)
     raise AssertionError("no such tokenizer runs")
 
 

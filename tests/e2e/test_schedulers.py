@@ -24,8 +24,8 @@ LIMIT_S = 240
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[System]:
-    settings = ("services.scheduler.replicas=2", "services.worker.replicas=2", "worker.threads=1")
-    more = ("scheduler.max_rows=32", "kv.blocks=512", "model.dtype=float32", "links.dead_after_s=10")
+    settings = ("services.scheduler.replicas=2", "services.worker.replicas=2", "worker.kind=null")
+    more = ("worker.step_us=40000", "scheduler.max_rows=32", "kv.blocks=512", "links.dead_after_s=10")
     with System(*settings, *more) as system:
         until(lambda: len(serving(system)) == 2, "not both schedulers serve")
         yield system
@@ -37,8 +37,8 @@ def calm(pair: System) -> list[Stream]:
 
 
 def asked() -> list[tuple[str, dict[str, Any]]]:
-    """Some of the usual streams; two workers share the cores."""
-    return [(path, body | {"max_tokens": 40}) for path, body in bodies()[:8]]
+    """Some of the usual streams, for some seconds: they still run when each scheduler has been asked what it has."""
+    return [(path, body | {"max_tokens": 120}) for path, body in bodies()[:8]]
 
 
 def until(condition: Callable[[], Any], why: str) -> None:

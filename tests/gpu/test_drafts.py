@@ -28,6 +28,8 @@ KINDS = [
     Sampling(60, seed=2, temperature=1.0, top_p=0.9),
     Sampling(60, seed=4, temperature=0.7, frequency_penalty=0.5),
     Sampling(60, temperature=0.0, logit_bias=((5, 3.0),), min_tokens=5),
+    # of three tokens, whose orders come again: what a model made of random numbers says otherwise need not
+    Sampling(60, temperature=0.0, logit_bias=((5, 90.0), (6, 90.0), (7, 90.0))),
     Sampling(60, seed=5, temperature=1.0, grammar=spelled.regex("([a-z]{2,9}-[0-9]{2,4} )+")),  # has no drafts
 ]
 
@@ -41,8 +43,12 @@ def asked() -> list[Admit]:
     ]
 
 
+WITHOUT: dict[tuple[str, str], Said] = {}  # what models say at a level without drafts
+
+
 def said_by(small: Any, *settings: str) -> tuple[Said, dict[str, float]]:
-    engine = small.engine("model.dtype=float32", f"scheduler.max_rows={ROWS}", *settings).engine
+    few = "model.dtype=float32", f"scheduler.max_rows={ROWS}", "scheduler.step_tokens=128"
+    engine = small.engine(*few, *settings).engine
     engine._runner.held.grammars = spelled.grammars(engine.facts.vocab_size)
     facts, groups = engine.facts, engine.facts.groups or (KvGroup("full"),)
     least = needs(groups, 1 + len(facts.pools), facts.max_model_len, facts.block_tokens)
@@ -52,7 +58,7 @@ def said_by(small: Any, *settings: str) -> tuple[Said, dict[str, float]]:
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_same_is_said(make_small: Callable[[str], Any], level: str) -> None:
     small = make_small("qwen3")
-    wanted, _ = said_by(small, *LEVELS[level])
+    wanted = said_without(small, level)
     for method in (["ngram"], ["draft", f"speculative.model={small.folder}"]):
         said, figures = said_by(small, *LEVELS[level], f"speculative.method={method[0]}", *method[1:])
         same = sum(said[seq_id] == wanted[seq_id] for seq_id in wanted)
@@ -61,8 +67,15 @@ def test_the_same_is_said(make_small: Callable[[str], Any], level: str) -> None:
         assert same >= len(wanted) - 1 and figures["accepted_tokens"] > 0
 
 
+def said_without(small: Any, level: str) -> Said:
+    """Made once: a head that is not asked for changes nothing."""
+    if (small.name, level) not in WITHOUT:
+        WITHOUT[small.name, level], _ = said_by(small, *LEVELS[level])
+    return WITHOUT[small.name, level]
+
+
 def compare(small: Any, level: str, *method: str) -> dict[str, float]:
-    wanted, _ = said_by(small, *LEVELS[level])
+    wanted = said_without(small, level)
     said, figures = said_by(small, *LEVELS[level], *method)
     same = sum(said[seq_id] == wanted[seq_id] for seq_id in wanted)
     print(f"{figures['accepted_tokens']:.0f} of {figures['draft_tokens']:.0f} held; {same} of {len(wanted)} rows equal")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.protocol import Sampling
-from tests.gpu.conftest import SMALL
+from tests.gpu.conftest import EXACT, ROUNDED
 from tests.gpu.test_tokens import LEVELS, agreement, make_prompts
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -24,7 +24,7 @@ def divided(small: Any, folder: Path, *settings: str) -> Iterator[Any]:
         driver.engine.close()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("level", LEVELS)
 def test_two_ranks_against_fp32(make_small: Callable[[str], Any], tmp_path: Path, name: str, level: str) -> None:
     """Heads of the llama are 9 and 3: shares differ."""
@@ -36,7 +36,7 @@ def test_two_ranks_against_fp32(make_small: Callable[[str], Any], tmp_path: Path
     assert positions >= 10_000 and clear > positions // 4 and share >= 0.99
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EXACT)
 def test_two_ranks_say_in_float32_what_one_says(make_small: Callable[[str], Any], tmp_path: Path, name: str) -> None:
     """Greedy and drawn, replayed; sums of two halves may turn a row where two tokens are as good."""
     small, prompts = make_small(name), make_prompts(24, 100, seed=2)

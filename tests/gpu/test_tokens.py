@@ -9,9 +9,10 @@ import torch
 
 from common.protocol import Sampling
 from services.worker import graphs
-from tests.gpu.conftest import SMALL, WITH_FP8_CACHE
+from tests.gpu.conftest import EXACT, ROUNDED, WITH_FP8_CACHE
 from tests.services.worker import spelled
 
+NEAR = 0.01  # logits of fp32 whose order sums in another order may turn; they deviate by about 1
 LEVELS = {"eager": ("worker.compile_level=0",), "graphs": ("worker.compile_level=3",)}
 
 
@@ -21,24 +22,30 @@ def make_prompts(number: int, longest: int, seed: int = 0) -> list[list[int]]:
     return [torch.randint(3, 4096, (length,), generator=generator).tolist() for length in lengths]
 
 
-def agreement(small: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> tuple[float, int, int]:
+def agreement(
+    small: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], margin: float = 0.0
+) -> tuple[float, int, int]:
     """Share of clear positions whose token is the fp32 reference's best, given the same tokens before; their number,
-    and the number of all. Clear: the reference's margin exceeds three standard deviations of what bf16 moves it by,
-    which is the square root of two times the error of a logit in transformers' own bf16 run at that position."""
+    and the number of all. Clear: the reference's margin exceeds `margin`, or without one three standard deviations of
+    what bf16 moves it by, which is the square root of two times the error of a logit in transformers' own bf16 run at
+    that position."""
     longest = max(len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True))
     padded = [
         [*prompt, *output, *[0] * (longest - len(prompt) - len(output))]
         for prompt, output in zip(prompts, outputs, strict=True)
     ]
-    exact, rounded = small.logits(padded), small.logits(padded, torch.bfloat16)
+    exact = small.logits(padded)
     place = torch.arange(longest)
     own = torch.stack(
         [(place >= len(p) - 1) & (place < len(p) + len(o) - 1) for p, o in zip(prompts, outputs, strict=True)]
     ).cuda()
     wanted = torch.tensor(padded).cuda().roll(-1, 1)[own]
-    exact, rounded = exact[own], rounded[own]
+    exact = exact[own]
     assert bool(torch.isfinite(exact).all())
-    bound = 3 * 2**0.5 * (exact - rounded).square().mean(-1).sqrt()
+    if margin:
+        bound = torch.full_like(exact[:, 0], margin)
+    else:
+        bound = 3 * 2**0.5 * (exact - small.logits(padded, torch.bfloat16)[own]).square().mean(-1).sqrt()
     best = exact.topk(2)
     clear = best.values[:, 0] - best.values[:, 1] > bound
     right = best.indices[:, 0] == wanted
@@ -48,10 +55,10 @@ def agreement(small: Any, prompts: Sequence[Sequence[int]], outputs: Sequence[Se
         print(
             "wrong", [(int(rows[i]), i, float((best.values[i, 0] - best.values[i, 1]) / bound[i])) for i in wrong[:12]]
         )
-    return float(right[clear].float().mean()), int(clear.sum()), len(right)
+    return int(right[clear].sum()) / max(1, int(clear.sum())), int(clear.sum()), len(right)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("level", LEVELS)
 def test_256_rows_against_fp32(make_small: Callable[[str], Any], name: str, level: str) -> None:
     small, prompts = make_small(name), make_prompts(256, 120)
@@ -71,14 +78,15 @@ def test_one_row_against_fp32(make_small: Callable[[str], Any], level: str) -> N
     assert positions >= 10_000 and clear > positions // 4 and share >= 0.99
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EXACT)
 def test_float32_is_exact(make_small: Callable[[str], Any], name: str) -> None:
     """Greedy tokens of fp32 equal transformers' in any chunking, replayed or not."""
     small, prompts = make_small(name), make_prompts(12, 300, seed=2)
+    few = "model.dtype=float32", "scheduler.max_rows=16"
     for settings, chunk in ((("worker.compile_level=0",), 2048), (("worker.compile_level=3",), 64)):
-        outputs = small.engine("model.dtype=float32", *settings).generate(prompts, 30, chunk=chunk)
-        share, clear, positions = agreement(small, prompts, outputs)
-        assert share == 1.0 and clear > positions // 4
+        outputs = small.engine(*few, *settings).generate(prompts, 30, chunk=chunk)
+        share, clear, positions = agreement(small, prompts, outputs, NEAR)
+        assert share == 1.0 and clear > positions * 3 // 4
 
 
 def test_chunks_far_in_a_prompt_are_replayed(make_small: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +100,7 @@ def test_chunks_far_in_a_prompt_are_replayed(make_small: Callable[[str], Any], m
     small = make_small("qwen3")
     prompts = [prompt * 14 for prompt in make_prompts(6, 130, seed=8)]
     outputs = small.engine("model.dtype=float32", *LEVELS["graphs"]).generate(prompts, 12, chunk=100)
-    assert agreement(small, prompts, outputs)[0] == 1.0
+    assert agreement(small, prompts, outputs, NEAR)[0] == 1.0
     assert any(key.long for key in replayed) and any(key.chunk and not key.long for key in replayed)
 
 

@@ -32,6 +32,7 @@ from services.worker.kernels.ops.mxfp8_linear import make_mxfp8_case
 from services.worker.kernels.ops.norm_gated_narrow_linear import make_gated_narrow_case
 from services.worker.kernels.ops.norm_narrow_linear import make_norm_narrow_case
 from services.worker.kernels.ops.norm_quantize_groups import make_norm_groups_case
+from services.worker.kernels.ops.norm_quantize_mxfp4 import make_norm_mxfp4_case
 from services.worker.kernels.ops.norm_quantize_rows import make_norm_quantize_case
 from services.worker.kernels.ops.quantize_groups import make_groups_case
 from services.worker.kernels.ops.quantize_mxfp4 import make_mxfp4_case
@@ -111,10 +112,12 @@ def _gates(s: Shapes, tokens: Tokens) -> Iterator[Case]:
             yield make_silu_quantize_case(count, inner, True)
 
 
-def _tiles_of_scales(s: Shapes, tokens: Tokens) -> Iterator[Case]:
+def _tiles_of_scales(
+    steps: Callable[..., Iterator[Case]], make: Callable[[int, int], Case], s: Shapes, tokens: Tokens
+) -> Iterator[Case]:
     """Whole tiles: what lies in the padding of others is nobody's business."""
     whole = sorted({-(-count // TILE_TOKENS) * TILE_TOKENS for count in tokens})
-    return _widths(make_mxfp4_case, 256, s, whole)
+    return steps(make, 256, s, whole)
 
 
 def _experts(op: str, make: Callable[..., Case], multiple: int, s: Shapes, tokens: Tokens) -> Iterator[Case]:
@@ -151,7 +154,8 @@ TABLE: Mapping[str, Maker] = {
     "quantize_rows": partial(_widths, make_quantize_case, 8),
     "quantize_tensor": partial(_widths, make_quantize_case, 8),
     "quantize_groups": partial(_widths, partial(make_groups_case, group=GROUP, by_column=True), GROUP),
-    "quantize_mxfp4": _tiles_of_scales,
+    "quantize_mxfp4": partial(_tiles_of_scales, _widths, make_mxfp4_case),
+    "norm_quantize_mxfp4": partial(_tiles_of_scales, _streams, make_norm_mxfp4_case),
     "norm_quantize_rows": partial(_streams, make_norm_quantize_case, 8),
     "add_norm_quantize_rows": partial(_streams, make_add_norm_quantize_case, 8),
     "norm_quantize_groups": partial(_streams, partial(make_norm_groups_case, by_column=True), GROUP),

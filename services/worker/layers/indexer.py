@@ -44,10 +44,10 @@ class Indexer:
         """Keeps with the rows what `chosen` gives. The queries are rotated, the keys in the pages."""
         single, width = by_token(rows, len(given.q)), rows.max_context
         together = max(SCORES_BYTES // (4 * width), 1)
-        slots = [
-            self._best(given, pages, part_of_tokens(single, first, min(first + together, len(given.q))), width, first)
-            for first in range(0, len(given.q), together)
-        ]
+        slots = []
+        for first in range(0, len(given.q), together):
+            some = part_of_tokens(single, first, min(first + together, len(given.q)), rows.num_decode)
+            slots.append(self._best(given, pages, some, width, first))
         rows.derived["chosen"] = AttentionRows(
             query_starts=single.query_starts,
             context_lens=single.context_lens.clamp(max=self._spec.top_k),
@@ -68,10 +68,8 @@ class Indexer:
         return (block * rows.block_tokens + best % rows.block_tokens).to(torch.int32)
 
 
-def part_of_tokens(rows: AttentionRows, first: int, last: int) -> AttentionRows:
-    """Of rows that have one token each."""
-    if (first, last) == (0, len(rows.context_lens)):
-        return rows
+def part_of_tokens(rows: AttentionRows, first: int, last: int, num_decode: int) -> AttentionRows:
+    """Of rows that have one token each; of all, the first `num_decode` are of sequences of their own."""
     assert rows.table_rows is not None
     return AttentionRows(
         query_starts=rows.query_starts[: last - first + 1],
@@ -80,7 +78,7 @@ def part_of_tokens(rows: AttentionRows, first: int, last: int) -> AttentionRows:
         block_tokens=rows.block_tokens,
         max_query=1,
         max_context=rows.max_context,
-        num_decode=last - first,
+        num_decode=min(max(num_decode - first, 0), last - first),
         table_rows=rows.table_rows[first:last],
     )
 

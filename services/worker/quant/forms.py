@@ -14,6 +14,7 @@ from services.worker.kernels.ops.gelu_and_mul import gelu_and_mul
 from services.worker.kernels.ops.norm_gated_narrow_linear import norm_gated_narrow_linear
 from services.worker.kernels.ops.norm_narrow_linear import norm_narrow_linear
 from services.worker.kernels.ops.norm_quantize_groups import norm_quantize_groups
+from services.worker.kernels.ops.norm_quantize_mxfp4 import norm_quantize_mxfp4
 from services.worker.kernels.ops.norm_quantize_rows import norm_quantize_rows
 from services.worker.kernels.ops.quantize_groups import quantize_groups
 from services.worker.kernels.ops.quantize_mxfp4 import quantize_mxfp4
@@ -146,10 +147,16 @@ class Mxfp8(Unfused):
 
 class Mxfp4(Unfused):
     def __init__(self, bindings: Bindings) -> None:
+        self.norms = bindings.provider(norm_quantize_mxfp4) != "torch"
         self._quantize = bindings(quantize_mxfp4)
+        self._norm = bindings(norm_quantize_mxfp4) if self.norms else None
 
     def __call__(self, x: Tensor) -> Entered:
         return self._quantize(x)
+
+    def normed(self, x: Tensor, norm: Norm) -> Entered:
+        assert self._norm is not None
+        return self._norm(x, norm.weight, norm.eps)
 
 
 Stored = tuple[Tensor, Tensor, Tensor | None]  # weight, scales and zero points, as norm_narrow_linear takes them

@@ -30,7 +30,7 @@ FP4_WIDTH = 256  # columns that products of FP4 by FP4 want a multiple of
 class Mxfp4Format(CodedFormat):
     name = "mxfp4"
     ops = (
-        *("mxfp4_linear", "quantize_mxfp4", "mxfp4_weight_linear"),
+        *("mxfp4_linear", "quantize_mxfp4", "norm_quantize_mxfp4", "mxfp4_weight_linear"),
         *("moe_mxfp4", "moe_mxfp4_paired", "moe_mxfp4_weight", *NARROW_OPS),
     )
     unit = (1, GROUP)

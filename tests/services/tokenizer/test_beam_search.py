@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from common.text_format import Beams
 from services.tokenizer.beam_search import NEVER, STOP_EARLY, BeamSearch, Candidate, candidates_needed
@@ -13,7 +12,9 @@ EARLY: dict[Any, int] = {False: 0, True: STOP_EARLY, "never": NEVER}
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds: only where it runs
+
     torch.manual_seed(5)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes)
@@ -23,7 +24,7 @@ def model() -> LlamaForCausalLM:
     return model
 
 
-def searched(model: LlamaForCausalLM, asked: Beams, ends: list[int], max_tokens: int) -> list[tuple[list[int], float]]:
+def searched(model: Any, asked: Beams, ends: list[int], max_tokens: int) -> list[tuple[list[int], float]]:
     search = BeamSearch(asked, ends, max_tokens)
     wanted = min(candidates_needed(asked.width, len(ends)), VOCAB)
     while not search.done:
@@ -38,7 +39,7 @@ def searched(model: LlamaForCausalLM, asked: Beams, ends: list[int], max_tokens:
 @pytest.mark.parametrize(("early", "penalty"), [(False, 1.0), (True, 0.0), ("never", 2.0), ("never", -1.0)])
 @pytest.mark.parametrize(("width", "ends"), [(2, [2]), (4, []), (3, [2, 9, 17, 30]), (5, list(range(8)))])
 def test_it_finds_what_transformers_finds(
-    model: LlamaForCausalLM, width: int, ends: list[int], penalty: float, early: bool | str
+    model: Any, width: int, ends: list[int], penalty: float, early: bool | str
 ) -> None:
     told = model.generate(
         torch.tensor([PROMPT]),

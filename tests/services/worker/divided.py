@@ -1,4 +1,4 @@
-"""`python -m tests.services.worker.divided FOLDER RANKS...`: groups of so many ranks, for every checkpoint in FOLDER.
+"""`python -m tests.services.worker.divided FOLDER RANKS ...`: a group of so many ranks for the checkpoints in FOLDER.
 
 Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same prompts.
 Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch, since
@@ -76,7 +76,8 @@ def group(parent: Path, ranks: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    print(json.dumps({ranks: group(Path(sys.argv[1]), int(ranks)) for ranks in sys.argv[2:]}))
+    wanted = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
+    print(json.dumps({ranks: group(Path(folder), int(ranks)) for folder, ranks in wanted}))
 
 
 if __name__ == "__main__":

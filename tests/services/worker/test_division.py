@@ -1,4 +1,6 @@
-"""Tokens of two and four ranks are those of one, for every model of the registry; and what each rank reads."""
+"""Tokens of two ranks are those of one for every model of the registry, of four for every way to divide; and what each
+rank reads.
+"""
 
 import json
 import subprocess
@@ -28,7 +30,13 @@ from tests.services.worker.tiny import Tiny, every
 
 BINDINGS = bind(("torch",), Facts("cpu"))
 LIMIT_S = 900
-GROUPS = (2, 4)
+# One of each way to divide: the others' layers are divided by the same rules, which two ranks prove for every model.
+FOUR = (
+    *("llama_tied_biased", "qwen3_moe_mixed", "mixtral", "glm4_moe_biased", "gpt_oss_64", "Gemma3ForCausalLM"),
+    *("MiMoV2FlashForCausalLM", "Qwen3NextForCausalLM", "deepseek_v2_groups", "deepseek_v3_yarn", "EgMlaForCausalLM"),
+    *("DeepseekV32ForCausalLM", "glm_moe_dsa_shared"),
+)
+CASES = [(2, name) for name in every()] + [(4, name) for name in FOUR]
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +50,15 @@ def folder(make_tiny: Callable[[str], Tiny], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def heard(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """By number of ranks and rank: what it says, of all models."""
-    command = [sys.executable, "-m", "tests.services.worker.divided", str(folder), *map(str, GROUPS)]
+    """By number of ranks and rank: what it says, of all models that so many are asked for."""
+    four = folder.with_name(f"{folder.name}-four")
+    four.mkdir()
+    for name in FOUR:
+        (four / name).symlink_to((folder / name).resolve())
+    command = [sys.executable, "-m", "tests.services.worker.divided", str(folder), "2", str(four), "4"]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
     said: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
     return said
-
-
-@pytest.fixture(scope="module", params=GROUPS)
-def said(request: pytest.FixtureRequest, heard: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """By rank."""
-    return heard[str(request.param)]
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +73,25 @@ def alone(folder: Path) -> Callable[[str], Any]:
     return one
 
 
-@pytest.mark.parametrize("name", every())
-def test_ranks_draw_the_tokens_of_one(said: list[dict[str, Any]], alone: Callable[[str], Any], name: str) -> None:
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_ranks_draw_the_tokens_of_one(
+    heard: dict[str, list[dict[str, Any]]], alone: Callable[[str], Any], ranks: int, name: str
+) -> None:
+    said = heard[str(ranks)]
+    assert len(said) == ranks
     for rank, each in enumerate(said):
-        assert each[name]["tokens"] == alone(name)["tokens"], f"rank {rank} of {len(said)}"
+        assert each[name]["tokens"] == alone(name)["tokens"], f"rank {rank}"
 
 
-@pytest.mark.parametrize("name", every())
-def test_ranks_have_the_vectors_of_one(said: list[dict[str, Any]], alone: Callable[[str], Any], name: str) -> None:
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+def test_ranks_have_the_vectors_of_one(
+    heard: dict[str, list[dict[str, Any]]], alone: Callable[[str], Any], ranks: int, name: str
+) -> None:
     one = alone(name)["vectors"]
     assert all(map(any, one))
-    for rank, each in enumerate(said):
+    for rank, each in enumerate(heard[str(ranks)]):
         for vector, wanted in zip(each[name]["vectors"], one, strict=True):
-            assert vector == pytest.approx(wanted, abs=1e-4), f"rank {rank} of {len(said)}"
+            assert vector == pytest.approx(wanted, abs=1e-4), f"rank {rank}"
 
 
 def loaded(folder: Path, rank: Rank, bindings: Bindings = BINDINGS) -> Any:

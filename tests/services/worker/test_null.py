@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ def engine() -> NullEngine:
     return NullEngine(load(None, ["scheduler.max_rows=8", "kv.blocks=10", "model.max_len=64"]), lambda stage: None)
 
 
-def start(slot: int, seq_id: int) -> RowStart:
-    return RowStart(slot, seq_id, pack_i32([1, 2]), 2, 0, pack_i32([0]), Sampling(max_tokens=5))
+def start(slot: int, last: int, **sampling: Any) -> RowStart:
+    """A sequence whose prompt ends so."""
+    return RowStart(slot, 900 + slot, pack_i32([1, last]), 2, 0, pack_i32([0]), Sampling(max_tokens=5, **sampling))
 
 
 def step(
@@ -35,12 +37,19 @@ def test_facts_follow_the_settings(engine: NullEngine) -> None:
     assert (facts.num_blocks, facts.max_model_len, facts.vocab_size, facts.block_tokens) == (10, 64, 49152, 16)
 
 
-def test_a_token_depends_on_sequence_and_position_only(engine: NullEngine) -> None:
+def test_a_token_depends_on_prompt_and_position_only(engine: NullEngine) -> None:
     together = step(engine, [start(0, 70), start(5, 71)], [0, 5], [9, 9], b"\x01\x01")
     engine.reset()
     alone = step(engine, [start(3, 71)], [3], [9], b"\x01")
     assert together[1:] == alone
     assert together[0] != together[1]
+
+
+def test_a_seed_counts_where_tokens_are_drawn(engine: NullEngine) -> None:
+    greedy = [start(slot, 70, temperature=0.0, seed=slot) for slot in (0, 1)]
+    drawn = [start(slot, 70, temperature=0.5, seed=slot // 4) for slot in (2, 3, 4)]
+    told = step(engine, [*greedy, *drawn], [0, 1, 2, 3, 4], [9] * 5, b"\x01" * 5)
+    assert told[0] == told[1] and told[2] == told[3] != told[4]
 
 
 def test_only_sampling_rows_give_tokens(engine: NullEngine) -> None:

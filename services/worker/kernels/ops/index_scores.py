@@ -1,33 +1,57 @@
 """The lightning indexer of sparse attention (DeepSeek-V3.2): how much each token wants each position of its context."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
 from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.row_parts import by_token
+
+MOST_TOKENS = 256  # of a case's chunks: the meaning has products of each with each key
+
+
+class Extras(NamedTuple):
+    """What a case has beyond bf16 pages and rows that decode. `chunks`: tokens of sequences, by index, that have more
+    than one: the last ones of their contexts."""
+
+    block_tokens: int = 16
+    fp8: int = 0  # 1 for 8 bits
+    chunks: tuple[int, ...] = ()
 
 
 def make_index_case(
-    context: Sequence[int], num_heads: int, head_dim: int, before: int, block_tokens: int = 16, fp8: int = 0
+    context: Sequence[int],
+    num_heads: int,
+    head_dim: int,
+    before: int,
+    extras: Extras = Extras(),  # noqa: B008
 ) -> Case:
-    """A row of one token for each context; `before`: numbers of a page's row before the key. `fp8`: 1 for 8 bits."""
+    """A sequence for each context, those with chunks last; `before`: numbers of a page's row before the key."""
+    block_tokens, fp8, chunks = extras
 
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, AttentionRows, int]:
         generator = torch.Generator().manual_seed(sum(context) + num_heads)
         needed = [-(-length // block_tokens) for length in context]
         pool = torch.randperm(sum(needed) + 3, generator=generator)
         tables = [part.tolist() for part in torch.split(pool[: sum(needed)], needed)]
-        q = torch.randn(len(context), num_heads + 2, head_dim, generator=generator).to(dtype)[:, 2:]
-        weights = torch.randn(len(context), num_heads, generator=generator)
+        counts = [1] * (len(context) - len(chunks)) + list(chunks)
+        tokens = sum(counts)
+        q = torch.randn(tokens, num_heads + 2, head_dim, generator=generator).to(dtype)[:, 2:]
+        weights = torch.randn(tokens, num_heads, generator=generator)
         pages = torch.randn(len(pool), block_tokens, before + head_dim, generator=generator).to(dtype)
         pages = pages.to(torch.float8_e4m3fn) if fp8 else pages
-        rows = make_attention_rows([1] * len(context), context, tables, block_tokens)
-        return q, weights, pages, rows, max(context) + 3
+        rows = make_attention_rows(counts, context, tables, block_tokens)
+        single = rows if not chunks else replace(by_token(rows, tokens), num_decode=rows.num_decode)
+        return q, weights, pages, single, max(context) + 3
 
-    return Case(f"{len(context)}x{max(context)}h{num_heads}x{head_dim}b{before}p{block_tokens}{'fp8' * fp8}", make)
+    tail = "".join(f"+{count}" for count in chunks)
+    return Case(
+        f"{len(context)}x{max(context)}{tail}h{num_heads}x{head_dim}b{before}p{block_tokens}{'fp8' * fp8}", make
+    )
 
 
 TOGETHER = 16  # tokens of a sequence whose products with all its keys are there at once
@@ -36,8 +60,12 @@ TOGETHER = 16  # tokens of a sequence whose products with all its keys are there
 @op(
     cases=[
         make_index_case((70, 5), 64, 128, 64),
-        make_index_case((130, 1, 33), 5, 16, 32, 8),
-        make_index_case((40, 9), 64, 128, 64, fp8=1),
+        make_index_case((130, 1, 33), 5, 16, 32, Extras(8)),
+        make_index_case((40, 9), 64, 128, 64, Extras(fp8=1)),
+        # chunks with and without a context before them, which share a program's tokens, and a row that decodes
+        make_index_case((77, 35, 60, 19), 5, 16, 32, Extras(8, chunks=(35, 18, 2))),
+        make_index_case((140, 9), 64, 128, 64, Extras(chunks=(17, 9))),
+        make_index_case((40, 18), 32, 128, 64, Extras(fp8=1, chunks=(18,))),
     ],
     tolerances={
         torch.float32: Tolerance(1e-4, 1e-4, "order of sums"),
@@ -50,7 +78,8 @@ def index_scores(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows,
     """sum over h of weights[t, h] * relu(q[t, h] @ key), -inf behind a row's context. Returns a new float32 [T, width].
 
     q: [T, H, D], heads of a token side by side; weights: float32 [T, H]; pages: [num_blocks, B, W], contiguous: keys
-    are the last D numbers of a row. Each row has one token. `width`: at least the longest context.
+    are the last D numbers of a row. Each row has one token: the first `num_decode` are of sequences of their own,
+    others are side by side where they are of one. `width`: at least the longest context.
     """
     head_dim, page = q.shape[2], rows.block_tokens
     position = torch.arange(width, device=q.device)
@@ -92,4 +121,11 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
         context = [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, min(rows, 16)))]
         before = shapes["latent_row"] - shapes["index_head_dim"]
         page, fp8 = shapes["block_tokens"], shapes.get("kv_fp8", 0)
-        yield make_index_case(context, heads, shapes["index_head_dim"], before, page, fp8)
+        yield make_index_case(context, heads, shapes["index_head_dim"], before, Extras(page, fp8))
+    for tokens in sizes.prefill if heads else ():
+        before = shapes["latent_row"] - shapes["index_head_dim"]
+        page, fp8 = shapes["block_tokens"], shapes.get("kv_fp8", 0)
+        size = min(tokens, MOST_TOKENS)
+        chunks = (size - size // 3, size // 3) if size > 5 else (size,)
+        context = [777, chunks[0], *(333 + count for count in chunks[1:])]
+        yield make_index_case(context, heads, shapes["index_head_dim"], before, Extras(page, fp8, chunks))

@@ -50,4 +50,5 @@ def store_tokens(
     tokens.view(-1).index_copy_(0, places, sampled)
     if results is not None and ring is not None:
         where = torch.arange(len(sampled), device=sampled.device) if columns is None else columns
-        results[int(ring)].index_copy_(0, where, sampled)
+        line = results[int(ring)]  # of the host's memory, which torch writes by way of the host
+        line.index_copy_(0, where.to(line.device), sampled.to(line.device))

@@ -33,4 +33,5 @@ def write(op: str, name: str, made: str, rows: list[dict[str, Any]], folder: Pat
     path = folder / f"{op}.{name}.json"
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     path.write_text(f'{{"made": {json.dumps(made)}, "rows": [\n{lines}\n]}}\n')
+    read.cache_clear()
     return path

@@ -13,6 +13,8 @@ def test_a_written_table_is_read_again(tmp_path: Path) -> None:
     assert path == tmp_path / "linear.sm_90.json"
     assert read("linear", "sm_90", tmp_path) == tuple(rows)
     assert len(path.read_text().splitlines()) == 1 + len(rows) + 1
+    write("linear", "sm_90", "by hand", rows[:1], tmp_path)
+    assert read("linear", "sm_90", tmp_path) == tuple(rows[:1]), "what the next section of a tuner adds to"
 
 
 def test_without_a_table_there_are_no_rows(tmp_path: Path) -> None:

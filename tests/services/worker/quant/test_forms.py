@@ -1,10 +1,11 @@
 import pytest
 import torch
 
+from services.worker.kernels.ops.norm_quantize_mxfp4 import make_norm_mxfp4_case
 from services.worker.kernels.packing.mx import decode_mxfp8
 from services.worker.quant.coded import CodedFormat, Making
 from services.worker.quant.contract import Norm
-from services.worker.quant.forms import ByGroup, ByRow, ByTensor, Mxfp8, Plain
+from services.worker.quant.forms import ByGroup, ByRow, ByTensor, Mxfp4, Mxfp8, Plain
 from services.worker.quant.fp8_block import FORMAT as BLOCKS
 from services.worker.quant.mxfp4 import FORMAT as MXFP4
 from services.worker.quant.w4a16 import FORMAT as INT4
@@ -55,6 +56,15 @@ def test_a_norm_is_fused_where_a_provider_has_it() -> None:
         ByGroup(FP8, False, fused)(torch.nn.functional.silu(X) * X),
     )
     torch.testing.assert_close(got.float(), wanted.float(), rtol=0.13, atol=0.02)
+
+
+def test_a_norm_in_mxfp4() -> None:
+    assert not Mxfp4(BINDINGS).norms
+    form = Mxfp4(as_if_by("aiter", "norm_quantize_mxfp4"))
+    assert form.norms
+    x, norm, eps = make_norm_mxfp4_case(256, 256).make(torch.float32)
+    for got, wanted in zip(form.normed(x, Norm(norm, eps)), form(x * norm), strict=True):
+        assert torch.equal(got, wanted)
 
 
 def test_a_weight_is_fused_as_its_form_is() -> None:

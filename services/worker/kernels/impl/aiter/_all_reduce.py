@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.worker.kernels.impl.aiter._host import find, parameters_of
+from services.worker.kernels.impl.aiter._host import Function
 
-CUSTOM = ("aiter.dist.device_communicators.custom_all_reduce:CustomAllreduce",)
-# Older ones give the two results in another order, and nothing at all for most widths.
-NORMED = ("input", "residual_inp", "weight", "eps", "use_1stage")
+_CUSTOM = "aiter.dist.device_communicators.custom_all_reduce:CustomAllreduce"
+MAKE = Function(_CUSTOM, needs=("group", "device"))
+SUM = Function(f"{_CUSTOM}.custom_all_reduce", needs=("self", "input"))
+# Older ones, without `use_1stage`, give the two results in another order, and nothing at all for most widths.
+SUM_AND_NORM = Function(
+    f"{_CUSTOM}.custom_fused_ar_rms", needs=("self", "input", "residual_inp", "weight", "eps", "use_1stage")
+)
 NORM_WIDEST, PACK = 8192, 8  # numbers of a row: one block of 1,024 threads has it, 16 bytes each
 NORM_TOKENS = 80  # blocks, one for each row
 # Bytes up to which each rank sums everything itself, and the norm comes along. Above that two kernels are as fast: on
@@ -25,36 +29,16 @@ NORM_TOKENS = 80  # blocks, one for each row
 NORM_BYTES = {2: 256 << 10, 4: 256 << 10, 8: 128 << 10}
 
 
-def missing() -> str | None:
-    """Why this host's AITER has no such object, or None."""
-    found = find(CUSTOM)
-    return found if isinstance(found, str) else None
-
-
-def norm_missing() -> str | None:
-    """The same of sums with the norm behind them."""
-    found = find((f"{CUSTOM[0]}.custom_fused_ar_rms",))
-    if isinstance(found, str):
-        return found
-    known = parameters_of(*found)
-    if isinstance(known, str):
-        return known
-    unknown = [name for name in NORMED if name not in known]
-    return f"custom_fused_ar_rms of this host does not take {', '.join(unknown)}" if unknown else None
-
-
 class AllReduce:
-    """Only where `missing` says None. `handles`: a process group for host memory (gloo)."""
+    """Only where MAKE and SUM are there. `handles`: a process group for host memory (gloo)."""
 
     def __init__(self, handles: dist.ProcessGroup, device: torch.device) -> None:
-        found = find(CUSTOM)
-        assert not isinstance(found, str), found
-        self._custom: Any = found[1](group=handles, device=device)
+        self._custom: Any = MAKE(group=handles, device=device)
         self._norm_bytes = NORM_BYTES.get(dist.get_world_size(handles), 0)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over ranks of x, contiguous: a new tensor, or x itself; every rank calls in the same order."""
-        result: Tensor | None = self._custom.custom_all_reduce(input=x)
+        result: Tensor | None = SUM(self=self._custom, input=x)
         if result is None:
             dist.all_reduce(x)
             return x
@@ -63,12 +47,12 @@ class AllReduce:
     def sum_and_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
         """Norm and new residual, both new; None: not in one kernel at this size, which is the same at all ranks.
 
-        Only where `norm_missing` says None. x, residual: contiguous [T, N].
+        Only where SUM_AND_NORM is there. x, residual: contiguous [T, N].
         """
         if x.nbytes >= self._norm_bytes or len(x) > NORM_TOKENS or x.shape[1] > NORM_WIDEST or x.shape[1] % PACK:
             return None
-        results: tuple[Tensor, Tensor] | None = self._custom.custom_fused_ar_rms(
-            input=x, residual_inp=residual, weight=weight, eps=eps, use_1stage=True
+        results: tuple[Tensor, Tensor] | None = SUM_AND_NORM(
+            self=self._custom, input=x, residual_inp=residual, weight=weight, eps=eps, use_1stage=True
         )
         return results
 

@@ -47,8 +47,8 @@ class Function:
         found = bound(self)
         return found if isinstance(found, str) else None
 
-    def __call__(self, **arguments: Any) -> Any:
-        """Only where `missing` says None: what is missing is an AssertionError."""
+    def __call__(self, /, **arguments: Any) -> Any:
+        """Only where `missing` says None: what is missing is an AssertionError. A method has its object as `self`."""
         found = bound(self)
         assert not isinstance(found, str), found
         function, unknown = found

@@ -17,7 +17,7 @@ def summed(x: Tensor) -> None:
 
 
 def refuses(facts: Facts) -> str | None:
-    return refusal(facts) or _all_reduce.missing()
+    return refusal(facts, _all_reduce.MAKE, _all_reduce.SUM)
 
 
 IMPL = Impl(all_reduce, "aiter", summed, refuses, around_capture=_all_reduce.around_capture)

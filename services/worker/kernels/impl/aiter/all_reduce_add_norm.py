@@ -24,7 +24,7 @@ def summed_and_normed(share: Tensor, residual: Tensor, weight: Tensor, eps: floa
 
 
 def refuses(facts: Facts) -> str | None:
-    return refuses_norm(facts, RMS_NORM) or _all_reduce.missing() or _all_reduce.norm_missing()
+    return refuses_norm(facts, RMS_NORM, _all_reduce.MAKE, _all_reduce.SUM, _all_reduce.SUM_AND_NORM)
 
 
 IMPL = Impl(all_reduce_add_norm, "aiter", summed_and_normed, refuses, around_capture=_all_reduce.around_capture)

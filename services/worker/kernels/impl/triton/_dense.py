@@ -102,6 +102,11 @@ def plan(kind: str, limit: int, out: int, inner: int, dtype: torch.dtype, device
     return chosen
 
 
+def plan_for(kind: str, x: Tensor, weight: Tensor) -> Plan:
+    """The choice for an op with these operands."""
+    return plan(kind, bucket(len(x)), *weight.shape, x.dtype, x.device)
+
+
 def measured(kind: str, limit: int, out: int, inner: int, device: torch.device) -> Plan | None:
     """The table's choice for this shape or the nearest one."""
     best, nearest = None, NEAR

@@ -2,6 +2,8 @@
 
 For a few tokens each pair multiplies for itself, with x as wide as it is: finer than the formats that round it, and
 two launches less. For more, pairs are sorted by expert (`_moe_grouped`), and x is rounded where its format says so.
+Where experts have many rows each, weights that a matrix unit does not take as they are get widened once for all of
+them, as in `_narrow_widen`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _moe_plan, _narrow_plan, _narrow_widen
 from services.worker.kernels.impl.triton._dense import describe
 from services.worker.kernels.impl.triton._launch import AotCase
-from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts
+from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts, Grouped
 from services.worker.kernels.impl.triton._narrow_plan import (
     WORD,
     Inputs,
@@ -23,8 +25,11 @@ from services.worker.kernels.impl.triton._narrow_plan import (
     launch_matrix,
     launch_vector,
 )
-from services.worker.kernels.impl.triton.moe_gated import Biases, Sorted, combine
+from services.worker.kernels.impl.triton.moe_gated import Biases, Sorted, combine, grouped_down, grouped_up
 
+WIDE_FORMS = ("int4", "mxfp4", "blocks")  # what the grouped kernel widens for each block of rows anew
+WIDE_ROWS = 192  # of an expert: from here on widening once is cheaper
+WIDE_NUMBERS = 1 << 29  # of one of a layer's two stacks, that widening takes memory for
 Rounded = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -50,8 +55,43 @@ def run(
     if whole and num_tokens <= FEW_TOKENS and num_tokens * top_k <= FEW_PAIRS:
         if num_tokens:
             run_few(routed, gate_up, down, residual, biases)
+    elif widens(gate_up, num_tokens * top_k) and routed.x.element_size() == 2:
+        run_widened(routed, gate_up, down, residual, biases)
     else:
         run_grouped(routed, gate_up, down, residual, rounded, biases)
+
+
+def widens(gate_up: Narrow, pairs: int) -> bool:
+    """Whether so many pairs are multiplied with the widened weights, of which those of gate and up are the larger."""
+    num_experts, (double, hidden) = len(gate_up.weight), gate_up.shape
+    whole = gate_up.form in WIDE_FORMS and not gate_up.tiled
+    if gate_up.form == "blocks":  # none lies in two experts
+        whole = whole and double % 128 == 0 == hidden % 128
+    return whole and pairs >= WIDE_ROWS * num_experts and num_experts * double * hidden <= WIDE_NUMBERS
+
+
+def run_widened(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, biases: Biases | None = None) -> None:
+    x, weights, experts = routed
+    num_experts, (hidden, inner) = len(down.weight), down.shape
+    shape = Experts(num_experts, experts.shape[1], hidden, inner)
+    plan = _moe_plan.choose(shape, len(x), x.device, x.dtype)
+    assert isinstance(plan, Grouped), "for many tokens"
+    ordered = Sorted(experts, num_experts, plan.block_m)
+    # one stack after the other: the second takes the first one's memory
+    gated = grouped_up(plan.up, plan.block_m, ordered, x, shape.top_k, widened(gate_up, x.dtype), biases)
+    out = grouped_down(plan.down, plan.block_m, ordered, gated, widened(down, x.dtype), biases)
+    combine(out, weights, residual)
+
+
+def widened(stack: Narrow, dtype: torch.dtype) -> Tensor:
+    """[E, N, K]: the experts' rows lie one behind the other, and so do their scales."""
+    rows, inner = stack.shape
+    weight, scales, zeros = (part if part is None else part.flatten(0, 1) for part in stack[1:4])
+    assert weight is not None and scales is not None
+    shape = (len(stack.weight) * rows, inner)
+    return _narrow_widen.launch(stack.form, weight, scales, zeros, stack.group, True, shape, dtype).view(
+        -1, rows, inner
+    )
 
 
 def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, biases: Biases | None = None) -> None:

@@ -9,8 +9,10 @@ from services.worker.kernels.registry import Impl
 
 
 def add_linear_by_rows(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    outputs, inner = weight.shape
-    chosen = _dense.plan("add_linear", _dense.bucket(len(x)), outputs, inner, x.dtype, x.device)
+    add_linear_by_plan(residual, x, weight, bias, _dense.plan_for("add_linear", x, weight))
+
+
+def add_linear_by_plan(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, chosen: _dense.Plan) -> None:
     if chosen.path == "apart":
         if bias is not None:
             residual.add_(bias)

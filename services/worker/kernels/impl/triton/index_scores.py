@@ -1,20 +1,33 @@
-"""The lightning indexer's scores: a program has one token's index heads and some positions of its context."""
+"""The lightning indexer's scores: a program has some positions and some tokens, whose index heads it takes in turns.
+
+Positions are the rows of its products, so that the sum over heads stays within a few lanes. Keys are read once for all
+tokens of a program that are of one sequence. Rows that decode have programs of their own.
+"""
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.worker.kernels.impl.triton._decode_attention import small_lds
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
 from services.worker.kernels.ops.index_scores import index_scores
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
 
-POSITIONS = 128  # of a program
+
+@triton.jit
+def _fill(out_ptr, token, last, position, width, line):  # type: ignore[no-untyped-def]
+    """Positions behind the contexts of all tokens."""
+    hidden = tl.full(position.shape, float("-inf"), tl.float32)
+    for at in range(token, last):
+        tl.store(out_ptr + at * line + position, hidden, mask=position < width)
 
 
 @triton.jit(
-    do_not_specialize=["table_stride", "width"],
+    do_not_specialize=["first_token", "last_token", "table_stride", "width"],
     do_not_specialize_on_alignment=["context_ptr", "tables_ptr", "table_rows_ptr", "weights_ptr", "out_ptr"],
 )
 def index_scores_kernel(  # type: ignore[no-untyped-def]
@@ -25,6 +38,8 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
     context_ptr,  # int32 [T]
     tables_ptr,  # int32 [.., M]
     table_rows_ptr,  # int32 [T] or None
+    first_token,
+    last_token,  # the first that is not scored
     q_stride,
     table_stride,
     width,
@@ -32,81 +47,141 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     ROW: tl.constexpr,
     PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (blocks of positions, T)."""
-    token, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK_KV
+    """Grid (blocks of positions, blocks of TOKENS tokens)."""
+    first, token = tl.program_id(0) * BLOCK_KV, first_token + tl.program_id(1) * TOKENS
     heads, dims, position = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), first + tl.arange(0, BLOCK_KV)
+    own, inside = heads < NUM_HEADS, (dims < HEAD_DIM)[None, :]
+    end = tl.minimum(token + TOKENS, last_token)
+    q_line, line = q_stride.to(tl.int64), width.to(tl.int64)
+    tokens = token + tl.arange(0, TOKENS)
     release(PDL)
     wait(PDL)
-    context = tl.load(context_ptr + token)
-    out_ptr += token * width
-    if first >= context:
-        tl.store(out_ptr + position, tl.full([BLOCK_KV], float("-inf"), tl.float32), mask=position < width)
-    else:
-        table_row = token
+    contexts = tl.load(context_ptr + tokens, mask=tokens < end, other=0)
+    while token < end:
+        # tokens .. last - 1 are of the sequence that the first of them is of
+        table_row, last = token, token + 1
         if table_rows_ptr is not None:
-            table_row = tl.load(table_rows_ptr + token).to(tl.int64)
-        own = heads < NUM_HEADS
-        mask = own[:, None] & (dims < HEAD_DIM)[None, :]
-        q = tl.load(q_ptr + token * q_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], mask=mask, other=0.0)
-        weights = tl.load(weights_ptr + token * NUM_HEADS + heads, mask=own, other=0.0)
-        key = tl.minimum(position, context - 1)
-        page = tl.load(tables_ptr + table_row * table_stride + key // PAGE).to(tl.int64)
-        place = (page * PAGE + key % PAGE) * ROW + (ROW - HEAD_DIM)
-        keys = tl.load(pages_ptr + place[:, None] + dims[None, :], mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        keys = keys.to(q.dtype)  # of 8 bits
-        scores = tl.maximum(tl.dot(q, tl.trans(keys), input_precision="ieee"), 0.0)
-        total = tl.sum(scores * weights[:, None], 0)
-        tl.store(out_ptr + position, tl.where(position < context, total, float("-inf")), mask=position < width)
+            table_row = tl.load(table_rows_ptr + token)
+            rows = tl.load(table_rows_ptr + tokens, mask=tokens < end, other=-1)
+            last = tl.min(tl.where((tokens > token) & (rows != table_row), tokens, end), 0)
+        longest = tl.max(tl.where((tokens >= token) & (tokens < last), contexts, 0), 0)
+        if first >= longest:
+            _fill(out_ptr, token, last, position, width, line)
+        else:
+            key = tl.minimum(position, longest - 1)  # hidden ones are read from a place that is finite
+            page = tl.load(tables_ptr + table_row.to(tl.int64) * table_stride + key // PAGE).to(tl.int64)
+            place = (page * PAGE + key % PAGE) * ROW + (ROW - HEAD_DIM)
+            keys = tl.load(pages_ptr + place[:, None] + dims[None, :], mask=inside, other=0.0)
+            keys = keys.to(q_ptr.dtype.element_ty)  # of 8 bits
+            for at in tl.range(token, last):
+                q_at = q_ptr + at * q_line + (heads * HEAD_DIM)[:, None] + dims[None, :]
+                q = tl.load(q_at, mask=own[:, None] & inside, other=0.0)
+                weights = tl.load(weights_ptr + at * NUM_HEADS + heads, mask=own, other=0.0)
+                scores = tl.maximum(tl.dot(keys, tl.trans(q), input_precision="ieee"), 0.0)
+                total = tl.sum(scores * weights[None, :], 1)
+                total = tl.where(position < tl.load(context_ptr + at), total, float("-inf"))
+                tl.store(out_ptr + at * line + position, total, mask=position < width)
+        token = last
 
 
-def _sizes(num_heads: int, head_dim: int, row: int, page: int, itemsize: int) -> dict[str, int]:
+class Shape(NamedTuple):
+    tokens: int
+    block_kv: int
+    num_warps: int
+    num_stages: int
+
+
+def shape_of(itemsize: int, several: bool, is_small: bool) -> Shape:
+    """`several`: tokens side by side of one sequence. Of those compiled without spills an H200 took the last one.
+
+    AMD's is by rule.
+    """
+    if itemsize > 2:
+        return Shape(4 if several else 1, 32, 4, 1)
+    if not several:
+        return Shape(1, 128, 4, 1)
+    return Shape(16, 128, 4, 2) if is_small else Shape(32, 128, 4, 2)
+
+
+def _sizes(num_heads: int, head_dim: int, row: int, page: int, shape: Shape) -> dict[str, int]:
     return {
         "NUM_HEADS": num_heads,
         "HEAD_DIM": head_dim,
         "ROW": row,
         "PAGE": page,
+        "TOKENS": shape.tokens,
         "BLOCK_H": max(16, int(triton.next_power_of_2(num_heads))),
         "BLOCK_D": max(16, int(triton.next_power_of_2(head_dim))),
-        "BLOCK_KV": POSITIONS if itemsize == 2 else POSITIONS // 4,
+        "BLOCK_KV": shape.block_kv,
     }
 
 
 def run(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, width: int) -> Tensor:
-    num_tokens, num_heads, head_dim = q.shape
-    out = torch.empty((num_tokens, width), dtype=torch.float32, device=q.device)
-    if num_tokens:
-        sizes = _sizes(num_heads, head_dim, pages.shape[2], rows.block_tokens, q.element_size())
-        index_scores_kernel[(triton.cdiv(width, sizes["BLOCK_KV"]), num_tokens)](
-            q,
-            weights,
-            pages,
-            out,
-            rows.context_lens,
-            rows.block_tables,
-            rows.table_rows,
-            q.stride(0),
-            rows.block_tables.stride(0),
-            width,
-            num_warps=4,
-            **sizes,
-            **options(q.device),
-        )
+    out = torch.empty((len(q), width), dtype=torch.float32, device=q.device)
+    for first, last, several in ((0, rows.num_decode, False), (rows.num_decode, len(q), True)):
+        if first < last:
+            shape = shape_of(q.element_size(), several, small_lds(q.device))
+            _launch(q, weights, pages, out, rows, (first, last), shape)
     return out
+
+
+def _launch(
+    q: Tensor,
+    weights: Tensor,
+    pages: Tensor,
+    out: Tensor,
+    rows: AttentionRows,
+    tokens: tuple[int, int],
+    shape: Shape,
+) -> None:
+    (_, num_heads, head_dim), width = q.shape, out.shape[1]
+    grid = triton.cdiv(width, shape.block_kv), triton.cdiv(tokens[1] - tokens[0], shape.tokens)
+    index_scores_kernel[grid](
+        q,
+        weights,
+        pages,
+        out,
+        rows.context_lens,
+        rows.block_tables,
+        rows.table_rows,
+        *tokens,
+        q.stride(0),
+        rows.block_tables.stride(0),
+        width,
+        **_sizes(num_heads, head_dim, pages.shape[2], rows.block_tokens, shape),
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+        **options(q.device),
+    )
 
 
 IMPL = Impl(index_scores, "triton", run, needs_gpu)
 
 
-def _aot(name: str, num_heads: int, pages: str = "*bf16:16") -> AotCase:
+def _aot(name: str, num_heads: int, several: bool, is_small: bool, pages: str = "*bf16:16") -> AotCase:
+    shape = shape_of(2, several, is_small)
     signature: dict[str, Constant] = {"q_ptr": "*bf16:16", "pages_ptr": pages, "weights_ptr": "*fp32"}
     signature |= {"out_ptr": "*fp32", "context_ptr": "*i32", "tables_ptr": "*i32", "table_rows_ptr": "*i32"}
-    signature |= {"q_stride": "i32:16", "table_stride": "i32", "width": "i32", "PDL": False}
-    return AotCase(name, index_scores_kernel, signature | _sizes(num_heads, 128, 704, 16, 2))
+    signature |= dict.fromkeys(("first_token", "last_token", "table_stride", "width"), "i32")
+    signature |= {"q_stride": "i32:16", "PDL": False, **_sizes(num_heads, 128, 704, 16, shape)}
+    targets = ("gfx942", "gfx950") if is_small else ("sm_90",)
+    name = f"{name}{'_chunks' * several}_{'amd' if is_small else 'nvidia'}"
+    return AotCase(name, index_scores_kernel, signature, shape.num_warps, shape.num_stages, not several, targets)
 
 
-AOT = (_aot("deepseek_v32", 64), _aot("glm_5", 32), _aot("deepseek_v32_fp8", 64, "*fp8e4nv:16"))
+AOT = tuple(
+    _aot(name, num_heads, several, is_small, pages)
+    for name, num_heads, pages in (
+        ("deepseek_v32", 64, "*bf16:16"),
+        ("glm_5", 32, "*bf16:16"),
+        ("deepseek_v32_fp8", 64, "*fp8e4nv:16"),
+    )
+    for several in (False, True)
+    for is_small in (True, False)
+)

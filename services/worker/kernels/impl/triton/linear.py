@@ -11,11 +11,13 @@ from services.worker.kernels.registry import Impl
 
 
 def linear_by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    outputs, inner = weight.shape
-    chosen = _dense.plan("linear", _dense.bucket(len(x)), outputs, inner, x.dtype, x.device)
+    return linear_by_plan(x, weight, bias, _dense.plan_for("linear", x, weight))
+
+
+def linear_by_plan(x: Tensor, weight: Tensor, bias: Tensor | None, chosen: _dense.Plan) -> Tensor:
     if chosen.path == "apart":
         return functional.linear(x, weight, bias)
-    out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
     _dense.product(x.contiguous(), None, weight, bias, out, chosen)
     return out
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton import _dense, _gate, _norm
 from services.worker.kernels.impl.triton._launch import needs_gpu
-from services.worker.kernels.impl.triton.linear import linear_by_rows
+from services.worker.kernels.impl.triton.linear import linear_by_plan
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.registry import Impl
 
@@ -13,12 +13,25 @@ from services.worker.kernels.registry import Impl
 def norm_gated_linear_by_rows(
     x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Tensor:
-    outputs, inner = weight.shape
-    chosen = _dense.plan("norm_gated_linear", _dense.bucket(len(x)), outputs, inner, x.dtype, x.device)
+    chosen = _dense.plan_for("norm_gated_linear", x, weight)
+    return norm_gated_linear_by_plan(x, norm, eps, weight, bias, activation, chosen)
+
+
+def norm_gated_linear_by_plan(
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    chosen: _dense.Plan,
+    plain: _dense.Plan | None = None,
+) -> Tensor:
+    """`plain`: of the product itself where `chosen` is "apart"; None: as `linear` chooses."""
     if chosen.path == "apart":
-        fused = linear_by_rows(_norm.launch(x, None, norm, eps)[0], weight, bias)
-        return _gate.launch(fused, activation)
-    out = torch.empty((len(x), outputs // 2), dtype=x.dtype, device=x.device)
+        plain = plain or _dense.plan_for("linear", x, weight)
+        return _gate.launch(linear_by_plan(_norm.launch(x, None, norm, eps)[0], weight, bias, plain), activation)
+    out = torch.empty((len(x), len(weight) // 2), dtype=x.dtype, device=x.device)
     _dense.product(x.contiguous(), (norm, eps), weight, bias, out, chosen, activation)
     return out
 

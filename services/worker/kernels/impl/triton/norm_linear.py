@@ -5,17 +5,29 @@ from torch import Tensor
 
 from services.worker.kernels.impl.triton import _dense, _norm
 from services.worker.kernels.impl.triton._launch import needs_gpu
-from services.worker.kernels.impl.triton.linear import linear_by_rows
+from services.worker.kernels.impl.triton.linear import linear_by_plan
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.registry import Impl
 
 
 def norm_linear_by_rows(x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    outputs, inner = weight.shape
-    chosen = _dense.plan("norm_linear", _dense.bucket(len(x)), outputs, inner, x.dtype, x.device)
+    return norm_linear_by_plan(x, norm, eps, weight, bias, _dense.plan_for("norm_linear", x, weight))
+
+
+def norm_linear_by_plan(
+    x: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    chosen: _dense.Plan,
+    plain: _dense.Plan | None = None,
+) -> Tensor:
+    """`plain`: of the product itself where `chosen` is "apart"; None: as `linear` chooses."""
     if chosen.path == "apart":
-        return linear_by_rows(_norm.launch(x, None, norm, eps)[0], weight, bias)
-    out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
+        plain = plain or _dense.plan_for("linear", x, weight)
+        return linear_by_plan(_norm.launch(x, None, norm, eps)[0], weight, bias, plain)
+    out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
     _dense.product(x.contiguous(), (norm, eps), weight, bias, out, chosen)
     return out
 

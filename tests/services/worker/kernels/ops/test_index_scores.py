@@ -18,7 +18,7 @@ def test_equals_formula() -> None:
             assert got.shape == (len(q), width) and got.dtype == torch.float32
             for token, context in enumerate(rows.context_lens.tolist()):
                 position = torch.arange(context)
-                block = rows.block_tables[token, position // rows.block_tokens].long()
+                block = rows.tables[token, position // rows.block_tokens].long()
                 keys = pages[block, position % rows.block_tokens, -q.shape[2] :].double()
                 wanted = sum(
                     weights[token, head].double() * (keys @ q[token, head].double()).clamp(min=0)

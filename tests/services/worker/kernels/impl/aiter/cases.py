@@ -82,6 +82,7 @@ SCALED = (
     "moe_tiled",
     "mxfp4_linear",
     "norm_quantize_groups",
+    "norm_quantize_mxfp4",
     "norm_quantize_rows",
     "quantize_groups",
     "quantize_mxfp4",

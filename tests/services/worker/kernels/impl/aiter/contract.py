@@ -4,8 +4,9 @@
 
 SOURCE is AITER's wheel or source tree, FOLDER an empty one to work in. Writes one line of JSON: "parameters", what each
 function that we call takes; "runs", by implementation and case, the compiled ops with their arguments, or the reason
-why the case is refused; "failed", what raised. Stand-ins: the tools of ROCm that an import asks, the compiled modules,
-Triton's launches, pandas (for tables of tuned shapes, which are left empty), torch's answers about the GPU.
+why the case is refused; "failed", what raised; "unnoticed" (gfx950), which keyword may be another without an error.
+Stand-ins: the tools of ROCm that an import asks, the compiled modules, Triton's launches, pandas (for tables of tuned
+shapes, which are left empty), torch's answers about the GPU.
 
 With TRITON_INTERPRET=1 AITER's Triton kernels run, interpreted, and "compared" are the cases that they alone served:
 each equals the op's meaning.
@@ -318,7 +319,24 @@ def drive(arch: str, noted: Noted) -> dict[str, Any]:
                 except Exception as error:  # noqa: BLE001 whatever it is, the report has it
                     failed[label] = f"{type(error).__name__}: {error}"
                 runs[label] = list(noted.calls)
-    return {"runs": runs, "failed": failed}
+    return {"runs": runs, "failed": failed, "unnoticed": unnoticed(arch) if arch == "gfx950" else []}
+
+
+def unnoticed(arch: str) -> list[str]:
+    from services.worker.kernels.registry import find_impls
+    from tests.services.worker.kernels.impl.aiter.mutants import changed, mutants_of
+
+    found = []
+    for name, impl in find_impls("aiter")[0].items():
+        for mutant, cases in mutants_of(impl, arch).items():
+            if mutant.kind == "keyword":
+                with changed(mutant.change):
+                    try:
+                        cases[0].got()
+                    except (AssertionError, TypeError, RuntimeError):
+                        continue
+                found.append(f"{name}: {mutant}")
+    return found
 
 
 def compare(arch: str, noted: Noted) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the implementation asks for.
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,26 +53,45 @@ class Holder:
 
     def run(self, impl: Impl[Any], case: Case, arch: str, dtype: torch.dtype) -> bool:
         """False if the implementation refuses the case."""
+        held = Held(impl, case, arch, dtype)
+        if not held.refused:
+            held.run()
+        return not held.refused
 
-        def make() -> tuple[Any, ...]:
-            return made(case, dtype, arch)
 
-        facts = facts_of(impl, make(), arch, dtype)
-        if impl.refuses(facts) is not None:
-            return False
-        place = f"{place_of(impl.op, case, dtype)} {arch}"
-        before, arguments = outcome(None, make()), make()
-        wanted = outcome(impl.op.meaning(*arguments), arguments)
-        given = in_layout(impl, make(), impl.layout(facts))
-        with poisoned_allocations():
-            result = impl.run(*given)
-        got = outcome(result, in_layout(impl, given, None))
-        for name in impl.op.scratch:
-            position = list(inspect.signature(impl.op.meaning).parameters).index(name)
+class Held:
+    """One case of an implementation, as often as wanted: `run` raises AssertionError where it is not the meaning."""
+
+    def __init__(self, impl: Impl[Any], case: Case, arch: str, dtype: torch.dtype) -> None:
+        self._impl, self._case, self._arch, self._dtype = impl, case, arch, dtype
+        self._facts = facts_of(impl, self._make(), arch, dtype)
+        self.refused = impl.refuses(self._facts) is not None
+        names = list(inspect.signature(impl.op.meaning).parameters)
+        self._scratch = [f"argument.{names.index(name)}" for name in impl.op.scratch]
+
+    def _make(self) -> tuple[Any, ...]:
+        return made(self._case, self._dtype, self._arch)
+
+    @cached_property
+    def _wanted(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What the meaning gives, and what it was given."""
+        before, arguments = outcome(None, self._make()), self._make()
+        return outcome(self._impl.op.meaning(*arguments), arguments), before
+
+    def run(self) -> None:
+        got, (wanted, before) = self.got(), self._wanted
+        for name in self._scratch:
             for one in (got, wanted, before):
-                one.pop(f"argument.{position}", None)
-        compare_outcomes(got, wanted, before, impl.op.tolerances[dtype], place)
-        return True
+                one.pop(name, None)
+        place = f"{place_of(self._impl.op, self._case, self._dtype)} {self._arch}"
+        compare_outcomes(got, wanted, before, self._impl.op.tolerances[self._dtype], place)
+
+    def got(self) -> dict[str, Tensor]:
+        """What the implementation gives."""
+        given = in_layout(self._impl, self._make(), self._impl.layout(self._facts))
+        with poisoned_allocations():
+            result = self._impl.run(*given)
+        return outcome(result, in_layout(self._impl, given, None))
 
 
 @contextmanager

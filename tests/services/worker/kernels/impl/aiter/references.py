@@ -22,14 +22,6 @@ def need(condition: bool, text: str) -> None:
 
 
 class References(Scaled, SortedExperts):
-    def __init__(self, arch: str, exact: bool) -> None:
-        super().__init__(arch)
-        self.floats = (torch.bfloat16, torch.float16, *((FLOAT32,) if exact else ()))
-
-    def _float(self, *tensors: Tensor) -> None:
-        need(all(x.dtype in self.floats for x in tensors), f"dtypes {[x.dtype for x in tensors]}")
-        need(len({x.dtype for x in tensors}) == 1, f"one dtype, not {[x.dtype for x in tensors]}")
-
     # norms, gates, products
 
     def rmsnorm2d_fwd(self, a: Any) -> Tensor:
@@ -93,6 +85,7 @@ class References(Scaled, SortedExperts):
     def reshape_and_cache(self, a: Any) -> None:
         need(a.asm_layout is True, "the layout with [D, B] values is not ours")
         self._check_write(a)
+        self._scales(a.k_scale, a.v_scale)
         num_pages, heads, chunks, block_tokens, x = a.key_cache.shape
         need(a.value_cache.shape == (num_pages, heads, block_tokens // x, chunks * x, x), "shuffled values")
         self._store(a, a.key_cache, a.value_cache)
@@ -139,6 +132,7 @@ class References(Scaled, SortedExperts):
     def fused_qk_norm_rope_cache_quant_shuffle(self, a: Any) -> None:
         self._float(a.q, a.k, a.v, a.qw, a.kw, a.cos_sin_cache)
         need(a.kv_cache_dtype == "auto", "8 bits with scales per token are not ours")
+        self._scales(a.k_scale, a.v_scale)
         need(isinstance(a.k_scale, Tensor) and isinstance(a.v_scale, Tensor), "tensors, by its schema")
         need(a.head_dim in (64, 128, 256) and a.num_heads_k <= 32 and a.is_neox_style is True, "what it is built for")
         need((a.num_heads_q, a.num_heads_k) == (a.q.shape[1], a.k.shape[1]), "heads")
@@ -154,6 +148,7 @@ class References(Scaled, SortedExperts):
     def fused_qk_rope_reshape_and_cache(self, a: Any) -> tuple[Tensor, ...]:
         self._float(a.q, a.k, a.v, a.cos, a.sin)
         need(a.key_cache.dtype in (torch.bfloat16, *self.floats[2:]), "pages of bfloat16")
+        need(a.pos.dtype == INT64, "positions as its own callers have them")
         need(a.flash_layout is False and a.is_neox is True and a.output_zeros is False, "as we use it")
         head_dim, block_tokens = a.q.shape[2], a.key_cache.shape[3]
         need(not head_dim & (head_dim - 1) and not block_tokens & (block_tokens - 1), "powers of two")
@@ -180,7 +175,8 @@ class References(Scaled, SortedExperts):
         shuffled = a.k.dim() == 5
         need(shuffled == bool(getattr(a, "shuffled_kv_cache", False)), "the layout that it is told")
         need((a.k.dtype == self.fp8) == (a.k_descale is not None), "scales with 8 bits and only with them")
-        need(a.k.dtype in (a.q.dtype, self.fp8), "pages of the queries' dtype, or of 8 bits")
+        need(a.k.dtype == a.v.dtype and a.k.dtype in (a.q.dtype, self.fp8), "pages of the queries' dtype, or of 8 bits")
+        self._scales(a.k_descale, a.v_descale)
         self._check_rows(a.cu_seqlens_q, a.seqused_k, a.block_table)
         need(a.max_seqlen_q >= int(a.cu_seqlens_q.diff().max()), "max_seqlen_q is a bound")
         need(a.sinks is None or a.sinks.shape == (a.q.shape[1],), "a sink for each head")
@@ -207,6 +203,8 @@ class References(Scaled, SortedExperts):
         need(a.query.shape[1] // a.key_cache.shape[1] <= 64, "the group")
         need(a.key_cache.dtype in (a.query.dtype, self.fp8) and a.compute_type == a.query.dtype, "dtypes")
         need((a.key_cache.dtype == self.fp8) == (a.key_scale is not None), "scales with 8 bits and only with them")
+        need(a.value_cache.dtype == a.key_cache.dtype, "pages of one dtype")
+        self._scales(a.key_scale, a.value_scale)
         starts = torch.arange(len(a.query) + 1, dtype=INT32)
         self._check_rows(starts, a.context_lengths, a.block_tables)
         pages, rows = (a.key_cache, a.value_cache), (starts, a.context_lengths, a.block_tables)

@@ -68,8 +68,18 @@ def by_name(function: Callable[..., Any]) -> Callable[..., Any]:
 class Scaled:
     """One architecture's functions."""
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, exact: bool = False) -> None:
         self.arch, self.fp8 = arch, FP8[arch]
+        self.floats = (torch.bfloat16, torch.float16, *((torch.float32,) if exact else ()))
+
+    def _float(self, *tensors: Tensor) -> None:
+        """Numbers that are computed with: of one dtype, which kernels are built for."""
+        dtypes = {x.dtype for x in tensors}
+        assert len(dtypes) == 1 and dtypes <= {*self.floats}, f"AITER: one of {self.floats}, not {dtypes}"
+
+    def _scales(self, *scales: Tensor | None) -> None:
+        """Read as float32, whatever they are."""
+        assert all(scale is None or scale.dtype == torch.float32 for scale in scales), "AITER: scales of float32"
 
     def _numbers(self, x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         limit = LARGEST[dtype]
@@ -82,6 +92,7 @@ class Scaled:
 
     @by_name
     def per_token_quant_hip(self, x: Tensor, quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+        self._float(x)
         assert x.is_contiguous() and quant_dtype in (self.fp8, torch.int8), quant_dtype
         return self._by_token(x, quant_dtype)
 
@@ -91,6 +102,7 @@ class Scaled:
 
     @by_name
     def per_tensor_quant_hip(self, x: Tensor, quant_dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
+        self._float(x)
         assert x.is_contiguous() and quant_dtype in (self.fp8, torch.int8), quant_dtype
         scale = x.float().abs().amax().view(1) / LARGEST[quant_dtype]
         return self._numbers(x, scale, quant_dtype), scale
@@ -99,6 +111,7 @@ class Scaled:
     def per_group_quant_hip(
         self, x: Tensor, quant_dtype: torch.dtype = torch.int8, group_size: int = 128, transpose_scale: bool = False
     ) -> tuple[Tensor, Tensor]:
+        self._float(x)
         assert x.is_contiguous() and quant_dtype == self.fp8 and group_size in (32, 64, 128)
         return self._by_group(x, group_size, transpose_scale)
 
@@ -109,7 +122,11 @@ class Scaled:
 
     @by_name
     def per_1x32_mx_quant_hip(self, x: Tensor, quant_dtype: Any = None, shuffle: bool = False) -> tuple[Tensor, Tensor]:
+        self._float(x)
         assert self.arch == "gfx950" and quant_dtype == torch.float4_e2m1fn_x2 and shuffle and x.is_contiguous()
+        return self._by_mx(x)
+
+    def _by_mx(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = len(x), x.shape[1] // 32
         wide = x.float()
         exponents = (wide.unflatten(-1, (-1, 32)).abs().amax(-1).clamp(min=1e-10) / 6).log2().ceil() + 127
@@ -121,13 +138,14 @@ class Scaled:
         tile = m // 32 * (scales.shape[1] // 8) + g // 8
         place = tile * 256 + g % 4 * 64 + m % 16 * 4 + g % 8 // 4 * 2 + m % 32 // 16
         scales.view(-1)[place] = exponents.to(torch.uint8)
-        return numbers.view(quant_dtype), scales.view(torch.float8_e8m0fnu)
+        return numbers.view(torch.float4_e2m1fn_x2), scales.view(torch.float8_e8m0fnu)
 
     @by_name
     def gemm_a8w8(
         self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         self._check_eight_bits(XQ, WQ)
+        self._scales(x_scale, w_scale)
         assert x_scale.shape == (len(XQ), 1) and w_scale.shape == (1, len(WQ)) and (bias is None or bias.dtype == dtype)
         assert dtype in (torch.bfloat16, torch.float16)
         product = (XQ.float() * x_scale) @ (WQ.float() * w_scale.T).T
@@ -138,6 +156,7 @@ class Scaled:
         self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype
     ) -> Tensor:
         self._check_eight_bits(XQ, WQ)
+        self._scales(x_scale, w_scale)
         assert WQ.dtype == self.fp8 and x_scale.shape == (len(XQ), 1) and w_scale.shape == (len(WQ), 1)
         return ((XQ.float() * x_scale) @ (unshuffled(WQ).float() * w_scale).T).to(dtype)
 
@@ -149,6 +168,7 @@ class Scaled:
         return self._by_block(XQ, WQ, x_scale, w_scale, dtype)
 
     def _by_block(self, XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        self._scales(x_scale, w_scale)
         assert x_scale.shape == (len(XQ), XQ.shape[1] // 128) and x_scale.is_contiguous()
         return ((XQ.float() * blocks(x_scale, 1, 128)) @ (WQ.float() * blocks(w_scale, 128, 128)).T).to(dtype)
 
@@ -174,6 +194,8 @@ class Scaled:
     ) -> Tensor:
         """tgemm.mm of fp8 numbers."""
         self._check_eight_bits(inp, weights)
+        self._scales(scale_a, scale_b)
+        assert bias is None or bias.dtype == otype
         assert scale_a.shape == scale_b.shape == (1,) and not getattr(weights, "is_shuffled", False)
         product = (inp.float() * scale_a) @ (weights.float() * scale_b).T
         return (product if bias is None else product + bias.float()).to(otype)
@@ -182,14 +204,25 @@ class Scaled:
         self._norm(a, a.input)
 
     def rmsnorm2d_fwd_with_add_dynamicquant(self, a: Any) -> None:
+        self._float(a.input, a.residual_in, a.residual_out)
         assert a.residual_in.is_contiguous() and a.residual_out.is_contiguous()
         a.residual_out.copy_(a.input + a.residual_in)
         self._norm(a, a.residual_out)
 
     def _norm(self, a: Any, x: Tensor) -> None:
-        assert a.input.is_contiguous() and a.out.is_contiguous() and a.yscale.dtype == torch.float32
+        self._float(a.input, x, a.weight)
+        by_mx = a.out.dtype == torch.float4_e2m1fn_x2
+        assert a.input.is_contiguous() and a.out.is_contiguous()
+        assert a.yscale.dtype == (torch.float8_e8m0fnu if by_mx else torch.float32)
         wide = x.float()
         normed = wide * (wide.square().mean(-1, keepdim=True) + a.epsilon).rsqrt() * a.weight.float()
+        if by_mx:
+            assert self.arch == "gfx950" and a.group_size == 32 and a.shuffle_scale and a.weight.shape == x.shape[1:]
+            numbers, scales = (part.view(torch.uint8) for part in self._by_mx(normed))
+            assert a.out.shape == numbers.shape and a.yscale.shape == scales.shape
+            a.out.view(torch.uint8).copy_(numbers)
+            a.yscale.view(torch.uint8).copy_(scales)
+            return
         if group := getattr(a, "group_size", None):
             assert a.out.dtype == self.fp8
             numbers, scales = self._by_group(normed, group, a.shuffle_scale)
@@ -208,6 +241,7 @@ class Scaled:
         group_size: int,
         shuffle_scale: bool = False,
     ) -> None:
+        self._float(input)
         gate, up = input.float().chunk(2, -1)
         numbers, scales = self._by_group(gate.sigmoid() * gate * up, group_size, shuffle_scale)
         assert out.dtype == self.fp8
@@ -224,7 +258,8 @@ class Scaled:
         gating_output: Tensor,
         need_renorm: bool,
     ) -> None:
-        assert token_expert_indices.shape == topk_indices.shape and gating_output.is_contiguous()
+        assert token_expert_indices.shape == topk_indices.shape and token_expert_indices.dtype == torch.int32
+        assert gating_output.is_contiguous()
         assert topk_weights.dtype == torch.float32 and topk_indices.dtype == torch.int32
         for row, logits in enumerate(gating_output.float()):
             shares = logits.softmax(-1)
@@ -306,20 +341,26 @@ class Scaled:
         w2_scale: Tensor | None,
     ) -> Tensor:
         assert getattr(w1, "is_shuffled", False) and getattr(w2, "is_shuffled", False) and activation == "Silu"
+        self._float(hidden_states)
+        self._scales(*(() if quant_type == "per_1x32" else (w1_scale, w2_scale)))
         assert topk_ids.dtype == torch.int32 and topk_weight.dtype == torch.float32
         out = torch.zeros(hidden_states.shape)
+        chosen = {
+            expert: [self._expert(*each, expert, quant_type) for each in ((w1, w1_scale), (w2, w2_scale))]
+            for expert in topk_ids.unique().tolist()
+        }
         for token, (x, weights, experts) in enumerate(zip(hidden_states.float(), topk_weight, topk_ids, strict=True)):
             for weight, expert in zip(weights, experts.tolist(), strict=True):
-                up = self._expert(w1, w1_scale, expert, quant_type)
+                up, down = chosen[expert]
                 gate, value = (up @ self._rounded(x, quant_type, w1.dtype)).chunk(2)
                 gated = (gate.sigmoid() * gate * value).to(hidden_states.dtype).float()
-                down = self._expert(w2, w2_scale, expert, quant_type)
                 out[token] += weight * (down @ self._rounded(gated, quant_type, w1.dtype))
         return out.to(hidden_states.dtype)
 
     def _expert(self, weight: Tensor, scale: Tensor | None, expert: int, quant_type: str) -> Tensor:
         if quant_type == "per_1x32":
-            assert weight.dtype == torch.float4_e2m1fn_x2 and self.arch == "gfx950" and scale is not None
+            assert weight.dtype == torch.float4_e2m1fn_x2 and self.arch == "gfx950"
+            assert scale is not None and scale.dtype == torch.float8_e8m0fnu
             rows = unshuffled(weight.view(torch.uint8)[expert])
             count, groups = len(rows), rows.shape[1] // 16
             every = unshuffled_scales(scale, len(weight) * count, groups)

@@ -27,8 +27,10 @@ class SortedExperts:
     def moe_gemm_a16w4(self, a: Any) -> Tensor:
         """w: [E, K / 2, N], K next to each other; of a gated product the columns are gate and up in turn."""
         assert a.x.dtype == torch.bfloat16 and a.x_scales is None and a.w.stride(1) == a.w_scales.stride(1) == 1
+        assert a.w.dtype == a.w_scales.dtype == torch.uint8
         # Triton compiles one type of bias only, which no interpreter finds out
         assert a.bias is None or a.bias.dtype == torch.float32
+        _check_pairs(a)
         data, rows = a.routing_data, a.x
         if a.gather_indx is not None:
             rows = a.x[a.gather_indx.long() // data.top_k]
@@ -49,12 +51,15 @@ class SortedExperts:
         return y[a.scatter_indx.long()].view(data.tokens, data.top_k, -1).float().sum(1).to(a.out_dtype)
 
     def downcast_to_mxfp(self, a: Any) -> tuple[Tensor, Tensor]:
-        assert a.axis == -1 and a.src_tensor.is_contiguous() and a.out_quant_type == torch.float8_e4m3fn
+        assert a.src_tensor.dtype == torch.bfloat16 and a.axis == -1 and a.src_tensor.is_contiguous()
+        assert a.out_quant_type == torch.float8_e4m3fn
         return encode_mxfp8(a.src_tensor, a.out_quant_type)
 
     def moe_gemm_a8w8(self, a: Any) -> Tensor:
         """w: [E, K, N], K next to each other."""
         assert a.x.dtype == a.w.dtype == torch.float8_e4m3fn and a.w.stride(1) == a.w_scales.stride(1) == 1
+        assert a.x_scales.dtype == a.w_scales.dtype == torch.uint8
+        _check_pairs(a)
         data, rows = a.routing_data, decode_mxfp8(a.x, a.x_scales)
         if a.gather_indx is not None:
             rows = rows[a.gather_indx.long() // data.top_k]
@@ -72,7 +77,8 @@ class SortedExperts:
     def moe_align_block_size_triton(self, a: Any) -> None:
         """Pairs by expert; a tile has one expert, and beyond its pairs a number that is no pair's."""
         flat, tile = a.topk_ids.flatten(), a.block_size
-        assert a.topk_ids.is_contiguous() and (a.sorted_token_ids == len(flat)).all(), "nobody else fills it"
+        assert a.topk_ids.dtype == torch.int32 and a.topk_ids.is_contiguous()
+        assert (a.sorted_token_ids == len(flat)).all(), "nobody else fills it"
         place = 0
         for expert in range(a.num_experts):
             pairs = (flat == expert).nonzero().flatten()
@@ -84,6 +90,10 @@ class SortedExperts:
 
     def moe_op_fused_moe(self, a: Any) -> None:
         """C[pair] = A[pair // top_k] @ B[expert].T, times the pair's weight if asked for."""
+        assert {x.dtype for x in (a.topk_ids, a.sorted_token_ids, a.expert_ids, a.num_tokens_post_padded)} == {
+            torch.int32
+        }
+        assert a.topk_weights.dtype == torch.float32
         assert a.use_int4_w4a16 and not a.use_fp8_w8a8 and not a.use_int8_w8a16 and a.A_scale is None
         assert (
             a.block_shape[0] == 0
@@ -103,6 +113,12 @@ class SortedExperts:
             product = a.A[pairs // a.top_k].float() @ weights[expert].to(a.A.dtype).float().T
             factors = a.topk_weights.flatten()[pairs, None] if a.mul_routed_weight else 1.0
             out[pairs] = (product * factors).to(out.dtype)
+
+
+def _check_pairs(a: Any) -> None:
+    """As its own callers have them: compiled for others, too, but nobody has tried."""
+    assert all(pairs is None or pairs.dtype == torch.int32 for pairs in (a.gather_indx, a.scatter_indx))
+    assert a.gammas is None or a.gammas.dtype == torch.float32
 
 
 def _whole(numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from services.worker.kernels.impl.aiter import _all_reduce
-from services.worker.kernels.impl.aiter._all_reduce import AllReduce, missing, norm_missing
+from services.worker.kernels.impl.aiter import _all_reduce, _host
+from services.worker.kernels.impl.aiter._all_reduce import MAKE, SUM, SUM_AND_NORM, AllReduce
 from services.worker.kernels.ops.rms_norm import normalized
 from tests.services.worker.kernels.impl.aiter import custom
 from tests.services.worker.kernels.impl.aiter.fake import install
@@ -94,12 +94,12 @@ def test_capture_reaches_the_group(summed: AllReduce) -> None:
 
 def test_a_host_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    reason = missing()
+    reason = SUM.missing()
     assert reason is not None and reason.startswith("aiter.dist.device_communicators.custom_all_reduce cannot be")
 
 
 def test_a_host_with_it_is_not_missing(summed: AllReduce) -> None:
-    assert missing() is None and norm_missing() is None
+    assert MAKE.missing() is SUM.missing() is SUM_AND_NORM.missing() is None
 
 
 def test_few_rows_are_normed_in_the_kernel_that_sums_them(summed: AllReduce, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +122,7 @@ def test_an_older_norm_is_refused(summed: AllReduce, monkeypatch: pytest.MonkeyP
     def older(self: Any, input: Tensor, residual_inp: Tensor, weight: Tensor, eps: float) -> None: ...  # noqa: A002
 
     monkeypatch.setattr(Custom, "custom_fused_ar_rms", older)
-    assert norm_missing() == "custom_fused_ar_rms of this host does not take use_1stage"
+    assert str(SUM_AND_NORM.missing()).endswith("custom_fused_ar_rms of this host does not take use_1stage")
     monkeypatch.delattr(Custom, "custom_fused_ar_rms")
-    assert "has no aiter.dist.device_communicators.custom_all_reduce.CustomAllreduce" in str(norm_missing())
+    _host.bound.cache_clear()
+    assert "has no aiter.dist.device_communicators.custom_all_reduce.CustomAllreduce" in str(SUM_AND_NORM.missing())

@@ -17,7 +17,6 @@ from services.worker.kernels.impl.aiter import (
     paged_attention,
     rms_norm,
     rope,
-    rope_kv_write,
     silu_and_mul,
 )
 from services.worker.kernels.impl.aiter._host import Function
@@ -51,47 +50,18 @@ def by_token(pages: Tensor) -> Tensor:
     return pages.view(-1, pages.shape[3], pages.shape[1], pages.shape[2] * pages.shape[4])
 
 
+# Beside what test_mutants.py does to every call by itself.
 MUTANTS: list[tuple[str, Impl[Any], Any, str, Callable[[dict[str, Any]], None]]] = [
-    ("keyword", rms_norm.IMPL, _norm, "RMS_NORM", renamed("epsilon", "eps")),
     ("keyword missing", rms_norm.IMPL, _norm, "RMS_NORM", lambda arguments: arguments.pop("weight")),
-    ("dtype", rms_norm.IMPL, _norm, "RMS_NORM", put("weight", Tensor.float)),
-    ("gate's dtype", silu_and_mul.IMPL, _gate, "SILU", put("out", Tensor.float)),
     ("halves swapped", silu_and_mul.IMPL, _gate, "SILU", put("input", lambda x: torch.cat(x.chunk(2, -1)[::-1], -1))),
-    ("pairs", rope.IMPL, _rotation, "ROTATE", put("rotate_style", lambda style: 1)),
     ("strided angles", rope.IMPL, _rotation, "ROTATE", put("cos", lambda x: x.repeat(1, 1, 1, 2)[..., ::2])),
     ("negated sines", rope.IMPL, _rotation, "ROTATE", put("sin", Tensor.neg)),
-    ("write's layout", kv_write.IMPL, _pages, "WRITE", put("asm_layout", lambda layout: False)),
-    ("write's dtype", kv_write.IMPL, _pages, "WRITE", put("kv_cache_dtype", lambda name: "int8")),
-    ("slots' dtype", kv_write.IMPL, _pages, "WRITE", put("slot_mapping", Tensor.int)),
     ("pages swapped", kv_write.IMPL, _pages, "WRITE", renamed("key", "value")),
     ("8 bits not bounded", kv_write.IMPL, _pages, "_within", lambda arguments: None),
-    (
-        "fused norm's scale",
-        rope_kv_write.IMPL,
-        rope_kv_write,
-        "NORM_ROTATE_WRITE",
-        put("k_scale", lambda scale: None),
-    ),
-    ("fused rotation", rope_kv_write.IMPL, rope_kv_write, "ROTATE_WRITE", put("is_neox", lambda style: False)),
-    ("assembly's stride", paged_attention.IMPL, _attention, "ASSEMBLY", put("block_tables_stride0", lambda s: s + 1)),
     ("assembly's layout", paged_attention.IMPL, _attention, "ASSEMBLY", put("K", by_token)),
     ("prefill's layout", paged_attention.IMPL, _attention, "PREFILL", put("v", by_token)),
     ("prefill's window", paged_attention.IMPL, _attention, "PREFILL", put("window_size", lambda w: (w[0] + 1, 0))),
     ("prefill's bound", paged_attention.IMPL, _attention, "PREFILL", put("max_seqlen_k", lambda bound: 8)),
-    ("prefill's sinks", paged_attention.IMPL, _attention, "PREFILL", put("sink_ptr", lambda sinks: None)),
-    ("prefill's cap", paged_attention.IMPL, _attention, "PREFILL", put("logits_soft_cap", lambda cap: 0.0)),
-    ("window", paged_attention.IMPL, _attention, "UNIFIED_SHUFFLED", put("window_size", lambda window: (-1, -1))),
-    ("sinks", paged_attention.IMPL, _attention, "UNIFIED_SHUFFLED", put("sinks", lambda sinks: None)),
-    ("layout", paged_attention.IMPL, _attention, "UNIFIED_SHUFFLED", put("shuffled_kv_cache", lambda told: False)),
-    ("scales", paged_attention.IMPL, _attention, "UNIFIED_SHUFFLED", put("k_descale", lambda scale: None)),
-    ("window by token", paged_attention.IMPL, _attention, "UNIFIED", put("window_size", lambda window: (-1, -1))),
-    (
-        "gluon's scales",
-        paged_attention.IMPL,
-        _attention,
-        "GLUON",
-        put("value_scale", lambda s: s and s * 2),
-    ),
 ]
 CASES = {"kv_write": KV_WRITE, "rope_kv_write": ROPE_KV_WRITE, "paged_attention": ATTENTION}
 

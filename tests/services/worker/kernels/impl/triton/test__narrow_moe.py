@@ -16,6 +16,7 @@ from services.worker.kernels.packing.fnuz import native_fp8
 from tests.services.worker.kernels.impl.triton.narrow import activations, close
 
 EXPERTS, HIDDEN, INNER = 5, 128, 96
+BLOCKS_INNER = 128  # what scales of 128 rows and columns divide
 
 
 def stacked(dense: Tensor, form: str, device: torch.device) -> tuple[Narrow, Tensor]:
@@ -28,8 +29,21 @@ def stacked(dense: Tensor, form: str, device: torch.device) -> tuple[Narrow, Ten
 @pytest.mark.parametrize("tokens", [3, 20])
 @pytest.mark.parametrize("form", ["rows", "int4", "mxfp4"])
 def test_the_sum_of_what_the_experts_give(device: torch.device, form: str, tokens: int) -> None:
-    dtype = torch.bfloat16 if form == "mxfp4" else activations(device)
-    made = make_moe_case(tokens, EXPERTS, 2, HIDDEN, INNER, used=3).make(dtype)
+    holds(device, form, tokens, torch.bfloat16 if form == "mxfp4" else activations(device))
+
+
+@pytest.mark.parametrize("form", ["int4", "mxfp4", "blocks"])
+def test_many_rows_of_experts_take_widened_weights(
+    device: torch.device, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_narrow_moe, "WIDE_ROWS", 4)
+    monkeypatch.setattr(_narrow_moe, "run_grouped", None)
+    holds(device, form, 20, torch.bfloat16)
+
+
+def holds(device: torch.device, form: str, tokens: int, dtype: torch.dtype) -> None:
+    inner = BLOCKS_INNER if form == "blocks" else INNER
+    made = make_moe_case(tokens, EXPERTS, 2, HIDDEN, inner, used=3).make(dtype)
     x, weights, experts, gate_up, down, residual = made
     up, wide_up = stacked(gate_up, form, device)
     out, wide_out = stacked(down, form, device)

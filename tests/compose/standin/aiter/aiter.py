@@ -1,0 +1,1 @@
+"""Nothing of AITER: shows that the image installs what its stage has built."""
