@@ -100,7 +100,7 @@ class Shape(NamedTuple):
 def shape_of(itemsize: int, several: bool, is_small: bool) -> Shape:
     """`several`: tokens side by side of one sequence. Compiled without spills for all targets; not tuned on a GPU."""
     if itemsize > 2:
-        return Shape(4 if several else 1, 32, 4, 1)
+        return Shape(4 if several else 1, 32, 8, 1)
     if not several:
         return Shape(1, 128, 4, 1)
     return Shape(16, 128, 4, 2) if is_small else Shape(16, 256, 8, 2)
