@@ -103,7 +103,7 @@ def shape_of(itemsize: int, several: bool, is_small: bool) -> Shape:
     AMD's is by rule.
     """
     if itemsize > 2:
-        return Shape(4 if several else 1, 32, 4, 1)
+        return Shape(4 if several else 1, 32, 8, 1)
     if not several:
         return Shape(1, 128, 4, 1)
     return Shape(16, 128, 4, 2) if is_small else Shape(32, 128, 4, 2)
