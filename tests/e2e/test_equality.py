@@ -19,7 +19,8 @@ from services.worker.source import open_model
 
 OUTPUT = 8
 FEW = 3  # one at a time: the prompt's own step, and two that decode
-LENGTHS = [1, 2, 3, 4, 7, 8, 11, 15, 16, 17, 23, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 129, 200, 700]
+LENGTHS = [1, 2, 3, 4, 5, 7, 8, 11, 13, 15, 16, 17, 18, 20, 23, 25, 29, 31, 32, 33, 37, 40, 47, 48, 49, 63, 64, 65]
+LENGTHS += [129, 200, 500]
 BLOCKS = 512
 
 

@@ -1,6 +1,6 @@
 """Drafts change nothing that a client sees but the time: over HTTP, also when the worker is killed.
 
-By prompt lookup, and by a draft model (the model itself) in a group of two ranks.
+By prompt lookup; test_speculative_ranks.py has a draft model in a group of two ranks.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from benchmarks.system import System
-from tests.e2e.test_ranks import second_rank
 from tests.e2e.test_recovery import MODEL, Stream, run
 from tests.e2e.test_workers import figures, same, until, until_nothing_is_held, worker
 
@@ -68,16 +67,3 @@ def test_the_same_text_in_fewer_steps(drafting: System, calm: list[Stream]) -> N
 def test_the_same_text_when_the_worker_dies(drafting: System, calm: list[Stream]) -> None:
     same(calm, asyncio.run(run(drafting, ASKED, [lambda: worker(drafting, 0).kill()])))
     until_nothing_is_held(drafting)
-
-
-def test_the_same_text_by_a_draft_model_when_one_of_two_ranks_dies(system: System) -> None:
-    settings = (
-        *("speculative.method=draft", "speculative.model=bundled", "speculative.tokens=2"),
-        *("worker.tensor_parallel=2", "scheduler.step_deadline_s=20", "links.dead_after_s=30"),
-    )
-    asked = [(path, body | {"prompt": TEXT[:66], "max_tokens": 16}) for path, body in ASKED[:1]]
-    calm = asyncio.run(run(system, asked, []))
-    with System(*SETTINGS, *settings, start_s=250.0) as divided:
-        same(calm, asyncio.run(run(divided, asked, [lambda: second_rank(divided).kill()])))
-        until(lambda: accepted(divided) > 4)
-        until_nothing_is_held(divided)
