@@ -58,7 +58,7 @@ test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, man
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
 	$(BIN)/python -m tests.sim --first 200 --seeds 800
 
-test-compose: $(STAMP) ## docker compose up with a real daemon, for minutes [ARGS=]
+test-compose: $(STAMP) ## images and docker compose up with a real daemon, for minutes [COMPOSE_TEST_DATA=folder for layers, kept ARGS=]
 	$(BIN)/python -m pytest $(COMPOSE) $(ARGS)
 
 check: $(STAMP) ## lint, format, types

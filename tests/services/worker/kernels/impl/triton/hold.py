@@ -26,6 +26,9 @@ LACKING = ("needs_fp4_unit", "needs_halves", "needs_scaled_dot")
 
 def poison(tensor: Tensor) -> Tensor:
     """NaN, or all bits set."""
+    if tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None):  # nothing can be done with it but to name it otherwise
+        tensor.view(torch.uint8).fill_(0xFF)
+        return tensor
     if tensor.is_floating_point():
         return tensor.fill_(torch.nan)
     return tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
