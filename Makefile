@@ -8,13 +8,8 @@ WORKERS ?= 2
 SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
-<<<<<<< HEAD
-LONG := tests/benchmarks/test_aot_whole.py
-COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
-=======
 LONG := tests/benchmarks/test_aot_whole.py tests/e2e/test_speculative_ranks.py
-COMPOSE := tests/compose/test_up.py
->>>>>>> ci
+COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
 PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
