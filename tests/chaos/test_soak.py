@@ -1,8 +1,4 @@
-"""A minute of tests/chaos/soak.py. So short a life says little of memory: what never dies is judged, by a wide rule.
-
-The worker, which is killed and not judged, is the null one; test_kills.py kills real ones, and `python -m
-tests.chaos.soak` has a real one for as long as is asked.
-"""
+"""A minute of tests/chaos/soak.py. So short a life says little of memory: what never dies is judged, by a wide rule."""
 
 from rich.console import Console
 
@@ -18,7 +14,7 @@ PLAN = Plan(
     warm_s=20.0,
     least_s=30.0,
     tolerance_mib=24.0,
-    settings=("worker.kind=null", "worker.step_us=40000"),
+    settings=("worker.threads=1",),
 )
 
 
