@@ -160,7 +160,9 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV32Config",
         LATENT
         | {"q_lora_rank": 256, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "index_topk": 64}
-        | {"index_n_heads": 32, "index_head_dim": 128},
+        | {"index_n_heads": 32, "index_head_dim": 128}
+        # with 0.06 bf16 chooses other tokens so often that 23 % of the positions are clear; so 60 % are
+        | {"initializer_range": 0.03},
     ),
 }
 WITH_FP8_CACHE = [name for name in SMALL if not name.startswith("deepseek")]  # latents are cached as they are
