@@ -100,7 +100,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 1024,
             "moe_intermediate_size": 256,
             "shared_expert_intermediate_size": 256,
-            "num_experts": 16,
+            "num_experts": 4,  # all are chosen, as of gpt_oss: of 16, bf16 leaves 28 % of the positions clear, so 47 %
             "num_experts_per_tok": 4,
             "num_hidden_layers": 4,
             "num_attention_heads": 4,
