@@ -103,7 +103,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 1024,
             "moe_intermediate_size": 256,
             "shared_expert_intermediate_size": 256,
-            "num_experts": 16,
+            "num_experts": 4,  # all are chosen, as of gpt_oss: of 16, bf16 leaves 28 % of the positions clear, so 47 %
             "num_experts_per_tok": 4,
             "num_hidden_layers": 4,
             "num_attention_heads": 4,
@@ -175,7 +175,9 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV32Config",
         LATENT
         | {"q_lora_rank": 256, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "index_topk": 64}
-        | {"index_n_heads": 32, "index_head_dim": 128},
+        | {"index_n_heads": 32, "index_head_dim": 128}
+        # with 0.06 bf16 chooses other tokens so often that 23 % of the positions are clear; so 60 % are
+        | {"initializer_range": 0.03},
     ),
 }
 EXACT = [name for name in SMALL if not name.endswith("_all")]
