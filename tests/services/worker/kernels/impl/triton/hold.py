@@ -21,7 +21,7 @@ from services.worker.kernels.registry import Case, Impl
 GUARD = 256  # elements before and after each storage; keeps the alignment that torch gives
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Refusals for want of a unit, by name: this is imported before Triton interprets, and must import no kernel.
-LACKING = ("needs_fp4_unit", "needs_halves", "needs_scaled_dot")
+LACKING = ("needs_fp4_unit", "needs_halves", "needs_scaled_dot", "tried_in_bf16")
 
 
 def poison(tensor: Tensor) -> Tensor:

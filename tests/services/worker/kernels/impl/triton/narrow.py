@@ -12,12 +12,16 @@ from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_linear import norm_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
 from services.worker.kernels.ops.row_scaled_linear import make_operands
-from services.worker.kernels.registry import Impl
+from services.worker.kernels.registry import Facts, Impl
 
 
 def in_16_bits(impl: Impl[Any]) -> Impl[Any]:
     """The implementation for bf16 only: other dtypes take as long, and show nothing that is not tried elsewhere."""
-    return replace(impl, refuses=lambda facts: None if facts.dtype == torch.bfloat16 else "not tried here")
+    return replace(impl, refuses=tried_in_bf16)
+
+
+def tried_in_bf16(facts: Facts) -> str | None:
+    return None if facts.dtype == torch.bfloat16 else "not tried here"
 
 
 def weight_of(form: str, out: int, inner: int, device: torch.device) -> tuple[Narrow, Tensor]:
