@@ -8,7 +8,6 @@ WORKERS ?= 2
 SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
-LONG := tests/benchmarks/test_aot_whole.py tests/e2e/test_speculative_ranks.py
 COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
 PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
@@ -44,13 +43,13 @@ test: $(STAMP) ## tests that need no GPU: those with real systems, and all else 
 	@$(MAKE) --no-print-directory -j 2 test-systems test-units
 
 test-systems: $(STAMP)
-	$(PYTEST) -n $(SYSTEM_WORKERS) $(SYSTEMS) $(addprefix --ignore=,$(LONG)) $(ARGS)
+	$(PYTEST) -m "not long" -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
 
 test-units: $(STAMP)
-	nice -n 2 $(PYTEST) -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE) $(LONG)) $(ARGS)
+	nice -n 2 $(PYTEST) -m "not long" -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE)) $(ARGS)
 
-test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives, ranks that die with drafts [ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(LONG) $(ARGS)
+test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives, more deaths [ARGS=]
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m long tests $(addprefix --ignore=,$(COMPOSE)) $(ARGS)
 	$(BIN)/python -m tests.sim --first 200 --seeds 800
 
 test-compose: $(STAMP) ## images and docker compose up with a real daemon, for minutes [COMPOSE_TEST_DATA=folder for layers, kept ARGS=]

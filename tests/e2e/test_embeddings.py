@@ -85,6 +85,7 @@ def test_equal_to_transformers_in_both_encodings_beside_a_stream(
             assert each.embedding == pytest.approx(wanted(reference, ids, mode).tolist(), abs=CLOSE)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_costs_no_vector(narrow: System, reference: Reference) -> None:
     inputs = [list(range(start, start + 150)) for start in range(300, 310)]
 

@@ -72,7 +72,11 @@ def test_streams_do_not_notice_a_group_that_leaves_in_order(divided: System, alo
     whole_again(divided, gone)
 
 
-@pytest.mark.parametrize("victim", [second_rank, lambda system: worker(system, 0)], ids=["rank 1", "rank 0"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(second_rank, marks=pytest.mark.long), lambda system: worker(system, 0)],
+    ids=["rank 1", "rank 0"],
+)
 def test_streams_end_as_if_no_rank_had_been_killed(
     divided: System, alone: list[Stream], victim: Callable[[System], psutil.Process]
 ) -> None:
@@ -81,6 +85,7 @@ def test_streams_end_as_if_no_rank_had_been_killed(
     whole_again(divided, gone)
 
 
+@pytest.mark.long
 def test_a_rank_that_stands_still_ends_with_its_group(divided: System, alone: list[Stream]) -> None:
     """Rank 0 waits for it in a collective, until the step's deadline."""
     gone = [worker(divided, 0), second_rank(divided)]

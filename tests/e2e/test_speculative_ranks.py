@@ -6,11 +6,15 @@ the drafts of ranks, test_speculative.py drafts behind a death.
 
 import asyncio
 
+import pytest
+
 from benchmarks.system import System
 from tests.e2e.test_ranks import second_rank
 from tests.e2e.test_recovery import run
 from tests.e2e.test_speculative import ASKED, SETTINGS, TEXT, accepted
 from tests.e2e.test_workers import same, until, until_nothing_is_held
+
+pytestmark = pytest.mark.long
 
 
 def test_the_same_text_by_a_draft_model_when_one_of_two_ranks_dies(system: System) -> None:
