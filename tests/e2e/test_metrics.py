@@ -15,7 +15,7 @@ from benchmarks.system import System
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
 ROW = re.compile(r"^\| `([\w:]+)` \| (\w+) \| ([\w, ]*) \| .+ \| (.+) \|$", flags=re.MULTILINE)
-BODY = {"model": "SmolLM2-135M-Instruct", "prompt": "hi", "max_tokens": 4}
+BODY = {"model": "SmolLM2-135M-Instruct", "prompt": "hi", "max_tokens": 4, "ignore_eos": True}
 Counters = dict[str, float]
 
 
