@@ -2,7 +2,7 @@
 
 A few tokens, one launch: EXPERTS / ROWS programs per token, whose router rows are on their way before the kernel ahead
 has ended; the last one to arrive chooses. So launches of this op must not overlap: one stream at a time. More tokens,
-two launches: programs of BLOCK_T tokens and BLOCK_E of the router's rows, then one program per token chooses. Many
+two launches: programs of BLOCK_T tokens and BLOCK_E of the router's rows, then the choice of moe_route. Many
 tokens, which fill the processors by themselves: a program takes BLOCK_T of them through the whole router.
 """
 
@@ -141,40 +141,6 @@ def route_logits(  # type: ignore[no-untyped-def]
         logits += tl.load(bias_ptr + expert_in).to(tl.float32)[None, :]
     known = (token < num_tokens)[:, None] & (expert < EXPERTS)[None, :]
     tl.store(logits_ptr + token[:, None] * EXPERTS + expert[None, :], logits, mask=known)
-
-
-@triton.jit
-def route_choice(  # type: ignore[no-untyped-def]
-    logits_ptr,
-    weights_ptr,
-    experts_ptr,
-    EXPERTS: tl.constexpr,
-    EXPERTS_PAD: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_K_PAD: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """What `route_logits` left: logits fp32 [T, E]; weights float32, experts int32 [T, K]. Grid (T,)."""
-    token = tl.program_id(0)
-    expert = tl.arange(0, EXPERTS_PAD)
-    # kernels behind may read what is older than this one without waiting, so not before the wait
-    wait(PDL)
-    release(PDL)
-    logits = tl.load(logits_ptr + token * EXPERTS + expert, mask=expert < EXPERTS, other=0.0)
-    store_choice(
-        logits[None, :],
-        token + tl.zeros([1], tl.int32),
-        token + 1,
-        weights_ptr,
-        experts_ptr,
-        EXPERTS,
-        EXPERTS_PAD,
-        TOP_K,
-        TOP_K_PAD,
-        RENORMALIZE,
-        1,
-    )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -85,19 +85,19 @@ def refuses(facts: Facts) -> str | None:
     return needs_gpu(facts)
 
 
-def _aot(name: str, num_experts: int, top_k: int, block: int) -> AotCase:
+def _aot(name: str, num_experts: int, top_k: int, block: int, kind: str = "bf16") -> AotCase:
     return AotCase(
         name,
         route_tokens,
         {
-            "logits_ptr": "*bf16:16",
+            "logits_ptr": f"*{kind}:16",
             "weights_ptr": "*fp32:16",
             "experts_ptr": "*i32:16",
             "num_tokens": "i32",
             "EXPERTS": num_experts,
             "EXPERTS_PAD": num_experts,
             "TOP_K": top_k,
-            "TOP_K_PAD": top_k,
+            "TOP_K_PAD": triton.next_power_of_2(top_k),
             "RENORMALIZE": True,
             "BLOCK_T": block,
             "PDL": False,
@@ -109,5 +109,7 @@ def _aot(name: str, num_experts: int, top_k: int, block: int) -> AotCase:
 AOT: tuple[AotCase, ...] = (
     _aot("qwen3_30b_a3b", 128, 8, 1),
     _aot("qwen3_30b_a3b_many", 128, 8, 8),
+    _aot("qwen3_30b_a3b_behind_norm", 128, 8, 1, "fp32"),
+    _aot("qwen3_next_behind_norm", 512, 10, 1, "fp32"),
 )
 IMPL = Impl(moe_route, "triton", run, refuses)

@@ -8,7 +8,8 @@ import triton
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
-from services.worker.kernels.impl.triton._route import route_choice, route_few, route_logits, route_many
+from services.worker.kernels.impl.triton._route import route_few, route_logits, route_many
+from services.worker.kernels.impl.triton.moe_route import run as choose
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.registry import Impl
 
@@ -56,17 +57,13 @@ def run_shared(
     """`tile`: experts and columns of a program's step, warps."""
     (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
     block_e, block_k, warps = tile
-    normed, weights, experts = _outputs(x, top_k)
+    normed = torch.empty_like(x)
     logits = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=device)
     route_logits[(triton.cdiv(num_experts, block_e), triton.cdiv(num_tokens, BLOCK_T))](
         x, norm, router, bias, normed, logits, eps, num_tokens, HIDDEN=hidden, EXPERTS=num_experts,
         BLOCK_T=BLOCK_T, BLOCK_E=block_e, BLOCK_K=block_k, SPLIT=warps, num_warps=warps, **options(device),
     )  # fmt: skip
-    route_choice[(num_tokens,)](
-        logits, weights, experts, EXPERTS=num_experts, EXPERTS_PAD=triton.next_power_of_2(num_experts), TOP_K=top_k,
-        TOP_K_PAD=triton.next_power_of_2(top_k), RENORMALIZE=renormalize, num_warps=1, **options(device),
-    )  # fmt: skip
-    return normed, weights, experts
+    return normed, *choose(logits, top_k, renormalize)
 
 
 def run_many(
@@ -154,18 +151,15 @@ def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, bloc
     if kernel is route_logits:
         block_e, block_k, warps = SHARED_TILE
         arguments |= {"BLOCK_E": block_e, "BLOCK_K": block_k, "SPLIT": warps}
-    warps = 1 if kernel is route_choice else 4
-    return AotCase(name, kernel, {key: arguments[key] for key in kernel.arg_names}, warps, hot=block < 64)
+    return AotCase(name, kernel, {key: arguments[key] for key in kernel.arg_names}, hot=block < 64)
 
 
 AOT: tuple[AotCase, ...] = (
     _aot("qwen3_30b_a3b_few", route_few, 2048, 128, 8),
     _aot("mixtral_8x7b_few", route_few, 4096, 8, 2),
     _aot("qwen3_30b_a3b_logits", route_logits, 2048, 128, 8, BLOCK_T),
-    _aot("qwen3_30b_a3b_choice", route_choice, 2048, 128, 8),
     _aot("qwen3_30b_a3b_t64", route_many, 2048, 128, 8, 64),
     _aot("qwen3_next_few", route_few, 2048, 512, 10),
-    _aot("qwen3_next_choice", route_choice, 2048, 512, 10),
     _aot("qwen3_next_t16", route_many, 2048, 512, 10, 16),
 )
 IMPL = Impl(norm_route, "triton", run, needs_gpu)
