@@ -57,7 +57,8 @@ class Chain:
         return self._weight_bytes(elements) + self._kv_bytes
 
     def run(self, plans: tuple[Any, ...], layers: int = 0, without: int = -1) -> Tensor:
-        """`without`: the number of a stage that is left out."""
+        """`without`: the number of a stage that is left out, which none relies on."""
+        assert without < 0 or not self.stages[without].relied_on, self.stages[without].name
         self.flow.x = embedding_by_blocks(self.ids, self.table)
         for layer in range(layers or self.layers):
             for number, (stage, plan) in enumerate(zip(self.stages, plans, strict=True)):

@@ -52,7 +52,8 @@ class Way(NamedTuple):
 
 class Stage(NamedTuple):
     """Some launches of a layer. `plans`: the tables' choice first; `launch`: by a plan in a layer; `lines`: of the
-    tables that say so; `kernel`: what is compiled for a plan; `around`: of a plan, others with the same kernel."""
+    tables that say so; `kernel`: what is compiled for a plan; `around`: of a plan, others with the same kernel;
+    `relied_on`: the next launch must come right behind it, since it reads what is older without waiting."""
 
     name: str
     plans: tuple[Any, ...]
@@ -60,6 +61,7 @@ class Stage(NamedTuple):
     kernel: Callable[[Any], Any]
     lines: Callable[[Any], list[Line]] | None = None
     around: Callable[[Any], Sequence[Any]] = lambda _: ()
+    relied_on: bool = False
 
 
 def unique(plans: Sequence[Any]) -> tuple[Any, ...]:
@@ -266,6 +268,7 @@ def _few(flow: Flow, first: Few, told: Row, gate_up: list[Tensor], down: list[Te
         up,
         lambda plan: (*kernel, plan[:3]),
         lambda plan: [("moe_gated", told | {"few": [*plan[:3]]})],
+        relied_on=True,
     )
     yield Stage(
         "experts down",

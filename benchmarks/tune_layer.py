@@ -213,9 +213,12 @@ def report(console: Console, link: Link, search: Search, bandwidth: float) -> No
     for name in ("launches", "us less without them", "then", "plan"):
         table.add_column(name, justify="left" if name in ("launches", "plan") else "right")
     for number, (stage, plan) in enumerate(zip(chain.stages, search.plans, strict=True)):
-        shares = [1e6 * (before - chain.time(first, number)), 1e6 * (after - chain.time(search.plans, number))]
+        shares = ["", ""]
+        if not stage.relied_on:
+            less = before - chain.time(first, number), after - chain.time(search.plans, number)
+            shares = [f"{seconds * 1e6:.2f}" for seconds in less]
         what = said(plan) if plan == stage.plans[0] else f"{said(stage.plans[0])} to {said(plan)}"
-        table.add_row(stage.name, *(f"{share:.2f}" for share in shares), what if plan is not None else "")
+        table.add_row(stage.name, *shares, what if plan is not None else "")
     console.print(table)
 
 

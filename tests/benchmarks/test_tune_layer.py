@@ -137,6 +137,10 @@ def test_each_kernel_is_compiled_once_and_a_step_reads_what_its_rows_reach() -> 
     read = [chains[link].read_bytes for link in links]
     assert read[0] == chains[links[0]].stored_bytes and read[0] < read[1], "each row has keys and values of its own"
     few = Chain(MIXED, "", 1, DEVICE, 1)
+    # its second product reads the choice of experts without a wait of its own
+    assert [stage.name for stage in few.stages if stage.relied_on] == ["experts up"]
+    with pytest.raises(AssertionError, match="experts up"):
+        few.run(tuple(stage.plans[0] for stage in few.stages), without=[s.relied_on for s in few.stages].index(True))
     assert few.read_bytes == few.stored_bytes - 2 * 3 * 64 * 32 * (MIXED.experts - MIXED.top_k)
 
 
