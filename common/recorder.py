@@ -2,12 +2,14 @@
 
 Owned by the process and written by its main thread. The file is mapped memory and its blocks are allocated at the
 start, so what was noted is there after any end, also kill -9, and a disk that fills up later does not matter.
+The process holds a lock on it while it lives, which says so across clocks, pids and containers.
 Invariant: an event is numbers and a short text of our own making (a name, a request id, a reason); no prompt, output,
 token id or key has a way in. `read` is for `valence story`; it trusts nothing in a file.
 """
 
 import atexit
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -94,11 +96,12 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct):
-    """A process's events, oldest first in each ring."""
+    """A process's events, oldest first in each ring. `alive`: it ran when they were read."""
 
     peer: Peer
     rings: dict[RingName, list[Event]]
     beat: tuple[float, float] = (0.0, 0.0)  # monotonic and wall time of the last heartbeat; 0 before the first
+    alive: bool = False
 
     @property
     def name(self) -> str:
@@ -210,6 +213,7 @@ def open_file(run_dir: Path, peer: Peer, fingerprint: str) -> Recorder:
     path = folder / file_name(peer, "ring")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # the mapping keeps it when the descriptor is closed
         os.posix_fallocate(descriptor, 0, FILE_BYTES)  # else a full disk would be a SIGBUS at some event
         head = msgspec.json.encode(peer)
         os.pwrite(descriptor, MAGIC + len(head).to_bytes(4, "little") + head, 0)
@@ -247,7 +251,9 @@ def prune(folder: Path, pattern: str, keep: int) -> None:
 def read(path: Path) -> Recording | None:
     """What a process, living or dead, has noted; None if the file is none of ours or has gone."""
     try:
-        content = path.read_bytes()
+        with open(path, "rb") as file:
+            alive = not _unlocked(file.fileno())
+            content = file.read()
     except OSError:
         return None
     if len(content) != FILE_BYTES or content[: len(MAGIC)] != MAGIC:
@@ -258,7 +264,16 @@ def read(path: Path) -> Recording | None:
         peer = msgspec.json.decode(content[start : min(start + size, HEAD_BYTES - BEAT.size)], type=Peer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return Recording(peer, _rings(content), BEAT.unpack_from(content, HEAD_BYTES - BEAT.size))
+    return Recording(peer, _rings(content), BEAT.unpack_from(content, HEAD_BYTES - BEAT.size), alive)
+
+
+def _unlocked(descriptor: int) -> bool:
+    """Whether its owner has gone. Shared, so that those who look at the same time do not take each other for it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _rings(content: bytes) -> dict[RingName, list[Event]]:

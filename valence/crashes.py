@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from common import crash, recorder
 from common.protocol import Peer
 from common.recorder import Event, Kind, Recording
@@ -41,17 +39,9 @@ def recordings(run_dir: Path) -> list[Recording]:
     return [found for path in paths if (found := recorder.read(path)) is not None]
 
 
-def is_alive(peer: Peer) -> bool:
-    """Whether the process still runs; another one may have its pid by now."""
-    try:
-        return psutil.Process(peer.pid).create_time() <= peer.since_s + 1.0
-    except psutil.Error:
-        return False
-
-
 def killed(source: Recording) -> bool:
     """It is gone and could not say so."""
-    return not any(event.kind is Kind.ENDED for event in source.rings["life"]) and not is_alive(source.peer)
+    return not any(event.kind is Kind.ENDED for event in source.rings["life"]) and not source.alive
 
 
 def crashes(run_dir: Path) -> list[Crash]:

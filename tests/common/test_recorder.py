@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -68,7 +69,7 @@ def test_the_file_is_private_of_fixed_size_and_readable_while_its_process_runs(t
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_size == FILE_BYTES < 1.5e6
     found = read(path)
-    assert found is not None and found.peer == PEER and found.name == "worker-3"
+    assert found is not None and found.peer == PEER and found.name == "worker-3" and found.alive
     assert [(event.kind, event.a, event.text) for event in found.rings["life"]] == [(Kind.STARTED, 4711, "f00d")]
     assert len(found.rings["requests"]) == RINGS["requests"]
 
@@ -78,9 +79,17 @@ def test_what_was_noted_outlives_kill_9(tmp_path: Path) -> None:
     ended = run(code + "os.kill(os.getpid(), signal.SIGKILL)", str(tmp_path))
     assert ended.returncode == -signal.SIGKILL
     found = read(path_of(tmp_path))
-    assert found is not None and [event.a for event in found.rings["steps"]] == [9]
+    assert found is not None and not found.alive and [event.a for event in found.rings["steps"]] == [9]
     assert [event.kind for event in found.rings["life"]] == [Kind.STARTED, Kind.STATE]
     assert found.last_sign[0] == found.rings["steps"][0].mono_s > found.beat[0] > 0
+
+
+def test_who_looks_at_the_same_time_is_not_taken_for_its_owner(tmp_path: Path) -> None:
+    run("open_file(run_dir, peer, '')", str(tmp_path))
+    with open(path_of(tmp_path), "rb") as other:
+        fcntl.flock(other.fileno(), fcntl.LOCK_SH)
+        found = read(path_of(tmp_path))
+    assert found is not None and not found.alive
 
 
 def test_an_end_in_order_is_noted_by_the_process_itself(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from common.protocol import Load, Members, tokenizer_of
 from common.recorder import Kind
 from common.transport import LinkCounters, Push
 from valence import rundir
-from valence.crashes import is_alive, recordings
+from valence.crashes import recordings
 from valence.errors import CommandError
 from valence.status import StatusClient
 from valence.story import asked_scheduler, tell
@@ -50,7 +50,7 @@ def pid_of(system: System, name: str) -> int:
     def found() -> int:
         for each in recordings(system.run_dir):
             ready = any(event.kind is Kind.STATE and event.text == "ready" for event in each.rings["life"])
-            if each.name == name and ready and is_alive(each.peer):
+            if each.name == name and ready and each.alive:
                 return each.peer.pid
         return 0
 

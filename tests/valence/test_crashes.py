@@ -1,13 +1,11 @@
-import os
 from pathlib import Path
 
 import pytest
 
 from common import crash
-from common.protocol import Peer
 from common.recorder import Kind, file_name
-from tests.valence.recorded import ALIVE_S, DEAD_PID, noted
-from valence.crashes import afterwards, crashes, is_alive, killed, recordings
+from tests.valence.recorded import DEAD_PID, noted
+from valence.crashes import afterwards, crashes, killed, recordings
 from valence.errors import CommandError
 from valence.story import ask
 
@@ -80,12 +78,6 @@ def test_the_newest_comes_first_and_one_process_can_be_asked_for(tmp_path: Path)
     assert [each.process for each in ask(tmp_path, "", crashed=True)[1]] == ["worker-0"]
     with pytest.raises(CommandError, match="no crash of api is recorded"):
         ask(tmp_path, "api", crashed=True)
-
-
-def test_a_pid_that_another_process_has_by_now_is_not_alive() -> None:
-    assert is_alive(Peer("api", 0, 1, "", os.getpid(), ALIVE_S))
-    assert not is_alive(Peer("api", 0, 1, "", os.getpid(), ALIVE_S - 3600))
-    assert not is_alive(Peer("api", 0, 1, "", DEAD_PID, ALIVE_S))
 
 
 def test_an_end_that_was_noted_is_no_kill(tmp_path: Path) -> None:
