@@ -9,7 +9,9 @@ SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
 COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
-PYTEST = env OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# Idle threads sleep, and memory is not taken in huge pages: for each the kernel may have to move others away first.
+QUIET = env OMP_WAIT_POLICY=passive NUMPY_MADVISE_HUGEPAGE=0
+PYTEST = $(QUIET) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
@@ -49,7 +51,7 @@ test-units: $(STAMP)
 	nice -n 2 $(PYTEST) -m "not long" -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE)) $(ARGS)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives, more deaths [ARGS=]
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m long tests $(addprefix --ignore=,$(COMPOSE)) $(ARGS)
+	$(QUIET) $(BIN)/python -m pytest -m long tests $(addprefix --ignore=,$(COMPOSE)) $(ARGS)
 	$(BIN)/python -m tests.sim --first 200 --seeds 800
 
 test-compose: $(STAMP) ## images and docker compose up with a real daemon, for minutes [COMPOSE_TEST_DATA=folder for layers, kept ARGS=]

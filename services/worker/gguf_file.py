@@ -77,7 +77,8 @@ class GgufTensor:
         record = self.record
         stored = self.mapped[record.offset : record.offset + record.num_bytes]
         if self.row_order is None or len(self.shape) == 1:
-            rows = torch.from_numpy(np.array(stored))
+            rows = torch.empty(stored.size, dtype=torch.uint8)  # torch's memory: numpy's may wait for huge pages
+            rows.numpy()[:] = stored
             if self.row_order is not None:
                 return rows.view(record.shape[0], -1)[self.row_order].reshape(1, -1)
             rows = rows.view(1 if len(self.shape) == 1 else record.shape[0], -1)

@@ -4,10 +4,10 @@ On a CPU a share of what is free, on a GPU what the largest step leaves of `kv.g
 """
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import psutil
 import torch
 
@@ -113,10 +113,16 @@ class Meter:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that on a CPU take memory page by page as they are written (torch.zeros would write them all at start)."""
-    if device.type != "cpu":
+    """Zeros that on a CPU take memory page by page as they are written (torch.zeros would write them all at start).
+
+    Small pages: numpy would ask for huge ones, for each of which the kernel may first move others away (40 to 100 ms
+    within a step were seen).
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(mapped, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def choose_blocks(block_bytes: int, shape: Shape, limits: Limits, spare: int = 0) -> Budget:
