@@ -1,4 +1,4 @@
-"""One running system for all end-to-end tests: the bundled model, two API and two tokenizer replicas, exact mode."""
+"""Systems that end-to-end tests share, each with two API and two tokenizer replicas."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,33 @@ import pytest
 
 from benchmarks.system import System
 
+REPLICAS = ("services.api.replicas=2", "services.tokenizer.replicas=2", "scheduler.max_rows=64", "kv.blocks=512")
+EXACT = ("model.dtype=float32", "worker.threads=1")  # one thread: other systems are tested beside it
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: a file's tests stay together, and all that share the bundled model: its start is dear."""
+    for item in items:
+        group = "bundled" if "bundled" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture(scope="session")
 def system() -> Iterator[System]:
-    replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
-    one = "worker.threads=1"  # another system is tested beside it
-    with System(*replicas, one, "scheduler.max_rows=64", "kv.blocks=512", "model.dtype=float32") as system:
+    """What its worker says is no language, and costs next to nothing."""
+    with System(*REPLICAS, "worker.kind=null", "worker.step_us=5000") as system:
+        yield system
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Iterator[System]:
+    """The bundled model in the exact mode."""
+    with System(*REPLICAS, *EXACT, "model.tool_parser=hermes") as system:
         yield system
 
 
 @pytest.fixture
-def client(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+def client(bundled: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{bundled.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client

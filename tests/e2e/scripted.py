@@ -1,4 +1,4 @@
-"""A model whose prompts script their answers (`worker.null_echo`), with a real tokenizer and a template of a family."""
+"""Models without a checkpoint's weights: one whose prompts script its answers, one small enough to start at once."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,38 @@ TEMPLATE = (
     "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
     "{%- if enable_thinking %}{{ '<think>\n' }}{% endif %}"
 )
+
+
+# A Llama whose start costs what torch's import costs; its weights are drawn.
+SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+def small(path: Path) -> tuple[str, ...]:
+    """Settings of a system that serves SMALL with the bundled model's tokenizer and under its name."""
+    path.mkdir()
+    bundled = resolve("bundled").path
+    tokenizer = gguf_tokenizer.build(read_gguf(bundled).metadata)
+    tokenizer.save(str(path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    (path / "config.json").write_text(json.dumps(SMALL | {"vocab_size": size, "eos_token_id": 2}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    talk = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    (path / "chat_template.jinja").write_text(f"{talk}<|im_start|>assistant\n")
+    return f"model.source={path}", "model.weights=random", "model.name=SmolLM2-135M-Instruct"
 
 
 def folder(path: Path, dialect: str, special: tuple[str, ...] = ()) -> tuple[Path, int]:

@@ -69,9 +69,9 @@ def test_a_chat(client: openai.OpenAI) -> None:
         client.chat.completions.create(**asked, extra_body={"length_penalty": 2})
 
 
-def test_lost_services_change_nothing(system: System) -> None:
+def test_lost_services_change_nothing(bundled: System) -> None:
     body = ASKED | SEARCH | {"n": 4, "max_tokens": 20, "ignore_eos": True}
-    url = f"{system.url}/v1/completions"
+    url = f"{bundled.url}/v1/completions"
 
     def ask() -> list[list[int]]:
         reply = httpx.post(url, json=body, timeout=120)
@@ -82,8 +82,8 @@ def test_lost_services_change_nothing(system: System) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         for service in ("tokenizer", "scheduler", "worker"):
             found = pool.submit(ask)
-            for process in system.processes()[service]:
-                while not httpx.get(f"{system.url}/load").json()["server_load"]:
+            for process in bundled.processes()[service]:
+                while not httpx.get(f"{bundled.url}/load").json()["server_load"]:
                     assert not found.done(), "it is still going on"
                 process.kill()
             assert found.result() == undisturbed

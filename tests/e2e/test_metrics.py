@@ -58,11 +58,11 @@ def ask(system: System, before: Counters) -> Counters:
     return until(system, lambda now: generated(now) >= generated(before) + 4 and answered(now) >= answered(before) + 1)
 
 
-def test_the_document_lists_every_name_with_its_type_and_labels(system: System) -> None:
-    ask(system, counters(page(system)))
+def test_the_document_lists_every_name_with_its_type_and_labels(bundled: System) -> None:
+    ask(bundled, counters(page(bundled)))
     documented = {name: (kind, labels, by) for name, kind, labels, by in ROW.findall(DOCUMENT)}
     assert len(documented) == len(ROW.findall(DOCUMENT)) > 100
-    text = page(system)
+    text = page(bundled)
     families = list(text_string_to_metric_families(text))
     for family in families:
         kind, labels, _ = documented[family.name]
@@ -71,7 +71,7 @@ def test_the_document_lists_every_name_with_its_type_and_labels(system: System) 
     missing = documented.keys() - {family.name for family in families}
     assert [name for name in missing if "with keys" not in documented[name][2]] == []
     accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-    other = httpx.get(f"{system.url}/metrics", headers=accept).text
+    other = httpx.get(f"{bundled.url}/metrics", headers=accept).text
     types = {family.name: family.type for family in openmetrics.text_string_to_metric_families(other)}
     assert {family.name: family.type for family in families}.items() <= types.items()
 

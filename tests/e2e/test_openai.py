@@ -57,7 +57,7 @@ def test_completions_of_several_prompts_and_choices(client: openai.OpenAI) -> No
     assert reply.usage.completion_tokens == 16
 
 
-def test_token_ids_and_text_are_the_same_prompt(client: openai.OpenAI, system: System) -> None:
+def test_token_ids_and_text_are_the_same_prompt(client: openai.OpenAI) -> None:
     text = "Once upon a time"
     ids = client.post("../tokenize", body={"model": MODEL, "prompt": text}, cast_to=object)["tokens"]
     settings = {"model": MODEL, "max_tokens": 8, "temperature": 0}
@@ -105,7 +105,7 @@ def test_a_prefix_is_found_again(client: openai.OpenAI) -> None:
     assert second.choices[0].text == first.choices[0].text
 
 
-def test_a_seeded_request_repeats_itself_alone_and_in_a_crowd(client: openai.OpenAI, system: System) -> None:
+def test_a_seeded_request_repeats_itself_alone_and_in_a_crowd(client: openai.OpenAI) -> None:
     import concurrent.futures
 
     def ask(seed: int) -> str:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from benchmarks.system import System
+from tests.e2e.scripted import small
 from tests.e2e.test_recovery import Stream, bodies, run
 from tests.e2e.test_workers import ready_workers, same, until, until_nothing_is_held, worker
 
@@ -29,17 +30,22 @@ DEADLINE_S = 20
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[Stream]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A small one: that every family says by ranks what it says alone is proved in tests/services/worker."""
+    return small(tmp_path_factory.mktemp("ranks") / "model")
+
+
+@pytest.fixture(scope="module")
+def alone(model: tuple[str, ...]) -> list[Stream]:
     """What one process says."""
-    with System(*SETTINGS, start_s=START_S) as system:
+    with System(*SETTINGS, *model, start_s=START_S) as system:
         return asyncio.run(run(system, ASKED, []))
 
 
 @pytest.fixture(scope="module")
-def divided() -> Iterator[System]:
-    with System(
-        *SETTINGS, "worker.tensor_parallel=2", f"scheduler.step_deadline_s={DEADLINE_S}", start_s=START_S
-    ) as it:
+def divided(model: tuple[str, ...]) -> Iterator[System]:
+    more = "worker.tensor_parallel=2", f"scheduler.step_deadline_s={DEADLINE_S}"
+    with System(*SETTINGS, *model, *more, start_s=START_S) as it:
         yield it
 
 

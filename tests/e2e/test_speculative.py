@@ -38,13 +38,13 @@ def drafting() -> Iterator[System]:
 
 
 @pytest.fixture(scope="module")
-def calm(system: System) -> list[Stream]:
+def calm(bundled: System) -> list[Stream]:
     """What is said without drafts; the first request also with a stop string, from three quarters on."""
-    streams = asyncio.run(run(system, ASKED, []))
+    streams = asyncio.run(run(bundled, ASKED, []))
     whole = streams[0].texts[0]
     stopped = ("completions", ASKED[0][1] | {"stop": whole[len(whole) * 3 // 4 :][:8]})
     ASKED.append(stopped)
-    return [*streams, *asyncio.run(run(system, [stopped], []))]
+    return [*streams, *asyncio.run(run(bundled, [stopped], []))]
 
 
 def accepted(system: System) -> float:

@@ -17,13 +17,13 @@ from tests.e2e.test_workers import same, until, until_nothing_is_held
 pytestmark = pytest.mark.long
 
 
-def test_the_same_text_by_a_draft_model_when_one_of_two_ranks_dies(system: System) -> None:
+def test_the_same_text_by_a_draft_model_when_one_of_two_ranks_dies(bundled: System) -> None:
     settings = (
         *("speculative.method=draft", "speculative.model=bundled", "speculative.tokens=2"),
         *("worker.tensor_parallel=2", "scheduler.step_deadline_s=20", "links.dead_after_s=30"),
     )
     asked = [(path, body | {"prompt": TEXT[:66], "max_tokens": 16}) for path, body in ASKED[:1]]
-    calm = asyncio.run(run(system, asked, []))
+    calm = asyncio.run(run(bundled, asked, []))
     with System(*SETTINGS, *settings, start_s=250.0) as divided:
         same(calm, asyncio.run(run(divided, asked, [lambda: second_rank(divided).kill()])))
         until(lambda: accepted(divided) > 4)

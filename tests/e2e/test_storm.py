@@ -4,15 +4,25 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Iterator
 
 import httpx
 import psutil
 import pytest
 
 from benchmarks.system import System
+from tests.e2e.conftest import EXACT, REPLICAS
+from tests.e2e.scripted import small
 
 MODEL = "SmolLM2-135M-Instruct"
 ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A real worker; its model is small, since what is said does not matter."""
+    with System(*REPLICAS, *EXACT, *small(tmp_path_factory.mktemp("storm") / "model")) as system:
+        yield system
 
 
 async def one(client: httpx.AsyncClient, url: str, chance: random.Random) -> str:

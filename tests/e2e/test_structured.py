@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import httpx
@@ -121,15 +121,6 @@ class Answer(NamedTuple):
     reasons: list[str]
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[System]:
-    dialects = ("model.tool_parser=hermes",)
-    with System(
-        "worker.threads=1", "scheduler.max_rows=32", "kv.blocks=512", "model.dtype=float32", *dialects
-    ) as system:
-        yield system
-
-
 def body(number: int, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"max_tokens": 64, "temperature": 1.0, "seed": 40 + number} | fields | more
 
@@ -180,8 +171,8 @@ def requests(stream: bool) -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def calm(own: System) -> list[Answer]:
-    return asyncio.run(ask_all(own, requests(stream=True), lambda: None))
+def calm(bundled: System) -> list[Answer]:
+    return asyncio.run(ask_all(bundled, requests(stream=True), lambda: None))
 
 
 def test_what_is_finished_matches(calm: list[Answer]) -> None:
@@ -196,16 +187,16 @@ def test_what_is_finished_matches(calm: list[Answer]) -> None:
     assert len(set(calm[0].texts)) == 3, "three choices of one seed"
 
 
-def test_schemas_of_all_kinds(own: System) -> None:
+def test_schemas_of_all_kinds(bundled: System) -> None:
     """`python -m benchmarks.schemas` asks those of the public test suite."""
     cases = [Case(str(number), schema, []) for number, (schema, _, _) in enumerate(SCHEMAS) if number % 2]
-    finished = [each for each in asyncio.run(say_all(own.url, cases, max_tokens=32)) if each.is_finished]
+    finished = [each for each in asyncio.run(say_all(bundled.url, cases, max_tokens=32)) if each.is_finished]
     assert [each for each in finished if not each.is_right] == []
     assert len(finished) > 0.5 * len(cases)
 
 
-def test_streamed_is_whole(own: System, calm: list[Answer]) -> None:
-    assert asyncio.run(ask_all(own, requests(stream=False), lambda: None)) == calm
+def test_streamed_is_whole(bundled: System, calm: list[Answer]) -> None:
+    assert asyncio.run(ask_all(bundled, requests(stream=False), lambda: None)) == calm
 
 
 def kill(system: System, service: str) -> None:
@@ -217,7 +208,7 @@ def kill(system: System, service: str) -> None:
     raise AssertionError(f"no {service} runs")
 
 
-def test_kills_change_nothing(own: System, calm: list[Answer]) -> None:
+def test_kills_change_nothing(bundled: System, calm: list[Answer]) -> None:
     """Matchers are made anew from the output so far: the text goes on as it would have."""
     events, killed = 0, {10 * len(CASES): "worker", 20 * len(CASES): "scheduler"}
 
@@ -225,9 +216,9 @@ def test_kills_change_nothing(own: System, calm: list[Answer]) -> None:
         nonlocal events
         events += 1
         if events in killed:
-            kill(own, killed.pop(events))
+            kill(bundled, killed.pop(events))
 
-    assert asyncio.run(ask_all(own, requests(stream=True), heard)) == calm
+    assert asyncio.run(ask_all(bundled, requests(stream=True), heard)) == calm
     assert not killed
 
 
@@ -244,21 +235,23 @@ def test_kills_change_nothing(own: System, calm: list[Answer]) -> None:
         ({"structural_tag": {"format": {"type": "tag"}}}, "structural_tag"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_a_stream_opens(own: System, fields: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_used_is_refused_before_a_stream_opens(
+    bundled: System, fields: dict[str, Any], param: str
+) -> None:
     response = httpx.post(
-        f"{own.url}/v1/completions", json={"prompt": "a", "stream": True, "max_tokens": 4, **fields}, timeout=60
+        f"{bundled.url}/v1/completions", json={"prompt": "a", "stream": True, "max_tokens": 4, **fields}, timeout=60
     )
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
 
 
-def test_a_grammar_that_is_too_dear_per_token_ends_its_request_only(own: System) -> None:
+def test_a_grammar_that_is_too_dear_per_token_ends_its_request_only(bundled: System) -> None:
     regex = "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"
     dear = {"guided_regex": regex, "max_tokens": 400, "seed": 1, "ignore_eos": True}
     free = {"max_tokens": 24, "seed": 2}
 
     async def both() -> tuple[httpx.Response, Answer]:
-        async with httpx.AsyncClient(base_url=f"{own.url}/v1/", timeout=120) as client:
+        async with httpx.AsyncClient(base_url=f"{bundled.url}/v1/", timeout=120) as client:
             other = asyncio.create_task(ask(client, "completions", free, lambda: None))
             return await client.post("completions", json=dear | {"prompt": "a"}), await other
 
