@@ -3,6 +3,7 @@
 Each system has its own port and run directory, so several can run side by side; `end` interrupts it like Ctrl-C.
 """
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from valence.display import tail
 from valence.serve import free_port
 
 START_S = 240.0
@@ -62,7 +64,7 @@ class System:
         """What `valence serve` has printed, and the end of each service's log."""
         parts = [self._log.read_text(errors="replace")]
         for log in sorted((self.run_dir / "log").glob("*.log")):
-            parts.append(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:]))
+            parts += [f"--- {log.name}", *tail(log, 20)]
         return "\n".join(parts)
 
     def ready(self) -> bool:
@@ -78,9 +80,12 @@ class System:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def status(self) -> dict[str, Any]:
-        """`valence status --json`."""
-        status: dict[str, Any] = json.loads(self.valence("status", "--json"))
-        return status
+        """`valence status --json`, once a scheduler answers: without one all figures are zero."""
+        end_s = time.monotonic() + START_S
+        while True:
+            status: dict[str, Any] = json.loads(self.valence("status", "--json"))
+            if status["schedulers"] or time.monotonic() > end_s:
+                return status
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """The processes of each service."""
@@ -89,12 +94,29 @@ class System:
             found[entry["service"]].append(psutil.Process(entry["pid"]))
         return found
 
+    def process_of(self, service: str, instance: int = 0) -> psutil.Process:
+        """The one that runs now, or its successor where it has just died. Looks at /proc only, hence at once."""
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s:
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error, ValueError):  # it has just ended, or is none of a service
+                    command = process.cmdline()
+                    number = command[command.index("--instance") + 1]
+                    if number == str(instance) and not {service, f"services.{service}"}.isdisjoint(command):
+                        return process
+            time.sleep(0.02)
+        raise RuntimeError(f"no {service}-{instance} runs:\n{self.output()}")
+
+    def kill(self, service: str, instance: int = 0) -> None:
+        """kill -9."""
+        self.process_of(service, instance).kill()
+
     def end(self) -> int:
         """Ctrl-C; returns the exit status of `valence serve`."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            status = self.process.wait(60)
+            status = self.process.wait(START_S)
         finally:
             self._folder.cleanup()
         return status
