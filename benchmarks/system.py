@@ -3,6 +3,7 @@
 Each system has its own port and run directory, so several can run side by side; `end` interrupts it like Ctrl-C.
 """
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import psutil
 
 from valence import rundir
+from valence.display import tail
 from valence.serve import free_port
 from valence.status import StatusClient, document
 from valence.supervisor import Supervisor
@@ -64,7 +66,7 @@ class System:
         """What `valence serve` has printed, and the end of each service's log."""
         parts = [self._log.read_text(errors="replace")]
         for log in sorted((self.run_dir / "log").glob("*.log")):
-            parts.append(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-20:]))
+            parts += [f"--- {log.name}", *tail(log, 20)]
         return "\n".join(parts)
 
     def ready(self) -> bool:
@@ -80,10 +82,15 @@ class System:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def status(self) -> dict[str, Any]:
-        """What `valence status --json` prints; asked from here, since half a second of processor for a command adds up."""
+        """What `valence status --json` prints, once a scheduler answers: without one all figures are zero.
+
+        Asked from here: a command takes half a second of processor.
+        """
         config = rundir.running_config(self.run_dir)
+        end_s = time.monotonic() + START_S
         with StatusClient(config) as client:
-            answers = client.ask_each()
+            while not (answers := client.ask_each()) and time.monotonic() < end_s:
+                pass
         return document(Supervisor(self.run_dir).processes(), answers, config.links, time.time())
 
     def processes(self) -> dict[str, list[psutil.Process]]:
@@ -93,12 +100,29 @@ class System:
             found[entry["service"]].append(psutil.Process(entry["pid"]))
         return found
 
+    def process_of(self, service: str, instance: int = 0) -> psutil.Process:
+        """The one that runs now, or its successor where it has just died. Looks at /proc only, hence at once."""
+        end_s = time.monotonic() + START_S
+        while time.monotonic() < end_s:
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error, ValueError):  # it has just ended, or is none of a service
+                    command = process.cmdline()
+                    number = command[command.index("--instance") + 1]
+                    if number == str(instance) and not {service, f"services.{service}"}.isdisjoint(command):
+                        return process
+            time.sleep(0.02)
+        raise RuntimeError(f"no {service}-{instance} runs:\n{self.output()}")
+
+    def kill(self, service: str, instance: int = 0) -> None:
+        """kill -9."""
+        self.process_of(service, instance).kill()
+
     def end(self) -> int:
         """Ctrl-C; returns the exit status of `valence serve`."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         try:
-            status = self.process.wait(60)
+            status = self.process.wait(START_S)
         finally:
             self._folder.cleanup()
         return status

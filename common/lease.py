@@ -5,6 +5,7 @@ however that ends, in whatever container it ran; nothing is to be cleaned up and
 `--instance auto` takes one, `valence health` finds by them which processes run in its own container.
 """
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -92,5 +93,6 @@ def _lock(fd: int) -> bool:
 def _remove_sockets(run_dir: Path, name: str) -> None:
     """What a predecessor of this number left that was killed. Whoever owns the number owns them."""
     for path in run_dir.glob(f"{name}.*"):
-        if stat.S_ISSOCK(path.lstat().st_mode):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()

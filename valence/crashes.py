@@ -3,6 +3,7 @@
 Reads files of the run directory and trusts nothing in them; `story_display` shows what is made here.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -58,13 +59,13 @@ def crashes(run_dir: Path) -> list[Crash]:
             events = _last(report.events)
             found[peer.incarnation & 0xFFFFFFFF] = Crash(peer, at_s, how, report.raised, "", events, [])
     for path in sorted((run_dir / crash.FOLDER).glob("*.txt")):
-        native = _text(path)
+        native, written_s = _text(path)
         key = int(path.name.split(".")[2], 16) if re.fullmatch(r"[a-z]+-\d+\.\d+\.[0-9a-f]{8}\.txt", path.name) else -1
         if native and key in by_incarnation:
             source = by_incarnation[key]
             events = source.newest(LAST_EVENTS)
             how = native.partition("\n")[0].removeprefix("Fatal Python error: ")
-            found[key] = Crash(source.peer, path.stat().st_mtime, how, [], native, events, [])
+            found[key] = Crash(source.peer, written_s, how, [], native, events, [])
     for key, source in by_incarnation.items():
         if key not in found and killed(source):
             found[key] = Crash(source.peer, source.last_sign[1], "", [], "", source.newest(LAST_EVENTS), [])
@@ -80,11 +81,14 @@ def _ended(found: Crash, log: list[str]) -> Crash:
     return found._replace(afterwards=lines, how=found.how or reason)
 
 
-def _text(path: Path) -> str:
+def _text(path: Path) -> tuple[str, float]:
+    """And when it was written. Nothing of a file that has gone: a process removes its own at its end."""
     try:
-        return path.read_text(errors="replace")[:LOG_BYTES].strip()
+        with open(path, "rb") as file:
+            text, written_s = file.read(LOG_BYTES), os.fstat(file.fileno()).st_mtime
     except OSError:
-        return ""
+        return "", 0.0
+    return text.decode(errors="replace").strip(), written_s
 
 
 def _supervisor_lines(run_dir: Path) -> list[str]:

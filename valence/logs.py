@@ -1,5 +1,6 @@
 """`valence logs`: the lines of the services' log files, each marked with its process."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,10 @@ class Logs:
     def __init__(self, folder: Path, service: str = "") -> None:
         self._folder = folder
         self._service = service
-        self._read: dict[Path, int] = {path: path.stat().st_size for path in self._files()}
+        self._read: dict[Path, int] = {}
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):  # just rotated: all of what takes its place is new
+                self._read[path] = path.stat().st_size
         if service and not self._read:
             names = ", ".join(sorted(path.stem for path in folder.glob("*.log")))
             raise CommandError(f"no log of {service!r}; there are {names}")
@@ -30,12 +34,15 @@ class Logs:
     def new(self) -> Iterator[str]:
         """Whole lines written since the call before, also to files that are new or were rotated."""
         for path in self._files():
-            offset = self._read.get(path, 0)
-            if path.stat().st_size < offset:
-                offset = 0
-            with open(path, "rb") as file:
-                file.seek(offset)
-                text = file.read()
+            try:
+                with open(path, "rb") as file:
+                    offset = self._read.get(path, 0)
+                    if file.seek(0, 2) < offset:
+                        offset = 0
+                    file.seek(offset)
+                    text = file.read()
+            except FileNotFoundError:  # just rotated, and not begun again
+                continue
             whole = text[: text.rfind(b"\n") + 1]
             self._read[path] = offset + len(whole)
             yield from (_marked(path, line) for line in whole.decode(errors="replace").splitlines())

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.chaos.client import Outcome
 from valence.programs import Program
 
-GRACE_S = 5.0  # after all is ready, until every API has heard of it; on a busy machine
+GRACE_S = 15.0  # after all is ready, until every API has heard of it; on a busy machine
 
 
 class Answer(NamedTuple):

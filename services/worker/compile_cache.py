@@ -119,14 +119,19 @@ def _digest(path: Path) -> str:
 
 
 def _prune(root: Path, present: Path) -> None:
-    others = [path for path in root.iterdir() if path.is_dir() and path != present]
-    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
+    used: list[tuple[float, Path]] = []
+    for path in root.iterdir():
+        with suppress(FileNotFoundError):  # another worker has removed it
+            if path != present and stat.S_ISDIR((found := path.stat()).st_mode):
+                used.append((found.st_mtime, path))
+    for _, path in sorted(used, reverse=True)[KEPT - 1 :]:
         log.info("removing the kernel cache %s", path)
         _remove(path)
 
 
 def _remove(folder: Path) -> None:
-    """Renamed first, so that nobody finds half of it."""
+    """Renamed first, so that nobody finds half of it. Nothing where another worker was faster."""
     doomed = folder.with_name(f".{folder.name}.{os.getpid()}")
-    folder.rename(doomed)
+    with suppress(FileNotFoundError):
+        folder.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)

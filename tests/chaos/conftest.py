@@ -14,7 +14,7 @@ from benchmarks.chaos.site import Site, Topology
 from benchmarks.system import System
 
 STREAMS = 4
-NULL = ("worker.kind=null", "worker.step_us=40000")
+NULL = ("worker.kind=null", "worker.step_us=40000", "links.dead_after_s=8")  # who gets no processor is not dead
 LONGEST = ("test_kills.py", "test_soak.py")
 
 

@@ -18,7 +18,7 @@ from benchmarks.chaos.kills import READY_WITHIN_S, Run
 from valence.programs import Program
 
 SPARE = 3  # descriptors that a process has left
-ASLEEP_S = 7.0  # more than links.dead_after_s
+ASLEEP_S = 10.0  # more than links.dead_after_s
 LAG_S = 1.2  # two heartbeats: the scheduler goes on before the others
 LOOK_S = 0.05
 

@@ -51,7 +51,7 @@ def start(tmp_path: Path, body: str) -> subprocess.Popen:
 )
 def test_how_a_service_ends_is_its_exit_status(tmp_path: Path, body: str, status: int, words: str) -> None:
     process = start(tmp_path, body)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == status
     assert words in errors
 
@@ -88,7 +88,7 @@ def test_one_signal_asks_and_a_second_ends(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "stopping\n"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
     assert process.returncode == 1
 
 
@@ -125,7 +125,7 @@ class System:
         return self.process.peer(self.node.inbox.endpoint)
 
     async def until(self, condition) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while not condition():
                 await asyncio.sleep(0.005)
 
@@ -173,7 +173,7 @@ def test_a_node_says_hello_until_it_is_listed_then_beats(tmp_path: Path) -> None
         await system.until(lambda: any(isinstance(m, Hello) for m in system.heard))
         successor.close()
 
-    run(tmp_path, scenario, "links.heartbeat_s=0.2")  # it must not be late by 2.5 of them
+    run(tmp_path, scenario, "links.heartbeat_s=0.5")  # it must not be late by 2.5 of them
 
 
 def test_links_to_peers_follow_the_members(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from common.errors import ConfigError
 from common.protocol import PROTOCOL_VERSION, Abort, StepPlan, StepResult, ToScheduler, ToWorker
 from common.transport import HEADER, MAGIC, AsyncInbox, Inbox, LinkCounters, Push, is_loopback, new_incarnation
 
+LIMIT_S = 240
+
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Iterator[Inbox]:
@@ -33,14 +35,14 @@ def raw(endpoint: str, *frames: bytes) -> None:
     socket.connect(endpoint)
     for frame in frames:
         socket.send(frame)
-    socket.close(linger=1000)
+    socket.close(linger=60_000)
 
 
 def take(inbox: Inbox, count: int) -> list:
     """Drains until `count` frames were received in all, good or bad."""
     found = []
     while inbox.counters.received < count:
-        assert inbox.wait(10)
+        assert inbox.wait(LIMIT_S)
         found += inbox.drain()
     return found
 
@@ -62,7 +64,7 @@ def test_a_shorter_message_after_a_longer_one_is_whole(inbox: Inbox, push: Push)
 def test_drain_stops_at_its_limit(inbox: Inbox, push: Push) -> None:
     for number in range(10):
         push.send(Abort(number))
-    inbox.wait(10)
+    inbox.wait(LIMIT_S)
     while inbox.counters.received < 10:
         assert len(inbox.drain(limit=3)) <= 3
 
@@ -198,7 +200,7 @@ def test_the_loop_hands_over_everything_that_arrived(tmp_path: Path) -> None:
             push.send(Abort(number))
             if number % 100 == 0:
                 await asyncio.sleep(0)
-        await asyncio.wait_for(complete.wait(), 30)
+        await asyncio.wait_for(complete.wait(), LIMIT_S)
         inbox.close()
         push.close()
         return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from benchmarks.system import System
+from tests.e2e.steered import Steered
 
 REPLICAS = ("services.api.replicas=2", "services.tokenizer.replicas=2", "scheduler.max_rows=64", "kv.blocks=512")
 EXACT = ("model.dtype=float32", "worker.threads=1")  # one thread: other systems are tested beside it
@@ -20,20 +20,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def system() -> Iterator[System]:
+def system() -> Iterator[Steered]:
     """What its worker says is no language, and costs next to nothing."""
-    with System(*REPLICAS, "worker.kind=null", "worker.step_us=5000") as system:
+    with Steered(*REPLICAS, "worker.kind=null", "worker.step_us=5000") as system:
         yield system
 
 
 @pytest.fixture(scope="session")
-def bundled() -> Iterator[System]:
+def bundled() -> Iterator[Steered]:
     """The bundled model in the exact mode."""
-    with System(*REPLICAS, *EXACT, "model.tool_parser=hermes") as system:
+    with Steered(*REPLICAS, *EXACT, "model.tool_parser=hermes") as system:
         yield system
 
 
 @pytest.fixture
-def client(bundled: System) -> Iterator[openai.OpenAI]:
+def client(bundled: Steered) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{bundled.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from benchmarks.system import System
 from common import gguf_tokenizer
 from common.gguf_metadata import read_gguf
 from common.model_source import resolve
+from tests.e2e.steered import Steered
 
 MARK = "<|script|>"
 # The last user message is the answer's script; a thinking template begins the reasoning itself.
@@ -69,7 +69,7 @@ def folder(path: Path, dialect: str, special: tuple[str, ...] = ()) -> tuple[Pat
     return path, mark
 
 
-def scripted(path: Path, dialect: str, special: tuple[str, ...] = (), *settings: str) -> System:
+def scripted(path: Path, dialect: str, special: tuple[str, ...] = (), *settings: str) -> Steered:
     source, mark = folder(path, dialect, special)
     null = (
         "worker.kind=null",
@@ -79,4 +79,4 @@ def scripted(path: Path, dialect: str, special: tuple[str, ...] = (), *settings:
         f"model.source={source}",
         "model.name=m",
     )
-    return System(*null, *settings)
+    return Steered(*null, *settings)

@@ -126,25 +126,27 @@ def test_an_overlong_prompt_names_the_limits(system: System) -> None:
     ids=range(10),
 )
 def test_malformed_bodies(system: System, content: bytes) -> None:
-    error_of(httpx.post(system.url + CHAT, content=content, headers={"content-type": "application/json"}), 400)
+    error_of(
+        httpx.post(system.url + CHAT, content=content, headers={"content-type": "application/json"}, timeout=60), 400
+    )
 
 
 def test_non_finite_numbers(system: System) -> None:
     for word in ("NaN", "Infinity", "1e999"):
         body = json.dumps(chat()).replace('"temperature": 0', f'"temperature": {word}')
-        error_of(httpx.post(system.url + CHAT, content=body.encode()), 400)
+        error_of(httpx.post(system.url + CHAT, content=body.encode(), timeout=60), 400)
 
 
 def test_a_lone_surrogate_is_no_text(system: System) -> None:
     body = b'{"model": "%s", "prompt": "\\ud800", "max_tokens": 1}' % MODEL.encode()
-    error_of(httpx.post(system.url + TEXT, content=body), 400)
+    error_of(httpx.post(system.url + TEXT, content=body, timeout=60), 400)
 
 
 def test_unknown_model_route_and_method(system: System) -> None:
-    error = error_of(httpx.post(system.url + CHAT, json=chat(model="gpt-5")), 404)
+    error = error_of(httpx.post(system.url + CHAT, json=chat(model="gpt-5"), timeout=60), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
-    error_of(httpx.get(system.url + "/v2/nothing"), 404)
-    response = httpx.get(system.url + CHAT)
+    error_of(httpx.get(system.url + "/v2/nothing", timeout=60), 404)
+    response = httpx.get(system.url + CHAT, timeout=60)
     error_of(response, 405)
     assert "POST" in response.headers["allow"]
 

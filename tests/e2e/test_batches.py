@@ -1,30 +1,29 @@
 """Two hundred requests as a batch, with kill -9 of every service on the way: each has exactly one result."""
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import openai
-import psutil
 import pytest
 
-from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Steered
 
 NUM_LINES = 200
-LIMIT_S = 240
+STEPS = 10  # before each death: 20 lines, were there no others
 SERVICES = ("api", "tokenizer", "worker", "scheduler")
 
 
 @pytest.fixture
-def system() -> Iterator[System]:
-    """What is proved is the others': the worker's tokens are the null one's, 16 rows at 5 steps a second."""
-    settings = ("worker.kind=null", "worker.step_us=200000", "scheduler.max_rows=16", "kv.blocks=512")
-    with System("services.api.replicas=2", *settings, "links.heartbeat_s=0.2") as system:
+def system() -> Iterator[Steered]:
+    """What is proved is the others': the worker's tokens are the null one's, in 16 rows."""
+    settings = ("worker.kind=null", "worker.step_us=20000", "scheduler.max_rows=16", "kv.blocks=512")
+    with Steered("services.api.replicas=2", *settings, "links.heartbeat_s=0.2") as system:
         yield system
 
 
-def test_every_request_has_one_result_whoever_dies(system: System) -> None:
+def test_every_request_has_one_result_whoever_dies(system: Steered) -> None:
     lines = [
         {
             "custom_id": f"request-{number}",
@@ -36,21 +35,29 @@ def test_every_request_has_one_result_whoever_dies(system: System) -> None:
     ]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=20, timeout=60) as client:
+        system.allow(0)  # until the first of them is to fall
         file = client.files.create(file=("in.jsonl", content), purpose="batch")
         made = client.batches.create(
             input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata={"why": "test"}
         )
-        killed: list[str] = []
+        killed: list[int] = []
+
+        def kill(service: str) -> None:
+            process = system.process_of(service)
+            killed.append(process.pid)
+            process.kill()
+
+        def is_whole(_: int) -> bool:
+            processes = system.status()["processes"]
+            return all(each["state"] == "ready" and each["pid"] not in killed for each in processes)
+
         end_s = time.monotonic() + LIMIT_S
-        while (batch := client.batches.retrieve(made.id)).status in ("validating", "in_progress"):
-            assert time.monotonic() < end_s, batch
-            counts = batch.request_counts
-            if counts and len(killed) < len(SERVICES) and counts.completed > len(killed) * NUM_LINES // 6:
-                kill(system, SERVICES[len(killed)])
-                killed.append(SERVICES[len(killed)])
-            time.sleep(0.1)
+        with system.struck([partial(kill, service) for service in SERVICES], STEPS, again=is_whole):
+            while (batch := client.batches.retrieve(made.id)).status in ("validating", "in_progress"):
+                assert time.monotonic() < end_s, batch
+                time.sleep(0.1)
         assert batch.status == "completed" and batch.error_file_id is None and batch.output_file_id
-        assert tuple(killed) == SERVICES
+        assert len(killed) == len(SERVICES)
         output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
         assert [each["custom_id"] for each in output] == [line["custom_id"] for line in lines]
         assert {each["response"]["status_code"] for each in output} == {200}
@@ -58,14 +65,3 @@ def test_every_request_has_one_result_whoever_dies(system: System) -> None:
             body = lines[number]["body"]
             alone = client.completions.create(**body)  # type: ignore[call-overload]
             assert output[number]["response"]["body"]["choices"][0]["text"] == alone.choices[0].text
-
-
-def kill(system: System, service: str) -> None:
-    """kill -9 of the first replica. At once: the rest of the batch goes on meanwhile."""
-    while True:
-        for process in psutil.Process(system.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if f"services.{service}" in process.cmdline():
-                    process.kill()
-                    return
-        time.sleep(0.02)

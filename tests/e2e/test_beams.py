@@ -1,6 +1,5 @@
 """Beam search over HTTP with the bundled model in float32: what transformers finds, killed or not."""
 
-import concurrent.futures
 from typing import Any
 
 import httpx
@@ -8,8 +7,8 @@ import openai
 import pytest
 import torch
 
-from benchmarks.system import System
 from services.worker.source import open_model
+from tests.e2e.steered import LIMIT_S, Steered
 
 MODEL = "SmolLM2-135M-Instruct"
 PROMPT = [504, 3575, 282, 4649, 314, 30, 669, 3575, 282, 5869, 314]
@@ -69,22 +68,17 @@ def test_a_chat(client: openai.OpenAI) -> None:
         client.chat.completions.create(**asked, extra_body={"length_penalty": 2})
 
 
-def test_lost_services_change_nothing(bundled: System) -> None:
+def test_lost_services_change_nothing(bundled: Steered) -> None:
     body = ASKED | SEARCH | {"n": 4, "max_tokens": 20, "ignore_eos": True}
     url = f"{bundled.url}/v1/completions"
 
     def ask() -> list[list[int]]:
-        reply = httpx.post(url, json=body, timeout=120)
+        reply = httpx.post(url, json=body, timeout=LIMIT_S)
         assert reply.status_code == 200, reply.text
         return [choice["token_ids"] for choice in reply.json()["choices"]]
 
     undisturbed = ask()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        for service in ("tokenizer", "scheduler", "worker"):
-            found = pool.submit(ask)
-            for process in bundled.processes()[service]:
-                while not httpx.get(f"{bundled.url}/load").json()["server_load"]:
-                    assert not found.done(), "it is still going on"
-                process.kill()
-            assert found.result() == undisturbed
-            assert len(undisturbed) == 4
+    assert len(undisturbed) == 4
+    for victims in ((("tokenizer", 0), ("tokenizer", 1)), (("scheduler", 0),), (("worker", 0),)):
+        with bundled.struck([lambda victims=victims: [bundled.kill(*victim) for victim in victims]], steps=5):
+            assert ask() == undisturbed

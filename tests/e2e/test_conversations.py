@@ -7,20 +7,18 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
-from benchmarks.system import System
 from tests.common.dialects.reading import EXAMPLES, PARIS, TIME, WEATHER
 from tests.e2e.scripted import scripted
+from tests.e2e.steered import LIMIT_S, Steered
 from tests.services.api.test_typed_events import events
 
 TOOLS: list[Any] = [{"type": "function", **each["function"]} for each in (WEATHER, TIME)]
-LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steered]:
     path = tmp_path_factory.mktemp("responses") / "model"
     settings = ("services.api.replicas=2", "worker.step_us=2000", "links.heartbeat_s=0.2")
     with scripted(path, "<tool_call> <think>", ("<think>", "</think>"), *settings) as system:
@@ -28,7 +26,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @pytest.fixture(scope="module")
-def client(system: System) -> openai.OpenAI:
+def client(system: Steered) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=5, timeout=60)
 
 
@@ -79,21 +77,25 @@ def test_a_conversation_that_the_server_remembers(client: openai.OpenAI) -> None
     assert caught.value.param == "previous_response_id"
 
 
-def test_in_the_background_though_the_api_dies(system: System, client: openai.OpenAI) -> None:
-    text = "word " * 300
-    made = [client.responses.create(model="m", input=text, background=True) for _ in range(8)]
-    assert {each.status for each in made} == {"queued"}
+def test_in_the_background_though_the_api_dies(system: Steered, client: openai.OpenAI) -> None:
+    """Both replicas, when all responses have been begun and none has ended."""
+    text = "word " * 100
     end_s = time.monotonic() + LIMIT_S
-    while all(client.responses.retrieve(each.id).status == "queued" for each in made):
-        assert time.monotonic() < end_s
-    for process in system.processes()["api"]:
-        psutil.Process(process.pid).kill()
+    with system.struck([lambda: [system.kill("api", number) for number in range(2)]], steps=50, sequences=8):
+        made = [client.responses.create(model="m", input=text, background=True) for _ in range(8)]
+        assert {each.status for each in made} == {"queued"}
+        await_ends(client, made, end_s)
+    for each in made:
+        now = get(client, each.id)
+        assert now.status == "completed" and now.output_text.split() == text.split(), now
+        assert now.id == each.id and now.background and now.created_at == each.created_at
+
+
+def await_ends(client: openai.OpenAI, made: list[Any], end_s: float) -> None:
     for each in made:
         while (now := get(client, each.id)).status in ("queued", "in_progress"):
             assert time.monotonic() < end_s, now
             time.sleep(0.1)
-        assert now.status == "completed" and now.output_text.split() == text.split(), now
-        assert now.id == each.id and now.background and now.created_at == each.created_at
 
 
 def get(client: openai.OpenAI, identity: str) -> Any:
@@ -107,15 +109,17 @@ def get(client: openai.OpenAI, identity: str) -> Any:
             time.sleep(0.1)
 
 
-def test_cancelled_in_the_background(client: openai.OpenAI) -> None:
-    made = client.responses.create(model="m", input="word " * 4000, background=True)
+def test_cancelled_in_the_background(system: Steered, client: openai.OpenAI) -> None:
+    system.allow(9)
+    made = client.responses.create(model="m", input="word " * 100, background=True)
     assert client.responses.cancel(made.id).status == "cancelled"
+    system.allow(None)
     assert get(client, made.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(client.responses.create(model="m", input="x").id)
 
 
-def test_anthropics_messages(system: System) -> None:
+def test_anthropics_messages(system: Steered) -> None:
     script = "<think>\nWhere?\n</think>\n\n" + EXAMPLES["hermes"]
     tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
     asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": script}], "tools": [tool]}

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
-import psutil
 import pytest
 import torch
 
 from benchmarks.loglikelihood import Reference
-from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Steered
 
 MODEL = "SmolLM2-135M-Instruct"
 CLOSE = 1e-4
@@ -26,10 +25,10 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def narrow() -> Iterator[System]:
+def narrow() -> Iterator[Steered]:
     """Steps of 32 tokens, so that inputs come in chunks."""
     settings = ("worker.threads=1", "scheduler.step_tokens=32", "scheduler.max_rows=16", "kv.blocks=512")
-    with System("model.dtype=float32", *settings, "scheduler.max_worker_deaths=9") as system:
+    with Steered("model.dtype=float32", *settings, "scheduler.max_worker_deaths=9") as system:
         yield system
 
 
@@ -38,31 +37,30 @@ def wanted(reference: Reference, tokens: list[int], mode: str) -> torch.Tensor:
     return torch.nn.functional.normalize(hidden[-1] if mode == "last" else hidden.mean(0), dim=0)
 
 
-async def beside(client: openai.AsyncOpenAI, calls: list[Any], until: int, then: Any = lambda: None) -> list[Any]:
-    """The calls' replies; they begin with a stream's first token, and `then` is called with its token `until`."""
+STREAM = 60  # tokens
+STEPS = 20  # before a death; far from all is done
+
+
+async def beside(client: openai.AsyncOpenAI, calls: list[Any]) -> list[Any]:
+    """The calls' replies, while a stream runs."""
     asked: Any = {
         "model": MODEL,
         "prompt": "Once",
         "temperature": 0,
-        "max_tokens": 60,
+        "max_tokens": STREAM,
         "extra_body": {"ignore_eos": True},
     }
-    stream = await client.completions.create(stream=True, **asked)
-    text, count, waiting = "", 0, None
-    async for chunk in stream:
-        text, count = text + chunk.choices[0].text, count + 1
-        waiting = waiting or asyncio.gather(*calls)
-        if count == until:
-            then()
-    assert waiting is not None
-    replies = list(await waiting)
-    assert count >= until and text
-    return replies
+    waiting = asyncio.gather(*calls)
+    options = {"include_usage": True}
+    stream = await client.completions.create(stream=True, stream_options=options, **asked)
+    *_, last = [chunk async for chunk in stream]
+    assert last.usage is not None and last.usage.completion_tokens == STREAM
+    return list(await waiting)
 
 
 @pytest.mark.parametrize("mode", ["last", "mean"])
 def test_equal_to_transformers_in_both_encodings_beside_a_stream(
-    narrow: System, reference: Reference, mode: str
+    narrow: Steered, reference: Reference, mode: str
 ) -> None:
     async def main() -> tuple[Any, Any, Any]:
         async with openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0) as client:
@@ -74,7 +72,7 @@ def test_equal_to_transformers_in_both_encodings_beside_a_stream(
                     model=MODEL, prompt=TEXTS, max_tokens=1, extra_body={"return_token_ids": True}
                 ),
             ]
-            given, texts, tokens = await beside(client, calls, 0)
+            given, texts, tokens = await beside(client, calls)
             return given, texts, [choice.prompt_token_ids for choice in tokens.choices]
 
     given, texts, tokens = asyncio.run(main())
@@ -86,7 +84,7 @@ def test_equal_to_transformers_in_both_encodings_beside_a_stream(
 
 
 @pytest.mark.long
-def test_a_worker_that_dies_costs_no_vector(narrow: System, reference: Reference) -> None:
+def test_a_worker_that_dies_costs_no_vector(narrow: Steered, reference: Reference) -> None:
     inputs = [list(range(start, start + 150)) for start in range(300, 310)]
 
     async def main() -> list[Any]:
@@ -94,9 +92,11 @@ def test_a_worker_that_dies_costs_no_vector(narrow: System, reference: Reference
             calls = [
                 client.embeddings.create(model=MODEL, input=inputs, extra_body={"pooling": mode}) for mode in MODES
             ]
-            return await beside(client, calls, 20, lambda: kill(narrow, "worker"))
+            return await beside(client, calls)
 
-    for reply, mode in zip(asyncio.run(main()), MODES, strict=True):
+    with narrow.struck([lambda: narrow.kill("worker")], STEPS, sequences=1 + len(MODES) * len(inputs)):
+        replies = asyncio.run(main())
+    for reply, mode in zip(replies, MODES, strict=True):
         assert [each.index for each in reply.data] == list(range(10))
         for place in (0, 5, 9):
             told = wanted(reference, inputs[place], mode).tolist()
@@ -106,37 +106,30 @@ def test_a_worker_that_dies_costs_no_vector(narrow: System, reference: Reference
 MODES = ("last", "mean")
 
 
-def kill(system: System, service: str) -> None:
-    for process in psutil.Process(system.process.pid).children(recursive=True):
-        if f"services.{service}" in " ".join(process.cmdline()):
-            process.kill()
-            return
-    raise AssertionError("no such process runs")
-
-
 @pytest.fixture(scope="module")
-def lonely() -> Iterator[System]:
+def lonely() -> Iterator[Steered]:
     """One process of each kind; a null worker, whose vectors are functions of their prompts."""
-    with System("worker.kind=null", "worker.step_us=20000", "scheduler.step_tokens=16") as system:
+    with Steered("worker.kind=null", "worker.step_us=20000", "scheduler.step_tokens=16") as system:
         yield system
 
 
 @pytest.mark.parametrize("service", ["tokenizer", "scheduler", "worker"])
-def test_each_input_has_one_vector_whoever_dies(lonely: System, service: str) -> None:
+def test_each_input_has_one_vector_whoever_dies(lonely: Steered, service: str) -> None:
     inputs = [[number, *range(300, 320)] for number in range(1, 61)]
 
-    async def main() -> tuple[Any, Any]:
+    async def main(stream: bool) -> Any:
         async with openai.AsyncOpenAI(base_url=f"{lonely.url}/v1", api_key="none", max_retries=0) as client:
             call = client.embeddings.create(model=MODEL, input=inputs)
-            (hurt,) = await beside(client, [call], 20, lambda: kill(lonely, service))
-            return hurt, await client.embeddings.create(model=MODEL, input=inputs)
+            return (await beside(client, [call]))[0] if stream else await call
 
-    hurt, whole = asyncio.run(main())
+    with lonely.struck([lambda: lonely.kill(service)], STEPS, sequences=1 + len(inputs)):
+        hurt = asyncio.run(main(stream=True))
+    whole = asyncio.run(main(stream=False))
     assert [each.embedding for each in hurt.data] == [each.embedding for each in whole.data]
     assert len({tuple(each.embedding) for each in whole.data}) == 60
 
 
-def test_lines_of_a_batch(lonely: System) -> None:
+def test_lines_of_a_batch(lonely: Steered) -> None:
     """As the endpoint answers them; what it refuses is in the file of errors."""
     bodies: list[dict[str, Any]] = [
         {"input": [5, 6, 7], "encoding_format": "float"},
@@ -152,7 +145,9 @@ def test_lines_of_a_batch(lonely: System) -> None:
     with openai.OpenAI(base_url=f"{lonely.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         file = client.files.create(file=("in.jsonl", content), purpose="batch")
         made = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        end_s = time.monotonic() + LIMIT_S
         while (batch := client.batches.retrieve(made.id)).status in ("validating", "in_progress", "finalizing"):
+            assert time.monotonic() < end_s, batch
             time.sleep(0.05)
         assert batch.status == "completed" and batch.output_file_id and batch.error_file_id
         output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]

@@ -1,6 +1,7 @@
 """Two keys under more load than the server has room for: each gets what its weight says, and nothing of the other's."""
 
-import threading
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +9,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Steered
 from valence.keys import add, change
 
 WEIGHTS = {"light": 1, "heavy": 3}
-OPEN = 24  # requests of each key at once, for 4 rows: some always wait, however slow the clients are
-OUTPUT = 12
-WARM, MEASURED = 40, 200  # answers
+ROWS, OUTPUT = 4, 12
+MEASURED = 160  # answers, with some of each key still waiting
 
 
 @pytest.fixture(scope="module")
@@ -24,57 +24,54 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def busy(keys: tuple[Path, dict[str, str]]) -> Iterator[System]:
-    settings = ("worker.kind=null", "worker.step_us=20000", "scheduler.max_rows=4", "services.api.replicas=2")
-    with System(*settings, f"api.keys_file={keys[0]}") as system:
+def busy(keys: tuple[Path, dict[str, str]]) -> Iterator[Steered]:
+    settings = ("worker.kind=null", "worker.step_us=2000", f"scheduler.max_rows={ROWS}", "services.api.replicas=2")
+    with Steered(*settings, f"api.keys_file={keys[0]}") as system:
         yield system
 
 
-class Load:
-    """Clients of each key that begin together and ask again as soon as they are answered."""
+def shares(system: Steered, secrets: dict[str, str], waiting: dict[str, int]) -> Counter[str]:
+    """Answers that each key has got of so many requests, all asked before the first step, when the worker stands."""
+    answered: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    total = sum(waiting.values())
 
-    def __init__(self, url: str, secrets: dict[str, str]) -> None:
-        self.answers: list[str] = []  # names, in the order of the answers
-        self.statuses: Counter[int] = Counter()
-        self._begin = threading.Barrier(OPEN * len(secrets))
-        self._lock = threading.Lock()
-        self._url, self._secrets = url, secrets
-
-    def shares(self) -> Counter[str]:
-        """Answers of each key, after the first ones, as long as all clients go on."""
-        names = [name for name in self._secrets for _ in range(OPEN)]
-        threads = [threading.Thread(target=self._ask, args=(name, place)) for place, name in enumerate(names)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return Counter(self.answers[WARM : WARM + MEASURED])
-
-    def _ask(self, name: str, place: int) -> None:
-        headers = {"authorization": f"Bearer {self._secrets[name]}"}
+    async def ask(client: httpx.AsyncClient, name: str, place: int) -> None:
+        headers = {"authorization": f"Bearer {secrets[name]}"}
         body = {"prompt": f"{name} {place}", "max_tokens": OUTPUT, "ignore_eos": True}
-        with httpx.Client(base_url=self._url, headers=headers, timeout=120) as client:
-            self._begin.wait()  # a client takes long to make on a busy machine
-            while len(self.answers) < WARM + MEASURED:
-                status = client.post("/v1/completions", json=body).status_code
-                with self._lock:
-                    self.statuses[status] += 1
-                    self.answers.append(name)
+        assert (await client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        answered[name] += 1
+
+    async def ask_all() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=system.url, timeout=LIMIT_S, limits=limits) as client:
+            await asyncio.gather(
+                *(ask(client, name, place) for name, count in waiting.items() for place in range(count))
+            )
+
+    def count() -> None:
+        end_s = time.monotonic() + LIMIT_S
+        while system.admitted() + answered.total() != total:  # what has ended is on its way
+            assert time.monotonic() < end_s, answered
+        found.update(answered)
+
+    with system.struck([count], MEASURED * OUTPUT // ROWS, sequences=total):
+        asyncio.run(ask_all())
+    assert MEASURED - 2 * ROWS < found.total() <= MEASURED and all(found[name] < waiting[name] for name in waiting)
+    return found
 
 
-def test_shares_are_as_the_weights_say(busy: System, keys: tuple[Path, dict[str, str]]) -> None:
+def test_shares_are_as_the_weights_say(busy: Steered, keys: tuple[Path, dict[str, str]]) -> None:
     file, secrets = keys
-    load = Load(busy.url, secrets)
-    shares = load.shares()
-    assert set(load.statuses) == {200}
-    assert 0.8 < shares["heavy"] / shares["light"] / 3 < 1.2, shares
+    got = shares(busy, secrets, {"light": 60, "heavy": 150})
+    assert 0.8 < got["heavy"] / got["light"] / 3 < 1.2, got
     change(file, "heavy", weight=1)
-    shares = Load(busy.url, secrets).shares()
-    assert 0.8 < shares["heavy"] / shares["light"] < 1.2, shares
+    got = shares(busy, secrets, {"light": 105, "heavy": 105})
+    assert 0.8 < got["heavy"] / got["light"] < 1.2, got
 
 
 def test_a_prefix_is_found_by_its_tenant_on_any_replica_and_by_nobody_else(
-    busy: System, keys: tuple[Path, dict[str, str]]
+    busy: Steered, keys: tuple[Path, dict[str, str]]
 ) -> None:
     body = {"prompt": [7] * 200, "max_tokens": 1}
 

@@ -1,6 +1,6 @@
 """What is left of requests and processes: stories of moved requests, reports of real faults, no user's text."""
 
-import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +16,9 @@ from benchmarks.system import System
 from common.protocol import Load, Members, tokenizer_of
 from common.recorder import Kind
 from common.transport import LinkCounters, Push
+from tests.e2e.steered import LIMIT_S, Steered
 from valence import rundir
-from valence.crashes import recordings
+from valence.crashes import crashes, recordings
 from valence.errors import CommandError
 from valence.status import StatusClient
 from valence.story import asked_scheduler, tell
@@ -25,13 +26,13 @@ from valence.story import asked_scheduler, tell
 MODEL = "SmolLM2-135M-Instruct"
 MARKER, KEY = "zanzibar marzipan quokka", "sk-hunter2hunter2"
 PROMPT = f"Tell me of the {MARKER} and of nothing else."
-LIMIT_S = 60
+TOKENS, STEPS = 40, 12  # of a request, and before a kill
 
 
 @pytest.fixture(scope="module")
-def steady() -> Iterator[System]:
+def steady() -> Iterator[Steered]:
     """Steps of a fixed time, no model."""
-    with System("worker.kind=null", "worker.step_us=20000", "services.tokenizer.replicas=2") as system:
+    with Steered("worker.kind=null", "worker.step_us=20000", "services.tokenizer.replicas=2") as system:
         yield system
 
 
@@ -61,7 +62,7 @@ def ask(system: System, identity: str, max_tokens: int) -> str:
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True, "stop": [MARKER]}
     headers = {"x-request-id": identity, "authorization": f"Bearer {KEY}"}
     with httpx.stream(
-        "POST", f"{system.url}/v1/completions", json=body | {"stream": True}, headers=headers, timeout=120
+        "POST", f"{system.url}/v1/completions", json=body | {"stream": True}, headers=headers, timeout=LIMIT_S
     ) as response:
         assert response.status_code == 200, response.read()
         return "".join(response.iter_text())
@@ -78,9 +79,8 @@ def lines_of(system: System, identity: str) -> list[str]:
 
 def crash_of(system: System, name: str, pid: int) -> Callable[[], dict[str, Any] | None]:
     def found() -> dict[str, Any] | None:
-        listed = (system.run_dir / "crash").glob(f"{name}.*")
-        if not any(path.stat().st_size for path in listed):
-            return None
+        if not any(each.process == name and each.peer.pid == pid for each in crashes(system.run_dir)):
+            return None  # cheaper than to ask by the command, which fails where there is none
         told: dict[str, Any] = json.loads(system.valence("story", "--crash", name, "--json"))
         return told if told["pid"] == pid and len(told["afterwards"]) == 2 else None
 
@@ -93,15 +93,17 @@ def in_order(lines: list[str], expected: list[str]) -> bool:
     return all(any(text in line for line in rest) for text in expected)
 
 
-def test_the_story_of_a_request_that_survived_two_kills(steady: System) -> None:
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, steady, "moved-1", 400)
+def test_the_story_of_a_request_that_survived_two_kills(steady: Steered) -> None:
+    def kill_its_tokenizer() -> None:
         until(lambda: "api: first text" in lines_of(steady, "moved-1"))
         (first,) = tell(recordings(steady.run_dir), "moved-1").ids
-        os.kill(pid_of(steady, f"tokenizer-{tokenizer_of(first)}"), signal.SIGKILL)
-        until(lambda: any("takes over" in line for line in lines_of(steady, "moved-1")))
-        os.kill(pid_of(steady, "worker-0"), signal.SIGKILL)
-        assert "[DONE]" in answer.result(120)
+        steady.kill("tokenizer", tokenizer_of(first))
+
+    def taken_over(_: int) -> bool:
+        return any("takes over" in line for line in lines_of(steady, "moved-1"))
+
+    with steady.struck([kill_its_tokenizer, lambda: steady.kill("worker")], STEPS, again=taken_over):
+        assert "[DONE]" in ask(steady, "moved-1", TOKENS)
     lines = lines_of(steady, "cmpl-moved-1")
     assert in_order(
         lines,
@@ -114,23 +116,23 @@ def test_the_story_of_a_request_that_survived_two_kills(steady: System) -> None:
             "api: first text",
             "api: the tokenizer has gone; waits for another",
             "api: moved to tokenizer-",
-            "worker: the last sign of pid",
             "scheduler: worker lost",
             "worker: row in slot",
             "scheduler: ended: LENGTH",
-            "api: answered: length, 400 tokens",
+            f"api: answered: length, {TOKENS} tokens",
         ],
     ), "\n".join(lines)
+    assert any("worker: the last sign of pid" in line for line in lines)
     told = json.loads(steady.valence("story", "moved-1", "--json"))
     assert len(told["ids"]) == 2 and len(told["entries"]) == len(lines)
     remembered = asked_scheduler(steady.run_dir, told["ids"][0])
     assert [entry.what for entry in remembered if entry.process == "scheduler-0"][-1] == "LENGTH"
     shown = steady.valence("story", "moved-1")
-    assert "request moved-1" in shown and "answered: length, 400 tokens" in shown
+    assert "request moved-1" in shown and f"answered: length, {TOKENS} tokens" in shown
 
 
 @pytest.mark.parametrize("name", ["tokenizer-1", "worker-0", "scheduler-0", "api-0"])
-def test_a_native_fault_of_each_service_leaves_its_stack(steady: System, name: str) -> None:
+def test_a_native_fault_of_each_service_leaves_its_stack(steady: Steered, name: str) -> None:
     pid = pid_of(steady, name)
     os.kill(pid, signal.SIGSEGV)
     told = until(crash_of(steady, name, pid))
@@ -141,7 +143,7 @@ def test_a_native_fault_of_each_service_leaves_its_stack(steady: System, name: s
 
 
 @pytest.mark.parametrize("name", ["tokenizer-0", "worker-0", "api-0"])
-def test_an_exception_leaves_its_stack(steady: System, name: str) -> None:
+def test_an_exception_leaves_its_stack(steady: Steered, name: str) -> None:
     """A scheduler that has given the process up, as it does with one that was silent."""
     pid = pid_of(steady, name)
     counters = LinkCounters()
@@ -161,20 +163,15 @@ def test_an_exception_leaves_its_stack(steady: System, name: str) -> None:
     pid_of(steady, name)
 
 
-def test_a_kill_is_told_by_what_the_process_noted_before(steady: System) -> None:
+def test_a_kill_is_told_by_what_the_process_noted_before(steady: Steered) -> None:
     pid = pid_of(steady, "tokenizer-0")
     os.kill(pid, signal.SIGKILL)
-
-    def found() -> dict[str, Any] | None:
-        told: dict[str, Any] = json.loads(steady.valence("story", "--crash", "tokenizer-0", "--json"))
-        return told if told["pid"] == pid and told["afterwards"] else None
-
-    told = until(found)
+    told = until(crash_of(steady, "tokenizer-0", pid))
     assert told["how"].startswith("terminated by SIGKILL") and told["events"]
     pid_of(steady, "tokenizer-0")
 
 
-def test_no_prompt_output_token_or_key_is_recorded(steady: System) -> None:
+def test_no_prompt_output_token_or_key_is_recorded(steady: Steered) -> None:
     """Last, when every service has recorded requests and has crashed with some open."""
     text = ask(steady, "marked-1", 12)
     said = [json.loads(line[6:])["choices"] for line in text.splitlines() if line.startswith("data: {")]
@@ -183,20 +180,25 @@ def test_no_prompt_output_token_or_key_is_recorded(steady: System) -> None:
     assert httpx.post(f"{steady.url}/v1/completions", json=too_long, timeout=60).status_code == 400
     wrong = {"model": MODEL, "prompt": MARKER, "max_tokens": MARKER}
     assert httpx.post(f"{steady.url}/v1/completions", json=wrong, timeout=60).status_code == 400
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, steady, "marked-2", 100)
+    victims = [pid_of(steady, name) for name in ("tokenizer-0", "tokenizer-1", "worker-0", "scheduler-0")]
+
+    def abort_all() -> None:
         until(lambda: "api: first text" in lines_of(steady, "marked-2"))
-        for name in ("tokenizer-0", "tokenizer-1", "worker-0", "scheduler-0"):
-            os.kill(pid_of(steady, name), signal.SIGABRT)
-        assert "[DONE]" in answer.result(120)
+        for pid in victims:
+            os.kill(pid, signal.SIGABRT)
+
+    with steady.struck([abort_all], STEPS):
+        assert "[DONE]" in ask(steady, "marked-2", TOKENS)
     pid_of(steady, "tokenizer-0")
     tokens = httpx.post(f"{steady.url}/tokenize", json={"model": MODEL, "prompt": PROMPT}, timeout=60).json()["tokens"]
-    files = [path for folder in ("record", "crash") for path in (steady.run_dir / folder).iterdir()]
-    content = b"".join(path.read_bytes() for path in files)
+    content = b""
+    for path in (path for folder in ("record", "crash") for path in (steady.run_dir / folder).iterdir()):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # a process removes its own at its end
+            content += file.read()
+            assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
     assert b"marked-1" in content, "it is what was recorded of it"
     for word in (*MARKER.split(), KEY, output):
         assert len(word) > 5 and word.encode() not in content
     for width in "iq":
         for place in range(len(tokens) - 1):
             assert struct.pack(f"<2{width}", *tokens[place : place + 2]) not in content
-    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,28 +15,20 @@ import psutil
 import pytest
 
 from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Steered
 
 MODEL = "SmolLM2-135M-Instruct"
 NUM_STREAMS = 4
 TOKENS = 40
-LIMIT_S = 280  # other load makes everything slow; it is no measure
-
-
-class HangingSystem(System):
-    """Files `hang` and `hold` in its run directory make its workers hang in a step, or before they are ready."""
-
-    def __init__(self, *settings: str) -> None:
-        super().__init__(*settings)
-        script = str(Path(__file__).with_name("hanging.py"))
-        place = self._command.index("-m")
-        self._command[place : place + 2] = [script, "valence"]
+STEPS = 16  # of the worker, before somebody hangs
 
 
 @pytest.fixture(scope="module")
-def fragile() -> Iterator[HangingSystem]:
-    replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2")
-    null = ("worker.kind=null", "worker.step_us=40000")
-    with HangingSystem(*replicas, *null, "scheduler.max_rows=16", "kv.blocks=512") as system:
+def fragile() -> Iterator[Steered]:
+    """Deadlines are measured, and silence is a reason, as by default."""
+    replicas = ("services.api.replicas=2", "services.tokenizer.replicas=2", "scheduler.max_rows=16", "kv.blocks=512")
+    null = ("worker.kind=null", "worker.step_us=20000", "scheduler.step_deadline_s=0", "links.dead_after_s=5")
+    with Steered(*replicas, *null) as system:
         yield system
 
 
@@ -51,7 +42,7 @@ def bodies() -> list[dict[str, Any]]:
     return asked
 
 
-async def one(client: httpx.AsyncClient, body: dict[str, Any], heard: Callable[[], None]) -> str:
+async def one(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
     """The whole text, or how the connection broke."""
     text, done = "", False
     try:
@@ -64,32 +55,27 @@ async def one(client: httpx.AsyncClient, body: dict[str, Any], heard: Callable[[
                     event = json.loads(line[6:])
                     assert "error" not in event, event
                     text += event["choices"][0]["text"]
-                    heard()
     except httpx.TransportError as error:
         return f"broken: {error!r}"
     assert done
     return text
 
 
-async def run(system: System, disturb: Callable[[], None]) -> list[str]:
-    """All streams at once, each on a connection of its own; `disturb` is called when all have begun."""
-    heard = 0
-
-    def hear() -> None:
-        nonlocal heard
-        heard += 1
-        if heard == 4 * NUM_STREAMS:
-            disturb()
-
+async def run(system: System) -> list[str]:
+    """All streams at once, each on a connection of its own."""
     async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=LIMIT_S) as client:
-        texts = await asyncio.gather(*(one(client, body, hear) for body in bodies()))
-    assert heard >= 4 * NUM_STREAMS
-    return texts
+        return list(await asyncio.gather(*(one(client, body) for body in bodies())))
+
+
+def disturbed(system: Steered, disturb: Callable[[], None]) -> list[str]:
+    """`disturb` is called when the worker has made some steps."""
+    with system.struck([disturb], STEPS):
+        return asyncio.run(run(system))
 
 
 @pytest.fixture(scope="module")
 def calm(fragile: System) -> list[str]:
-    return asyncio.run(run(fragile, lambda: None))
+    return asyncio.run(run(fragile))
 
 
 def pid_of(system: System, name: str) -> int:
@@ -146,23 +132,23 @@ def unwatched(system: System) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", ["worker-0", "tokenizer-0", "scheduler-0"])
 def test_a_stopped_process_is_replaced_and_every_stream_ends_with_its_text(
-    fragile: HangingSystem, calm: list[str], name: str
+    fragile: Steered, calm: list[str], name: str
 ) -> None:
     victim = Victim(fragile, name)
-    assert asyncio.run(run(fragile, victim.stop)) == calm
+    assert disturbed(fragile, victim.stop) == calm
     victim.replaced()
 
 
-def test_a_stopped_api_is_replaced_and_only_its_own_streams_break(fragile: HangingSystem, calm: list[str]) -> None:
+def test_a_stopped_api_is_replaced_and_only_its_own_streams_break(fragile: Steered, calm: list[str]) -> None:
     victim = Victim(fragile, "api-1")
-    for text, whole in zip(asyncio.run(run(fragile, victim.stop)), calm, strict=True):
+    for text, whole in zip(disturbed(fragile, victim.stop), calm, strict=True):
         assert text == whole or text.startswith("broken: ")
     victim.replaced()
     while (status := fragile.status())["requests"] != {"running": 0, "waiting": 0}:
         assert time.monotonic() - victim.since_s < LIMIT_S, status
 
 
-def test_a_worker_that_hangs_in_a_step_is_found_by_its_deadline(fragile: HangingSystem, calm: list[str]) -> None:
+def test_a_worker_that_hangs_in_a_step_is_found_by_its_deadline(fragile: Steered, calm: list[str]) -> None:
     """Its heart beats on. The deadline is measured, not set; the worker ends by itself when it is given up."""
     victim = Victim(fragile, "worker-0")
 
@@ -171,13 +157,13 @@ def test_a_worker_that_hangs_in_a_step_is_found_by_its_deadline(fragile: Hanging
         victim.watch()
 
     with unwatched(fragile):
-        assert asyncio.run(run(fragile, hang)) == calm
+        assert disturbed(fragile, hang) == calm
         victim.replaced()
     assert "the scheduler has given this worker up" in victim.log()
     assert "is stuck: no result for" in (fragile.run_dir / "log" / "scheduler-0.log").read_text()
 
 
-def test_a_process_that_goes_on_after_it_was_given_up_ends_by_itself(fragile: HangingSystem, calm: list[str]) -> None:
+def test_a_process_that_goes_on_after_it_was_given_up_ends_by_itself(fragile: Steered, calm: list[str]) -> None:
     victim = Victim(fragile, "tokenizer-1")
     with unwatched(fragile):
         victim.stop()
@@ -186,7 +172,7 @@ def test_a_process_that_goes_on_after_it_was_given_up_ends_by_itself(fragile: Ha
         os.kill(victim.pid, signal.SIGCONT)
         victim.replaced()
     assert "has given this process up" in victim.log()
-    assert asyncio.run(run(fragile, lambda: None)) == calm
+    assert asyncio.run(run(fragile)) == calm
 
 
 def test_a_request_that_hangs_every_worker_is_ended_and_the_others_go_on() -> None:

@@ -11,6 +11,7 @@ from benchmarks.system import System
 from common.config import load
 from common.protocol import PROTOCOL_VERSION, Member, Status
 from common.transport import HEADER, MAGIC
+from tests.e2e.steered import LIMIT_S
 from valence.status import StatusClient
 
 STALE = 0x1234567
@@ -20,7 +21,7 @@ ABORT = b"\x92\xa5Abort\x01"
 def ask(system: System) -> Status:
     config = load(system.run_dir / "config.toml")
     with StatusClient(config) as client:
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + LIMIT_S
         while time.monotonic() < end_s:
             if (status := client.ask()) is not None:
                 return status
@@ -36,7 +37,7 @@ def send(endpoint: str, *frames: bytes) -> None:
 
 
 def until(system: System, found: Callable[[dict[str, Member]], bool]) -> None:
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + LIMIT_S
     while time.monotonic() < end_s:
         members = {f"{m.peer.service}-{m.peer.instance}": m for m in ask(system).members}
         if found(members):

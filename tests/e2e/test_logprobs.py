@@ -2,16 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from benchmarks.loglikelihood import Reference
 from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Steered
 
 MODEL = "SmolLM2-135M-Instruct"
 CLOSE = 1e-3
@@ -163,9 +163,9 @@ def test_a_grammar_s_tokens_have_those_before_its_mask(client: openai.OpenAI) ->
 
 
 @pytest.fixture(scope="module")
-def lonely() -> Iterator[System]:
+def lonely() -> Iterator[Steered]:
     """One process of each kind; each token of the null worker is another one than that before it."""
-    with System("worker.kind=null", "worker.step_us=20000") as system:
+    with Steered("worker.kind=null", "worker.step_us=20000") as system:
         yield system
 
 
@@ -178,25 +178,20 @@ async def events(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterat
                 yield event
 
 
-async def collect(system: System, bodies: list[dict[str, Any]], kill: Callable[[], None]) -> list[Any]:
-    """Text and joined columns of each request; `kill` is called once, when all have begun."""
-    begun: set[int] = set()
+async def collect(system: System, bodies: list[dict[str, Any]]) -> list[Any]:
+    """Text and joined columns of each request."""
 
-    async def one(number: int, body: dict[str, Any]) -> Any:
+    async def one(body: dict[str, Any]) -> Any:
         text, columns = "", dict[str, list[Any]]({name: [] for name in COLUMNS})
         async for event in events(client, body):
             (choice,) = event["choices"]
             text += choice["text"]
             for name in COLUMNS if choice["logprobs"] else ():
                 columns[name] += choice["logprobs"][name]
-            if len(columns["tokens"]) > 8 and number not in begun:
-                begun.add(number)
-                if len(begun) == len(bodies):
-                    kill()
         return text, columns
 
-    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=120) as client:
-        return list(await asyncio.gather(*(one(number, body) for number, body in enumerate(bodies))))
+    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=LIMIT_S) as client:
+        return list(await asyncio.gather(*map(one, bodies)))
 
 
 def raw(name: str) -> bytes:
@@ -205,18 +200,13 @@ def raw(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("service", ["tokenizer", "scheduler", "worker"])
-def test_none_is_lost_or_doubled_when_a_service_dies(lonely: System, service: str) -> None:
+def test_none_is_lost_or_doubled_when_a_service_dies(lonely: Steered, service: str) -> None:
     common: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True, "echo": True}
     bodies = [common | {"logprobs": number} for number in range(4)]
 
-    def kill() -> None:
-        for process in psutil.Process(lonely.process.pid).children(recursive=True):
-            if f"services.{service}" in " ".join(process.cmdline()):
-                process.kill()
-                return
-        raise AssertionError("no such process runs")
-
-    for text, columns in asyncio.run(collect(lonely, bodies, kill)):
+    with lonely.struck([lambda: lonely.kill(service)], steps=20, sequences=len(bodies)):
+        found = asyncio.run(collect(lonely, bodies))
+    for text, columns in found:
         tokens = columns["tokens"]
         assert len(tokens) == 65 and b"".join(map(raw, tokens)).decode("utf-8", "replace") == text
         whole = [(at, name) for at, name in zip(columns["text_offset"], tokens, strict=True) if "bytes:" not in name]

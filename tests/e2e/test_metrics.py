@@ -12,6 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
 ROW = re.compile(r"^\| `([\w:]+)` \| (\w+) \| ([\w, ]*) \| .+ \| (.+) \|$", flags=re.MULTILINE)
@@ -20,7 +21,7 @@ Counters = dict[str, float]
 
 
 def page(system: System) -> str:
-    return httpx.get(f"{system.url}/metrics").raise_for_status().text
+    return httpx.get(f"{system.url}/metrics", timeout=60).raise_for_status().text
 
 
 def counters(text: str) -> Counters:
@@ -34,7 +35,7 @@ def counters(text: str) -> Counters:
 
 
 def until(system: System, condition: Callable[[Counters], bool]) -> Counters:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + LIMIT_S
     while not condition(found := counters(page(system))):
         assert time.monotonic() < end_s, "the figures do not come"
         time.sleep(0.05)
@@ -51,8 +52,8 @@ def answered(found: Counters) -> float:
 
 def ask(system: System, before: Counters) -> Counters:
     """One more request, until all figures know of it."""
-    end_s = time.monotonic() + 60
-    while (reply := httpx.post(f"{system.url}/v1/completions", json=BODY, timeout=120)).status_code == 503:
+    end_s = time.monotonic() + LIMIT_S
+    while (reply := httpx.post(f"{system.url}/v1/completions", json=BODY, timeout=LIMIT_S)).status_code == 503:
         assert time.monotonic() < end_s, reply.text  # one replica may know later than the other that all is there again
     assert reply.status_code == 200, reply.text
     return until(system, lambda now: generated(now) >= generated(before) + 4 and answered(now) >= answered(before) + 1)
@@ -71,7 +72,7 @@ def test_the_document_lists_every_name_with_its_type_and_labels(bundled: System)
     missing = documented.keys() - {family.name for family in families}
     assert [name for name in missing if "with keys" not in documented[name][2]] == []
     accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-    other = httpx.get(f"{bundled.url}/metrics", headers=accept).text
+    other = httpx.get(f"{bundled.url}/metrics", headers=accept, timeout=60).text
     types = {family.name: family.type for family in openmetrics.text_string_to_metric_families(other)}
     assert {family.name: family.type for family in families}.items() <= types.items()
 
@@ -82,7 +83,7 @@ def test_no_counter_falls_whoever_is_killed(system: System) -> None:
     for service in ("api", "scheduler", "tokenizer", "worker"):
         process = next(p for p in system.status()["processes"] if p["service"] == service)
         os.kill(process["pid"], signal.SIGKILL)
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + LIMIT_S
         while not system.ready() or process["pid"] in [p["pid"] for p in system.status()["processes"]]:
             assert time.monotonic() < end_s, f"{service} does not come back"
         now = ask(system, before)

@@ -5,21 +5,26 @@ One of two tokenizers, the scheduler and the worker are killed by tests/chaos/te
 
 import asyncio
 import concurrent.futures
-import contextlib
 import json
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
-import psutil
 import pytest
 
 from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Blow, Steered
 
 MODEL = "SmolLM2-135M-Instruct"
 NUM_STREAMS = 16
 TOKENS = 64
+STEPS = 16  # before a blow: two of them are over before the stop string at three quarters of the tokens
+
+
+Asked = tuple[str, dict[str, Any]]  # path and body
 
 
 class Stream(NamedTuple):
@@ -30,19 +35,19 @@ class Stream(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def lonely() -> Iterator[System]:
+def lonely() -> Iterator[Steered]:
     """One tokenizer only: while it restarts there is none. The worker, which stays, is the null one."""
-    with System("worker.kind=null", "worker.step_us=40000", "scheduler.max_rows=64", "kv.blocks=512") as system:
+    with Steered("worker.kind=null", "worker.step_us=20000", "scheduler.max_rows=64", "kv.blocks=512") as system:
         yield system
 
 
-def bodies() -> list[tuple[str, dict[str, Any]]]:
+def bodies() -> list[Asked]:
     """Half chat, half completions; greedy and seeded; one with a stop string, one with two choices."""
-    asked: list[tuple[str, dict[str, Any]]] = []
+    asked: list[Asked] = []
     for number in range(NUM_STREAMS):
         common: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
         common |= {"temperature": 0} if number % 4 < 2 else {"temperature": 0.8, "seed": 1000 + number}
-        common |= {"stream_options": {"include_usage": True}}
+        common |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         if number == 5:
             common["n"] = 2
         text = f"Tell a story about {number} ships."
@@ -53,7 +58,8 @@ def bodies() -> list[tuple[str, dict[str, Any]]]:
     return asked
 
 
-async def one(client: httpx.AsyncClient, path: str, body: dict[str, Any], heard: Callable[[], None]) -> Stream:
+async def one(client: httpx.AsyncClient, path: str, body: dict[str, Any], heard: Callable[[float], None]) -> Stream:
+    """`heard` is called with the tokens of each choice so far."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     usage: dict[str, Any] = {}
@@ -78,60 +84,46 @@ async def one(client: httpx.AsyncClient, path: str, body: dict[str, Any], heard:
                 texts[index] = texts.get(index, "") + text
                 if choice["finish_reason"]:
                     reasons[index] = choice["finish_reason"]
-            heard()
+            heard(usage["completion_tokens"] / body.get("n", 1))
     assert done
+    heard(math.inf)
     return Stream(texts, reasons, usage, longest_gap_s)
 
 
-async def run(
-    system: System, asked: list[tuple[str, dict[str, Any]]], victims: list[Callable[[], None]]
-) -> list[Stream]:
-    """All streams at once; a victim is called whenever they have gone on by six events each."""
-    news = 0
-    pending = list(victims)
-
-    def heard() -> None:
-        nonlocal news
-        news += 1
-        if pending and news >= 6 * len(asked) * (len(victims) - len(pending) + 1):
-            pending.pop(0)()
-
+async def run(system: System, asked: Sequence[Asked], heard: list[float] | None = None) -> list[Stream]:
+    """All streams at once; `heard` follows the tokens of each."""
+    tokens = heard if heard is not None else [0.0] * len(asked)
     limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=120, limits=limits) as client:
-        streams = await asyncio.gather(*(one(client, path, body, heard) for path, body in asked))
-    assert not pending, "the streams ended before all victims were found"
-    return list(streams)
+    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=LIMIT_S, limits=limits) as client:
+        streams = (
+            one(client, path, body, partial(tokens.__setitem__, place)) for place, (path, body) in enumerate(asked)
+        )
+        return list(await asyncio.gather(*streams))
+
+
+def struck(system: Steered, asked: Sequence[Asked], blows: Sequence[Blow], steps: int = STEPS) -> list[Stream]:
+    """All streams at once, and each blow when all have gone on by `steps` tokens and a step stands still."""
+    heard = [0.0] * len(asked)
+    sequences = sum(body.get("n", 1) for _, body in asked)
+    with system.struck(blows, steps, sequences, lambda number: min(heard) > number * steps):
+        return asyncio.run(run(system, asked, heard))
 
 
 def recovered(system: System) -> float:
-    lines = httpx.get(f"{system.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{system.url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("valence_recovered_total{"))
 
 
-def kill_tokenizer(system: System, instance: int) -> None:
-    """kill -9 of the process that runs now, or of its successor where it has just been killed."""
-    end_s = time.monotonic() + 60
-    while time.monotonic() < end_s:
-        for process in psutil.Process(system.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                command = " ".join(process.cmdline())
-                if "services.tokenizer" in command and f"--instance {instance}" in command:
-                    process.kill()
-                    return
-        time.sleep(0.02)
-    raise AssertionError("no such tokenizer runs")
-
-
-def disturb(system: System, victims: list[int]) -> None:
+def disturb(system: Steered, blows: list[Blow]) -> None:
     asked = bodies()
     for _, body in asked:
         if body.get("n") != 2 and "prompt" in body and body["temperature"] == 0:
-            whole = asyncio.run(run(system, [("completions", body)], []))[0].texts[0]
+            whole = asyncio.run(run(system, [("completions", body)]))[0].texts[0]
             body["stop"] = whole[len(whole) * 3 // 4 :][:8]
             break
-    calm = asyncio.run(run(system, asked, []))
+    calm = asyncio.run(run(system, asked))
     before = recovered(system)
-    rough = asyncio.run(run(system, asked, [lambda instance=i: kill_tokenizer(system, instance) for i in victims]))
+    rough = struck(system, asked, blows)
     for quiet, stream in zip(calm, rough, strict=True):
         assert stream.texts == quiet.texts
         assert stream.reasons == quiet.reasons
@@ -141,8 +133,8 @@ def disturb(system: System, victims: list[int]) -> None:
     gaps = sorted(stream.longest_gap_s for stream in rough)
     usual = sorted(stream.longest_gap_s for stream in calm)
     print(f"longest gap of a stream: median {gaps[len(gaps) // 2]:.2f} s, most {gaps[-1]:.2f} s", end="; ")
-    print(f"undisturbed {usual[len(usual) // 2]:.2f} s, {usual[-1]:.2f} s; kills {len(victims)}")
-    end_s = time.monotonic() + 30
+    print(f"undisturbed {usual[len(usual) // 2]:.2f} s, {usual[-1]:.2f} s; kills {len(blows)}")
+    end_s = time.monotonic() + LIMIT_S
     while recovered(system) == before:
         assert time.monotonic() < end_s, "no stream was handed over"
     while True:
@@ -154,16 +146,16 @@ def disturb(system: System, victims: list[int]) -> None:
     assert kv["blocks_free"] + kv["blocks_cached"] == kv["blocks_total"]
 
 
-def test_streams_survive_two_deaths_of_the_only_tokenizer(lonely: System) -> None:
-    disturb(lonely, [0, 0])
+def test_streams_survive_two_deaths_of_the_only_tokenizer(lonely: Steered) -> None:
+    disturb(lonely, [lambda: lonely.kill("tokenizer")] * 2)
 
 
 def test_a_client_that_leaves_during_the_pause_frees_everything(lonely: System) -> None:
-    body = {"model": MODEL, "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{lonely.url}/v1/completions", json=body, timeout=60) as response:
         next(response.iter_lines())
-        kill_tokenizer(lonely, 0)
-    end_s = time.monotonic() + 20  # sooner than the scheduler would give it up by itself
+        lonely.kill("tokenizer")
+    end_s = time.monotonic() + LIMIT_S  # sooner than the scheduler would give it up by itself, or it would end
     while lonely.status()["requests"]["running"]:
         assert time.monotonic() < end_s, lonely.status()
 

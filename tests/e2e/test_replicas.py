@@ -7,6 +7,7 @@ import time
 import httpx
 
 from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S
 
 BODY = {"model": "SmolLM2-135M-Instruct", "prompt": "hi", "max_tokens": 2}
 
@@ -17,14 +18,14 @@ def post(system: System) -> int:
 
 def served(system: System) -> dict[tuple[str, str], float]:
     """Requests accepted by each replica so far."""
-    text = httpx.get(f"{system.url}/metrics").text
+    text = httpx.get(f"{system.url}/metrics", timeout=60).text
     pattern = r'valence_requests_total\{[^}]*instance="(\d+)"[^}]*service="(\w+)"[^}]*\} ([\d.e+]+)'
     return {(service, instance): float(value) for instance, service, value in re.findall(pattern, text)}
 
 
 def until_served(system: System, replicas: list[tuple[str, str]], before: dict[tuple[str, str], float]) -> None:
     """Sends requests, many at once, until each of the replicas has accepted one more."""
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + LIMIT_S
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         while time.monotonic() < end_s:
             assert set(pool.map(lambda _: post(system), range(16))) == {200}

@@ -14,31 +14,30 @@ import pytest
 from benchmarks.system import System
 from common.config import load
 from common.protocol import Status
-from tests.e2e.test_recovery import Stream, bodies, run
+from tests.e2e.steered import LIMIT_S, Steered
+from tests.e2e.test_recovery import Stream, bodies, run, struck
 from valence.programs import Program
 from valence.status import StatusClient
 from valence.supervisor import Supervisor
 
-LIMIT_S = 240
-
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[System]:
+def pair() -> Iterator[Steered]:
     settings = ("services.scheduler.replicas=2", "services.worker.replicas=2", "worker.kind=null")
-    more = ("worker.step_us=40000", "scheduler.max_rows=32", "kv.blocks=512", "links.dead_after_s=10")
-    with System(*settings, *more) as system:
+    more = ("worker.step_us=20000", "scheduler.max_rows=32", "kv.blocks=512", "links.dead_after_s=10")
+    with Steered(*settings, *more) as system:
         until(lambda: len(serving(system)) == 2, "not both schedulers serve")
         yield system
 
 
 @pytest.fixture(scope="module")
 def calm(pair: System) -> list[Stream]:
-    return asyncio.run(run(pair, asked(), []))
+    return asyncio.run(run(pair, asked()))
 
 
 def asked() -> list[tuple[str, dict[str, Any]]]:
-    """Some of the usual streams, for some seconds: they still run when each scheduler has been asked what it has."""
-    return [(path, body | {"max_tokens": 120}) for path, body in bodies()[:8]]
+    """Some of the usual streams."""
+    return bodies()[:8]
 
 
 def until(condition: Callable[[], Any], why: str) -> None:
@@ -63,29 +62,32 @@ def pids(system: System) -> dict[str, int]:
 
 def admitted(system: System) -> dict[int, float]:
     """Sequences that each scheduler process has taken so far, those that were handed to it again included."""
-    found = {}
-    for instance, each in ask(system).items():
-        own = next(m for m in each.members if (m.peer.service, m.peer.instance) == ("scheduler", instance))
-        found[instance] = own.counters.get("requests", 0.0)
+    found: dict[int, float] = {}
+
+    def all_answer() -> bool:
+        for instance, each in ask(system).items():
+            own = next(m for m in each.members if (m.peer.service, m.peer.instance) == ("scheduler", instance))
+            found[instance] = own.counters.get("requests", 0.0)
+        return found.keys() == {Program.parse(n).instance for n, p in pids(system).items() if p and "scheduler" in n}
+
+    until(all_answer, "not all schedulers answer")
     return found
 
 
-ATTEMPTS = 5
-
-
-def disturbed(system: System, act: Callable[[], None]) -> tuple[list[Stream], dict[int, float]]:
+def disturbed(system: Steered, act: Callable[[], None]) -> tuple[list[Stream], dict[int, float]]:
     """The streams with something done once all of them run; and what each scheduler has of them at that time.
 
     Begun again while one has none of them: the tokenizers may not know yet that it has come back.
     """
-    for _ in range(ATTEMPTS):
+    end_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
         streams, shares = attempt(system, act)
         if all(share > 0 for share in shares.values()):
             return streams, shares
     raise AssertionError(f"one scheduler gets nothing: {shares}")
 
 
-def attempt(system: System, act: Callable[[], None]) -> tuple[list[Stream], dict[int, float]]:
+def attempt(system: Steered, act: Callable[[], None]) -> tuple[list[Stream], dict[int, float]]:
     """As `disturbed`; nothing is done where a scheduler has no stream."""
     before = admitted(system)
     shares: dict[int, float] = {}
@@ -99,7 +101,7 @@ def attempt(system: System, act: Callable[[], None]) -> tuple[list[Stream], dict
         if all(share > 0 for share in shares.values()):
             act()
 
-    return asyncio.run(run(system, asked(), [victim])), shares
+    return struck(system, asked(), [victim]), shares
 
 
 def same(streams: list[Stream], calm: list[Stream]) -> None:
@@ -129,7 +131,7 @@ def kill(system: System, name: str, number: int) -> None:
     psutil.Process(pids(system)[name]).send_signal(number)
 
 
-def test_a_killed_scheduler_disturbs_only_its_own_streams(pair: System, calm: list[Stream]) -> None:
+def test_a_killed_scheduler_disturbs_only_its_own_streams(pair: Steered, calm: list[Stream]) -> None:
     before, count = pids(pair), admitted(pair)[1]
     streams, shares = disturbed(pair, lambda: kill(pair, "scheduler-0", signal.SIGKILL))
     same(streams, calm)
@@ -141,13 +143,13 @@ def test_a_killed_scheduler_disturbs_only_its_own_streams(pair: System, calm: li
     until(lambda: len(serving(pair)) == 2, "the scheduler did not get its worker back")
 
 
-def test_streams_of_a_scheduler_that_is_stopped_move_to_the_other(pair: System, calm: list[Stream]) -> None:
+def test_streams_of_a_scheduler_that_is_stopped_move_to_the_other(pair: Steered, calm: list[Stream]) -> None:
     supervisor, program = Supervisor(pair.run_dir), Program("scheduler", 0)
     count = admitted(pair)[1]
     streams, shares = disturbed(pair, lambda: supervisor.stop(program))
     same(streams, calm)
     assert count + shares[1] < admitted(pair)[1] <= count + shares[0] + shares[1]
-    assert httpx.get(f"{pair.url}/health/ready").json()["status"] == "ready"
+    assert httpx.get(f"{pair.url}/health/ready", timeout=60).json()["status"] == "ready"
     found = pair.status()
     assert found["ready"] and {row["instance"] for row in found["schedulers"]} == {1}
     assert {f"{row['service']}-{row['instance']}" for row in found["processes"] if row["state"] == "stopped"} == {
@@ -157,7 +159,7 @@ def test_streams_of_a_scheduler_that_is_stopped_move_to_the_other(pair: System, 
     until(lambda: len(serving(pair)) == 2, "the scheduler did not come back")
 
 
-def test_streams_of_a_scheduler_that_hangs_move_to_the_other(pair: System, calm: list[Stream]) -> None:
+def test_streams_of_a_scheduler_that_hangs_move_to_the_other(pair: Steered, calm: list[Stream]) -> None:
     """It goes on late, or `valence serve` has replaced it by then."""
     pid = pids(pair)["scheduler-1"]
     streams, _ = disturbed(pair, lambda: psutil.Process(pid).suspend())
@@ -166,10 +168,10 @@ def test_streams_of_a_scheduler_that_hangs_move_to_the_other(pair: System, calm:
     same(streams, calm)
     idle(pair)
     until(lambda: len(serving(pair)) == 2, "the scheduler did not come back")
-    same(asyncio.run(run(pair, asked(), [])), calm)
+    same(asyncio.run(run(pair, asked())), calm)
 
 
-def test_a_tokenizer_dies_and_its_successor_finds_the_schedulers(pair: System, calm: list[Stream]) -> None:
+def test_a_tokenizer_dies_and_its_successor_finds_the_schedulers(pair: Steered, calm: list[Stream]) -> None:
     count = admitted(pair)
     streams, shares = disturbed(pair, lambda: kill(pair, "tokenizer-0", signal.SIGKILL))
     same(streams, calm)
@@ -177,20 +179,20 @@ def test_a_tokenizer_dies_and_its_successor_finds_the_schedulers(pair: System, c
     assert admitted(pair) == {key: count[key] + shares[key] for key in count}, "each went on where it was"
 
 
-def test_the_number_may_change_and_one_after_the_other_restart_while_serving(pair: System, calm: list[Stream]) -> None:
+def test_the_number_may_change_and_one_after_the_other_restart_while_serving(pair: Steered, calm: list[Stream]) -> None:
     before = pids(pair)
-    streams: list[Stream] = []
+
+    async def meanwhile(*command: str) -> None:
+        changing = asyncio.create_task(asyncio.to_thread(pair.valence, *command))
+        while True:
+            over = changing.done()
+            same(await run(pair, asked()), calm)
+            if over:
+                break
+        await changing
+
     for command in (("restart", "scheduler"), ("scale", "scheduler", "1"), ("scale", "scheduler", "2")):
-        running = asyncio.new_event_loop()
-
-        async def both(command: tuple[str, ...] = command) -> list[Stream]:
-            changing = asyncio.to_thread(pair.valence, *command)
-            found, _ = await asyncio.gather(run(pair, asked(), []), changing)
-            return found
-
-        streams = running.run_until_complete(both())
-        running.close()
-        same(streams, calm)
+        asyncio.run(meanwhile(*command))
     until(lambda: len(serving(pair)) == 2, "the workers did not share themselves out")
     after = pids(pair)
     assert {name for name in before if before[name] != after[name]} == {"scheduler-0", "scheduler-1"}

@@ -9,8 +9,9 @@ import asyncio
 import pytest
 
 from benchmarks.system import System
+from tests.e2e.steered import Steered
 from tests.e2e.test_ranks import second_rank
-from tests.e2e.test_recovery import run
+from tests.e2e.test_recovery import run, struck
 from tests.e2e.test_speculative import ASKED, SETTINGS, TEXT, accepted
 from tests.e2e.test_workers import same, until, until_nothing_is_held
 
@@ -20,11 +21,11 @@ pytestmark = pytest.mark.long
 def test_the_same_text_by_a_draft_model_when_one_of_two_ranks_dies(bundled: System) -> None:
     settings = (
         *("speculative.method=draft", "speculative.model=bundled", "speculative.tokens=2"),
-        *("worker.tensor_parallel=2", "scheduler.step_deadline_s=20", "links.dead_after_s=30"),
+        *("worker.tensor_parallel=2", "scheduler.step_deadline_s=30"),
     )
     asked = [(path, body | {"prompt": TEXT[:66], "max_tokens": 16}) for path, body in ASKED[:1]]
-    calm = asyncio.run(run(bundled, asked, []))
-    with System(*SETTINGS, *settings, start_s=250.0) as divided:
-        same(calm, asyncio.run(run(divided, asked, [lambda: second_rank(divided).kill()])))
+    calm = asyncio.run(run(bundled, asked))
+    with Steered(*SETTINGS, *settings, start_s=250.0) as divided:
+        same(calm, struck(divided, asked, [lambda: second_rank(divided).kill()], steps=3))
         until(lambda: accepted(divided) > 4)
         until_nothing_is_held(divided)

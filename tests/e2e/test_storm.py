@@ -13,6 +13,7 @@ import pytest
 from benchmarks.system import System
 from tests.e2e.conftest import EXACT, REPLICAS
 from tests.e2e.scripted import small
+from tests.e2e.steered import LIMIT_S
 
 MODEL = "SmolLM2-135M-Instruct"
 ROUNDS = 3
@@ -56,7 +57,7 @@ async def one(client: httpx.AsyncClient, url: str, chance: random.Random) -> str
 
 async def storm(url: str, seed: int) -> list[str]:
     limits = httpx.Limits(max_connections=64, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=240, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=LIMIT_S, limits=limits) as client:
         return list(await asyncio.gather(*(one(client, url, random.Random(seed * 1000 + i)) for i in range(64))))
 
 
@@ -78,14 +79,16 @@ def test_every_stream_ends_once_and_nothing_stays(system: System) -> None:
         reasons = asyncio.run(storm(system.url, seed))
         assert set(reasons) <= {"stop", "length", "left"}
         assert {"length", "left"} <= set(reasons)
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + LIMIT_S
     while not settled(system):
         assert time.monotonic() < end_s, system.status()
     # The worker's KV pages are mapped as they are first used: at most 512 blocks of 0.7 MiB.
     allowed = {"api": 40, "tokenizer": 40, "scheduler": 40, "worker": 512 * 0.71 + 100}
     after = resident_mib(system)
     assert {name: mib for name, mib in after.items() if mib > before[name] + allowed[name]} == {}
-    open_requests = [m for m in httpx.get(f"{system.url}/metrics").text.splitlines() if "open_requests{" in m]
+    open_requests = [
+        m for m in httpx.get(f"{system.url}/metrics", timeout=60).text.splitlines() if "open_requests{" in m
+    ]
     assert open_requests
 
 
@@ -96,7 +99,7 @@ def test_a_disconnect_frees_the_blocks(system: System) -> None:
         lines = response.iter_lines()
         next(lines)
         assert system.status()["requests"]["running"] == 1
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + LIMIT_S
     while not settled(system):
         assert time.monotonic() < end_s
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import httpx
 import jsonschema_rs
-import psutil
 import pytest
 
 from benchmarks.schemas import Case, say_all
 from benchmarks.system import System
 from tests.common.test_grammar import SCHEMAS
+from tests.e2e.steered import LIMIT_S, Steered
 
 NAME = {"type": "string", "pattern": "^[A-Z][a-z]{1,12}$"}
 PERSON = {
@@ -132,7 +132,7 @@ def said(message: dict[str, Any]) -> str:
     return (message.get("content") or "") + "".join(each)
 
 
-async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any], heard: Callable[[], None]) -> Answer:
+async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> Answer:
     text = "Tell me about Ann."
     prompt = {"messages": [{"role": "user", "content": text}]} if path.startswith("chat") else {"prompt": text}
     count = asked.get("n", 1)
@@ -153,13 +153,12 @@ async def ask(client: httpx.AsyncClient, path: str, asked: dict[str, Any], heard
                 for choice in event["choices"]:
                     texts[choice["index"]] += said(choice["delta"]) if "delta" in choice else choice["text"]
                     reasons[choice["index"]] = choice["finish_reason"] or reasons[choice["index"]]
-                heard()
     return Answer(texts, reasons)
 
 
-async def ask_all(system: System, asked: list[tuple[str, dict[str, Any]]], heard: Callable[[], None]) -> list[Answer]:
-    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=120) as client:
-        return list(await asyncio.gather(*(ask(client, path, fields, heard) for path, fields in asked)))
+async def ask_all(system: System, asked: list[tuple[str, dict[str, Any]]]) -> list[Answer]:
+    async with httpx.AsyncClient(base_url=f"{system.url}/v1/", timeout=LIMIT_S) as client:
+        return list(await asyncio.gather(*(ask(client, path, fields) for path, fields in asked)))
 
 
 def requests(stream: bool) -> list[tuple[str, dict[str, Any]]]:
@@ -172,7 +171,7 @@ def requests(stream: bool) -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def calm(bundled: System) -> list[Answer]:
-    return asyncio.run(ask_all(bundled, requests(stream=True), lambda: None))
+    return asyncio.run(ask_all(bundled, requests(stream=True)))
 
 
 def test_what_is_finished_matches(calm: list[Answer]) -> None:
@@ -196,30 +195,15 @@ def test_schemas_of_all_kinds(bundled: System) -> None:
 
 
 def test_streamed_is_whole(bundled: System, calm: list[Answer]) -> None:
-    assert asyncio.run(ask_all(bundled, requests(stream=False), lambda: None)) == calm
+    assert asyncio.run(ask_all(bundled, requests(stream=False))) == calm
 
 
-def kill(system: System, service: str) -> None:
-    for process in psutil.Process(system.process.pid).children(recursive=True):
-        command = process.cmdline()
-        if f"services.{service}" in command:
-            process.kill()
-            return
-    raise AssertionError(f"no {service} runs")
-
-
-def test_kills_change_nothing(bundled: System, calm: list[Answer]) -> None:
+def test_kills_change_nothing(bundled: Steered, calm: list[Answer]) -> None:
     """Matchers are made anew from the output so far: the text goes on as it would have."""
-    events, killed = 0, {10 * len(CASES): "worker", 20 * len(CASES): "scheduler"}
-
-    def heard() -> None:
-        nonlocal events
-        events += 1
-        if events in killed:
-            kill(bundled, killed.pop(events))
-
-    assert asyncio.run(ask_all(bundled, requests(stream=True), heard)) == calm
-    assert not killed
+    asked = requests(stream=True)
+    blows = [lambda: bundled.kill("worker"), lambda: bundled.kill("scheduler")]
+    with bundled.struck(blows, steps=8, sequences=sum(fields.get("n", 1) for _, fields in asked)):
+        assert asyncio.run(ask_all(bundled, asked)) == calm
 
 
 @pytest.mark.parametrize(
@@ -251,8 +235,8 @@ def test_a_grammar_that_is_too_dear_per_token_ends_its_request_only(bundled: Sys
     free = {"max_tokens": 24, "seed": 2}
 
     async def both() -> tuple[httpx.Response, Answer]:
-        async with httpx.AsyncClient(base_url=f"{bundled.url}/v1/", timeout=120) as client:
-            other = asyncio.create_task(ask(client, "completions", free, lambda: None))
+        async with httpx.AsyncClient(base_url=f"{bundled.url}/v1/", timeout=LIMIT_S) as client:
+            other = asyncio.create_task(ask(client, "completions", free))
             return await client.post("completions", json=dear | {"prompt": "a"}), await other
 
     refused, other = asyncio.run(both())

@@ -8,16 +8,16 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.system import System
 from common.dialects.registry import TOOLS
 from tests.common.dialects.reading import EXAMPLES, PARIS, TIME, WEATHER
 from tests.e2e.scripted import scripted
+from tests.e2e.steered import Steered
 
 ASKED: dict[str, Any] = {"model": "m", "tools": [WEATHER, TIME], "max_tokens": 1000}
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steered]:
     path = tmp_path_factory.mktemp("hermes") / "model"
     settings = ("services.tokenizer.replicas=2", "worker.step_us=2000")
     with scripted(path, "<tool_call> <think>", ("<think>", "</think>"), *settings) as system:
@@ -25,7 +25,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 @pytest.fixture(scope="module")
-def hermes(system: System) -> openai.OpenAI:
+def hermes(system: Steered) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
@@ -124,29 +124,36 @@ def test_history_of_calls(hermes: openai.OpenAI) -> None:
     assert hermes.chat.completions.create(**asked).choices[0].message.content == "rain"
 
 
-def test_lost_services_in_the_middle_of_a_call_change_nothing(hermes: openai.OpenAI, system: System) -> None:
+def lose_services(system: Steered) -> None:
+    for service, number in (("tokenizer", 0), ("tokenizer", 1), ("scheduler", 0)):
+        system.kill(service, number)
+
+
+def test_lost_services_in_the_middle_of_a_call_change_nothing(hermes: openai.OpenAI, system: Steered) -> None:
     """Tokenizers and the scheduler are killed while arguments stream; they go on where they stopped."""
-    city = 'Paris, \\"the\\" place ' * 60
+    city = 'Paris, \\"the\\" place ' * 30
     call = f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
     script = "<think>\nHm.\n</think>\n\nSo:\n" + call
     asked = ASKED | {"messages": [{"role": "user", "content": script}]}
-    victims = [process for service in ("tokenizer", "scheduler") for process in system.processes()[service]]
-    arguments, reasoning, words = "", "", []
-    for chunk in hermes.chat.completions.create(**asked, stream=True):
-        (choice,) = chunk.choices
-        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-        for made in choice.delta.tool_calls or []:
-            arguments += made.function.arguments or ""
-        words += [choice.finish_reason] if choice.finish_reason else []
-        if len(arguments) > 100 and victims:
-            assert len(arguments) < 1000, "it is still going on"
-            while victims:
-                victims.pop().kill()
-    assert not victims and words == ["tool_calls"] and reasoning == "Hm."
+    arguments, reasoning, words, before = "", "", [], 0
+
+    def lose() -> None:
+        nonlocal before
+        lose_services(system)
+        before = len(arguments)
+
+    with system.struck([lose], steps=90):
+        for chunk in hermes.chat.completions.create(**asked, stream=True):
+            (choice,) = chunk.choices
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            for made in choice.delta.tool_calls or []:
+                arguments += made.function.arguments or ""
+            words += [choice.finish_reason] if choice.finish_reason else []
+    assert words == ["tool_calls"] and reasoning == "Hm." and before < len(arguments)
     assert arguments == f'{{"city": "{city}"}}'
 
 
-def test_reasoning_is_bounded(hermes: openai.OpenAI, system: System) -> None:
+def test_reasoning_is_bounded(hermes: openai.OpenAI, system: Steered) -> None:
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 4}
     reply = both(hermes, " " + " ".join(words), tools=[], extra_body=thinks)
@@ -162,22 +169,19 @@ def test_reasoning_is_bounded(hermes: openai.OpenAI, system: System) -> None:
     assert mine.message.reasoning_content == "one two three"
     body = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": " " + " ".join(words)}]}
     body |= {"thinking": {"type": "enabled", "budget_tokens": 4}}
-    thinking, text = httpx.post(f"{system.url}/v1/messages", json=body).json()["content"]
+    thinking, text = httpx.post(f"{system.url}/v1/messages", json=body, timeout=60).json()["content"]
     assert (thinking["thinking"], text["text"]) == (" ".join(words[:4]), " ".join(words[5:]))
 
 
-def test_lost_services_before_the_bound_of_reasoning_change_nothing(hermes: openai.OpenAI, system: System) -> None:
+def test_lost_services_before_the_bound_of_reasoning_change_nothing(hermes: openai.OpenAI, system: Steered) -> None:
     asked = ASKED | {"messages": [{"role": "user", "content": " so" * 600}], "tools": [], "max_tokens": 500}
     thinks = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 300}
-    victims = [process for service in ("tokenizer", "scheduler") for process in system.processes()[service]]
     content, reasoning = "", ""
-    for chunk in hermes.chat.completions.create(**asked, stream=True, extra_body=thinks):
-        reasoning += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
-        content += chunk.choices[0].delta.content or ""
-        while victims and len(reasoning) > 100:
-            assert not content, "it is still going on"
-            victims.pop().kill()
-    assert not victims and (reasoning.count("so"), content.count("so")) == (300, 199)
+    with system.struck([lambda: lose_services(system)], steps=60):
+        for chunk in hermes.chat.completions.create(**asked, stream=True, extra_body=thinks):
+            reasoning += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
+            content += chunk.choices[0].delta.content or ""
+    assert (reasoning.count("so"), content.count("so")) == (300, 199)
 
 
 def test_channels_of_gpt_oss(harmony: openai.OpenAI) -> None:

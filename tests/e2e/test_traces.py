@@ -1,19 +1,16 @@
 """One request is one connected trace across real processes, also when its worker dies in the middle."""
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from benchmarks.system import System
+from tests.e2e.steered import LIMIT_S, Steered
 from tests.otlp import Collector, Received
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e47", "00f067aa0ba902b7"
 MODEL = "SmolLM2-135M-Instruct"
-RUNNING = f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} 1.0'
 LOCAL = {"llm_request", "queue", "prefill", "decode"}
 
 
@@ -25,15 +22,15 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def traced(collector: Collector) -> Iterator[System]:
-    with System("worker.kind=null", "worker.step_us=20000", f"traces.endpoint={collector.endpoint}") as system:
+def traced(collector: Collector) -> Iterator[Steered]:
+    with Steered("worker.kind=null", "worker.step_us=20000", f"traces.endpoint={collector.endpoint}") as system:
         yield system
 
 
 def ask(system: System, number: int, flags: str = "01", max_tokens: int = 8) -> httpx.Response:
     headers = {"traceparent": f"00-{TRACE}{number:02x}-{SPAN}-{flags}", "tracestate": "vendor=1"}
     body = {"model": MODEL, "prompt": "hello", "max_tokens": max_tokens}
-    return httpx.post(f"{system.url}/v1/completions", json=body, headers=headers, timeout=120)
+    return httpx.post(f"{system.url}/v1/completions", json=body, headers=headers, timeout=LIMIT_S)
 
 
 def of(spans: list[Received], number: int) -> list[Received]:
@@ -71,7 +68,7 @@ def test_a_request_is_one_connected_trace(traced: System, collector: Collector) 
     assert {by_name[name].parent_id for name in ("queue", "prefill", "decode", "execute")} == {request.span_id}
     assert root.attributes["gen_ai.usage.output_tokens"] == 8
     assert request.attributes["gen_ai.latency.time_in_model_inference"] > 0
-    slack_ns = 50_000_000  # loops' clocks tick in milliseconds, and each process knows the time by itself
+    slack_ns = 5_000_000_000  # a loop's clock stands still in a turn, and each process knows the time by itself
     assert all(root.start_ns - slack_ns <= span.start_ns <= span.end_ns <= root.end_ns + slack_ns for span in spans)
     assert not any(span.error for span in spans)
 
@@ -82,16 +79,10 @@ def test_a_request_that_is_not_sampled_leaves_nothing(traced: System, collector:
     assert not of(collector.until(complete(3)), 2)
 
 
-def test_the_trace_stays_connected_when_the_worker_dies(traced: System, collector: Collector) -> None:
-    replies: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: replies.append(ask(traced, 4, max_tokens=300)))
-    (worker,) = (p for p in traced.status()["processes"] if p["service"] == "worker")
-    thread.start()
-    while RUNNING not in httpx.get(f"{traced.url}/metrics").text:
-        assert thread.is_alive()
-    os.kill(worker["pid"], signal.SIGKILL)
-    thread.join(120)
-    assert replies[0].status_code == 200 and replies[0].json()["usage"]["completion_tokens"] == 300
+def test_the_trace_stays_connected_when_the_worker_dies(traced: Steered, collector: Collector) -> None:
+    with traced.struck([lambda: traced.kill("worker")], steps=20):
+        reply = ask(traced, 4, max_tokens=40)
+    assert reply.status_code == 200 and reply.json()["usage"]["completion_tokens"] == 40
     spans = of(collector.until(complete(4)), 4)
     assert connected(spans)
     (request,) = (span for span in spans if span.name == "llm_request")
@@ -101,7 +92,7 @@ def test_the_trace_stays_connected_when_the_worker_dies(traced: System, collecto
 
 def test_a_refused_request_says_why(traced: System, collector: Collector) -> None:
     headers = {"traceparent": f"00-{TRACE}05-{SPAN}-01"}
-    reply = httpx.post(f"{traced.url}/v1/completions", json={"model": MODEL}, headers=headers)
+    reply = httpx.post(f"{traced.url}/v1/completions", json={"model": MODEL}, headers=headers, timeout=60)
     assert reply.status_code == 400 and reply.headers["traceparent"].startswith(f"00-{TRACE}05-")
     (span,) = of(collector.until(lambda spans: bool(of(spans, 5))), 5)
     assert (span.name, span.attributes["http.response.status_code"]) == ("POST /v1/completions", 400)

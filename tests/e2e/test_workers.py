@@ -10,22 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 
 import httpx
-import psutil
 import pytest
 
 from benchmarks.system import System
-from tests.e2e.test_hang import HangingSystem
-from tests.e2e.test_recovery import Stream, bodies, run
+from tests.e2e.steered import LIMIT_S, Steered
+from tests.e2e.test_recovery import Stream, bodies, run, struck
 
-NULL = ("worker.kind=null", "worker.step_us=40000")
+NULL = ("worker.kind=null", "worker.step_us=20000")
 SETTINGS = ("services.worker.replicas=2", *NULL, "scheduler.max_rows=64", "kv.blocks=512")
-LIMIT_S = 240
 ASKED = bodies()[:8]  # greedy and seeded, one with two choices
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[System]:
-    with HangingSystem(*SETTINGS) as system:
+def pair() -> Iterator[Steered]:
+    with Steered(*SETTINGS) as system:
         until(lambda: ready_workers(system) == [0, 1])
         yield system
 
@@ -33,7 +31,7 @@ def pair() -> Iterator[System]:
 @pytest.fixture(scope="module")
 def calm(pair: System) -> list[Stream]:
     """The streams when nobody disturbs them."""
-    return asyncio.run(run(pair, ASKED, []))
+    return struck(pair, ASKED, [])  # both have some: all are admitted before any runs
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -46,19 +44,9 @@ def ready_workers(system: System) -> list[int]:
     return [p["instance"] for p in system.status()["processes"] if (p["service"], p["state"]) == ("worker", "ready")]
 
 
-def worker(system: System, instance: int) -> psutil.Process:
-    """The process that runs now."""
-    for process in psutil.Process(system.process.pid).children(recursive=True):
-        command = process.cmdline()
-        is_worker = not {"services.worker", "worker"}.isdisjoint(command)  # as a HangingSystem calls it, too
-        if is_worker and command[command.index("--instance") + 1] == str(instance):
-            return process
-    raise AssertionError("no such worker runs")
-
-
 def figures(system: System, name: str, service: str = "") -> dict[str, float]:
     """A metric by instance."""
-    text = httpx.get(f"{system.url}/metrics").text
+    text = httpx.get(f"{system.url}/metrics", timeout=60).text
     lines = [
         line for line in text.splitlines() if line.startswith(f"valence_{name}{{") and f'service="{service}' in line
     ]
@@ -89,16 +77,16 @@ def test_both_workers_take_part(pair: System, calm: list[Stream]) -> None:
     until(lambda: all(figures(pair, "steps_total", "worker").get(str(number), 0) > 40 for number in (0, 1)))
 
 
-def test_streams_end_at_the_other_worker_when_one_is_killed(pair: System, calm: list[Stream]) -> None:
+def test_streams_end_at_the_other_worker_when_one_is_killed(pair: Steered, calm: list[Stream]) -> None:
     """The successor cannot help: it is held until all streams have ended."""
     hold = pair.run_dir / "hold"
 
     def kill() -> None:
         hold.touch()
-        worker(pair, 1).kill()
+        pair.kill("worker", 1)
 
     try:
-        rough = asyncio.run(run(pair, ASKED, [kill]))
+        rough = struck(pair, ASKED, [kill])
         assert ready_workers(pair) == [0]
     finally:
         hold.unlink()
@@ -121,7 +109,7 @@ def test_streams_do_not_notice_workers_that_leave_and_join(
         changing = pool.submit(lambda: [pair.valence(*command) for command in commands])
         while True:
             over = changing.done()
-            same(calm[:4], asyncio.run(run(pair, asked, [])))
+            same(calm[:4], asyncio.run(run(pair, asked)))
             if over:
                 break
     changing.result()

@@ -47,7 +47,7 @@ from common.protocol import (
 )
 from common.transport import HEADER, MAGIC
 from tests.fuzz import mutate
-from tests.fuzz.processes import SERVICES, Processes, running
+from tests.fuzz.processes import LIMIT_S, SERVICES, Processes, running
 from tests.fuzz.tap import FRAMES
 
 UNIONS: dict[str, Any] = {"api": ToApi, "tokenizer": ToTokenizer, "scheduler": ToScheduler, "worker": ToWorker}
@@ -211,7 +211,7 @@ class Clients:
 
     def _run(self) -> None:
         try:
-            with httpx.Client(timeout=60) as client:
+            with httpx.Client(timeout=LIMIT_S) as client:
                 while not self._stop.is_set():
                     self._system.complete(client, 5 + self.done % 40)
                     self.done += 1
@@ -246,7 +246,7 @@ def fuzz(budget: int, first: int, advance: Callable[[], None]) -> None:
             outside.close()
         assert clients.done, "no client came through"
         system.wait_idle()
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=LIMIT_S) as client:
             system.complete(client, 100)
         for name, size in system.resident().items():
             assert size < before[name] + GROWTH_BYTES, f"{name} has grown from {before[name]} to {size} bytes"
@@ -266,7 +266,7 @@ def flood(system: Processes, count: int) -> None:
         socket.send(frame_of(1000 + place, Hello(peer, "other")))
     socket.close(linger=60_000)
     system.status()
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=LIMIT_S) as client:
         system.complete(client, 10)
     system.check()
 
@@ -275,7 +275,7 @@ def _look(system: Processes, clients: Clients, sent: list[tuple[str, bytes]]) ->
     try:
         done = clients.done
         system.status()
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + LIMIT_S
         while clients.done == done and clients.fault is None:
             system.check()
             assert time.monotonic() < end_s, "clients get no answers any more"

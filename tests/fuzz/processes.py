@@ -33,6 +33,7 @@ class Processes:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         own = (f"api.port={port}", f"links.run_dir={self.run_dir}", "worker.kind=null", "links.heartbeat_s=0.2")
+        own += ("links.dead_after_s=20",)  # who gets no processor for some seconds is not dead
         self.settings = [*own, "kv.blocks=256", "scheduler.max_rows=16", *settings]
         self.config: Config = load(None, self.settings)
         options = [option for setting in self.settings for option in ("--set", setting)]

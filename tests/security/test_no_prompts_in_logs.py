@@ -1,5 +1,6 @@
 """A secret in prompts and outputs, errors of all kinds, crashes: no file of the run directory has it."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -41,6 +42,7 @@ from tests.services.api.system import running, scenario
 from valence.status import StatusClient
 
 SECRET = "xyzzyplugh"
+LIMIT_S = 240
 TEMPLATE = """
 {%- for m in messages -%}
 {%- if "fault" in m.content -%}{{ m.missing.deeper }}{%- endif -%}
@@ -71,7 +73,7 @@ def chat(system: System, content: Any, **fields: Any) -> httpx.Response:
 
 def members(system: System) -> dict[str, Member]:
     with StatusClient(load(system.run_dir / "config.toml")) as client:
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + LIMIT_S
         while time.monotonic() < end_s:
             if (status := client.ask()) is not None:
                 return {member.peer.service: member for member in status.members}
@@ -81,9 +83,12 @@ def members(system: System) -> dict[str, Member]:
 def clean(system: System, *texts: str) -> None:
     """No file of the run, sockets apart, has the secret or one of the texts."""
     files = [path for path in system.run_dir.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".log" and path.stat().st_size for path in files)
+    contents: dict[Path, str] = {}
     for path in [*files, Path(system._log)]:
-        content = path.read_text(errors="replace")
+        with contextlib.suppress(FileNotFoundError):  # a process removes its own at its end
+            contents[path] = path.read_text(errors="replace")
+    assert any(path.suffix == ".log" and content for path, content in contents.items())
+    for path, content in contents.items():
         for text in (SECRET, SECRET.encode().hex(), *texts):
             assert text not in content, f"{text!r} is in {path}"
 
@@ -111,7 +116,10 @@ def test_ordinary_requests_and_refused_ones(system: System) -> None:
     assert chat(system, "x", chat_template_kwargs={"messages": SECRET}).status_code == 400
     for content in (b'{"prompt": "' + SECRET.encode(), SECRET.encode(), b'{"prompt": "\xff' + SECRET.encode() + b'"}'):
         assert httpx.post(f"{system.url}/v1/completions", content=content, timeout=60).status_code == 400
-    assert httpx.get(f"{system.url}/{SECRET}?q={SECRET}", headers={"x-request-id": f"({SECRET})"}).status_code == 404
+    assert (
+        httpx.get(f"{system.url}/{SECRET}?q={SECRET}", headers={"x-request-id": f"({SECRET})"}, timeout=60).status_code
+        == 404
+    )
     assert post(system, "/tokenize", {"prompt": SECRET}).status_code == 200
     clean(system, output[:24])
 
@@ -136,12 +144,13 @@ def crash(system: System, service: str, harm: Callable[[dict[str, Member]], None
         next(lines)
         harm(before)
         pid = before[service].peer.pid
-        end_s = time.monotonic() + 60
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < end_s, system.output()
-            time.sleep(0.05)
+        end_s = time.monotonic() + LIMIT_S
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() < end_s, system.output()
+                time.sleep(0.05)
     while not system.ready():
-        assert time.monotonic() < end_s + 60
+        assert time.monotonic() < end_s + LIMIT_S
         time.sleep(0.05)
     clean(system)
 

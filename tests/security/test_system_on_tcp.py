@@ -35,7 +35,7 @@ def ask(system: System) -> Status:
     config = load(system.run_dir / "config.toml")
     try:
         with StatusClient(config) as client:
-            end_s = time.monotonic() + 60
+            end_s = time.monotonic() + 240
             while time.monotonic() < end_s:
                 if (status := client.ask()) is not None:
                     return status

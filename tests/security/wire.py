@@ -15,7 +15,7 @@ def address(endpoint: str) -> tuple[str, int]:
 
 
 def connect(endpoint: str) -> socket.socket:
-    return socket.create_connection(address(endpoint), timeout=30)
+    return socket.create_connection(address(endpoint), timeout=120)
 
 
 def until_closed(sock: socket.socket) -> bytes:

@@ -1,16 +1,19 @@
 """A running server for the tests: real supervisor, scheduler and null worker, stand-ins for API and tokenizer."""
 
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 STANDIN = str(Path(__file__).with_name("standin.py"))
-FAST = ["--set", "worker.kind=null", "--set", "kv.blocks=64", "--set", "links.heartbeat_s=0.1"]
+# Who gets no processor for some seconds is not dead.
+FAST = ["worker.kind=null", "kv.blocks=64", "links.heartbeat_s=0.1", "links.dead_after_s=30"]
 
 
 def still_running(run_dir: Path) -> list[list[str]]:
@@ -30,7 +33,7 @@ class Server:
         self.run_dir = run_dir
         command = [sys.executable, STANDIN, "valence", "serve", "--port", "0", "--set", f"links.run_dir={run_dir}"]
         self.process = subprocess.Popen(
-            [*command, *FAST, *options],
+            [*command, *(word for setting in FAST for word in ("--set", setting)), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,6 +62,15 @@ class Server:
         """Another command of `valence`, on this server."""
         command = [sys.executable, STANDIN, "valence", *arguments, "--run-dir", str(self.run_dir)]
         return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    def status(self) -> dict[str, Any]:
+        """As JSON, once a scheduler answers: one that gets no processor may not in time, and then nothing is known."""
+        while True:
+            answer = self.command("status", "--json")
+            assert answer.returncode == 0, answer.stderr
+            found: dict[str, Any] = json.loads(answer.stdout)
+            if found["schedulers"]:
+                return found
 
 
 @contextlib.contextmanager

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,24 @@ def test_a_native_fault_is_told_by_its_text(tmp_path: Path) -> None:
     (folder / "other.txt").write_text("not ours")
     (found,) = crashes(tmp_path)
     assert found.how == "Aborted" and found.native.endswith("Thread 1")
+
+
+def test_a_text_that_goes_after_it_was_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted(tmp_path, "scheduler", dead=True)
+    folder = tmp_path / crash.FOLDER
+    folder.mkdir()
+    text = folder / file_name(recordings(tmp_path)[0].peer, "txt")
+    text.write_text("Fatal Python error: Aborted\n")
+    os.utime(text, (7.0, 7.0))
+    stat = Path.stat
+
+    def gone(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path == text:
+            raise FileNotFoundError(path)
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert [(each.how, each.at_s) for each in crashes(tmp_path)] == [("Aborted", 7.0)]
 
 
 def test_the_newest_comes_first_and_one_process_can_be_asked_for(tmp_path: Path) -> None:

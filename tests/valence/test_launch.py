@@ -61,6 +61,6 @@ def test_it_dies_with_its_parent() -> None:
         assert parent.stdout
         child_process = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    psutil.wait_procs([child_process], timeout=30)
+    psutil.wait_procs([child_process], timeout=240)
     assert not child_process.is_running() or child_process.status() == psutil.STATUS_ZOMBIE
     assert os.getpid() != child_process.pid

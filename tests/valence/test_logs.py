@@ -38,3 +38,15 @@ def test_following_gives_whole_new_lines_also_after_rotation(folder: Path) -> No
     (folder / "api-0.log").write_text("fresh\n")
     (folder / "api-2.log").write_text("new\n")
     assert list(logs.new()) == ["api-0 | fresh", "api-2 | new"]
+
+
+def test_a_log_that_is_rotated_right_now_is_passed_over(folder: Path) -> None:
+    """It is listed, and there is none of that name when it is opened: a link to nowhere is the same."""
+    (folder / "api-2.log").symlink_to(folder / "not begun again")
+    logs = Logs(folder, "api")
+    assert list(logs.last(1)) == ["api-0 | Traceback", "api-1 | two"]
+    (folder / "api-0.log").unlink()
+    (folder / "api-0.log").symlink_to(folder / "not begun again")
+    with (folder / "api-1.log").open("a") as file:
+        file.write("three\n")
+    assert list(logs.new()) == ["api-1 | three"]

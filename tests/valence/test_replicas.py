@@ -1,4 +1,3 @@
-import json
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from valence.supervisor import ProcessView
 
 
 def processes(server: Server) -> dict[str, dict[str, Any]]:
-    answer = server.command("status", "--json")
-    assert answer.returncode == 0, answer.stderr
-    return {f"{row['service']}-{row['instance']}": row for row in json.loads(answer.stdout)["processes"]}
+    return {f"{row['service']}-{row['instance']}": row for row in server.status()["processes"]}
 
 
 def test_restart_replaces_each_process_and_waits_for_it(server: Server) -> None:

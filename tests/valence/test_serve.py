@@ -98,7 +98,7 @@ def test_a_stopped_service_is_killed_and_comes_back(service: str) -> None:
         old_pid = pid_of(server, service)
         os.kill(old_pid, signal.SIGSTOP)
         why = "it has not answered for" if service == "scheduler" else "the scheduler has given it up"
-        line = server.read_until("hangs")
+        line = server.read_until(f"{service}-0 hangs")
         assert f"{service}-0 hangs ({why}" in line and line.endswith(f"killing pid {old_pid}")
         assert "terminated by SIGKILL" in server.read_until(f"{service}-0 ended")
         server.read_until("all processes ready")
@@ -111,7 +111,7 @@ def test_nothing_outlives_a_killed_serve() -> None:
         children = psutil.Process(server.process.pid).children(recursive=True)
         assert len(children) == 5
         server.process.kill()
-        psutil.wait_procs(children, timeout=60)
+        psutil.wait_procs(children, timeout=240)
         assert still_running(server.run_dir) == []
         # What it left does not disturb the next one.
         again = Server(server.run_dir)

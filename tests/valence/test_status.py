@@ -106,7 +106,7 @@ def test_the_document_without_a_scheduler() -> None:
 
 
 def test_status_of_a_running_server(server: Server) -> None:
-    found = json.loads(server.command("status", "--json").stdout)
+    found = server.status()
     assert found["model"] == "SmolLM2-135M-Instruct"
     assert found["ready"] is True
     assert [(row["service"], row["instance"], row["state"]) for row in found["processes"]] == [

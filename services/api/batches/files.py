@@ -49,7 +49,7 @@ class Files:
     def total_bytes(self) -> int:
         """Of all owners, with what is just arriving."""
         kept: int = self._database.run.execute("SELECT COALESCE(SUM(bytes), 0) FROM files").fetchone()[0]
-        return kept + sum(path.stat().st_size for path in self._arriving.iterdir())
+        return kept + sum(found.st_size for path in self._arriving.iterdir() if (found := _stat(path)))
 
     def delete(self, identity: str, owner: str) -> bool:
         """Whether there was one. What a batch has read of it stays with the batch."""
@@ -66,8 +66,17 @@ class Files:
             self.delete(*row)
         known = {row[0] for row in self._database.run.execute("SELECT id FROM files")}
         for path in (*self._kept.iterdir(), *self._arriving.iterdir()):
-            if path.name not in known and now_s - path.stat().st_mtime > ABANDONED_S:
+            found = _stat(path)
+            if path.name not in known and found and now_s - found.st_mtime > ABANDONED_S:
                 path.unlink(missing_ok=True)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """None of what another replica has moved or deleted since it was listed."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def new_id(kind: str) -> str:

@@ -47,7 +47,7 @@ from services.api.listener import listen
 from services.api.process import admin_listener, run
 
 FACTS = ModelFacts("tiny", "llama", 1000, 128, (2,), 16, 64)
-LIMIT_S = 20
+LIMIT_S = 120
 
 
 def rows(*items: tuple[int, int, int, str], finished: tuple[TextFinished, ...] = ()) -> TextBatch:

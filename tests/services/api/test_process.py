@@ -12,7 +12,7 @@ import pytest
 from common.lifecycle import EXIT_CONFIG
 from common.protocol import Member, Peer, Submit
 from services.api.listener import listen
-from tests.services.api.system import CHAT, COMPLETION, rows, running, scenario
+from tests.services.api.system import CHAT, COMPLETION, LIMIT_S, rows, running, scenario
 
 
 def test_draining_refuses_new_work_and_lets_streams_finish() -> None:
@@ -69,13 +69,13 @@ def test_for_the_lag_it_is_not_ready_but_serves(monkeypatch: pytest.MonkeyPatch)
             assert (await client.get("/live")).status_code == 200
             own = system.process.incarnation
             await system.until(lambda: system.members[own].state == "draining")
-            async with httpx.AsyncClient(base_url=system.url) as newcomer:
+            async with httpx.AsyncClient(base_url=system.url, timeout=LIMIT_S) as newcomer:
                 served = await newcomer.post("/v1/completions", json={**COMPLETION, "max_tokens": 3})
             assert served.status_code == 200 and served.json()["choices"][0]["finish_reason"] == "length"
             over.set()
             await system.until(lambda: system.gateway.draining)
             await system.until(lambda: system.goodbyes == 1)
-            async with httpx.AsyncClient(base_url=system.url) as late:
+            async with httpx.AsyncClient(base_url=system.url, timeout=LIMIT_S) as late:
                 with pytest.raises(httpx.ConnectError):
                     await late.get("/live")
 
@@ -94,7 +94,7 @@ def test_with_a_ready_sibling_the_port_is_left_to_it(monkeypatch: pytest.MonkeyP
                 await anext(lines)
                 system.process.stopping.set()
                 await system.until(lambda: system.gateway.draining)
-                async with httpx.AsyncClient(base_url=system.url) as newcomer:
+                async with httpx.AsyncClient(base_url=system.url, timeout=LIMIT_S) as newcomer:
                     with pytest.raises(httpx.ConnectError):
                         await newcomer.get("/health/live")
                 tokenizer.finish(tokenizer.submits[0].seq_id, 1)
@@ -171,7 +171,7 @@ def test_a_taken_port_is_a_configuration_error(tmp_path_factory: pytest.TempPath
     first, second = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
     with taken_port(first) as port:
         command = [sys.executable, "-m", "services.api", *settings(second, port)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == EXIT_CONFIG and f"cannot listen on 127.0.0.1:{port}" in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -185,10 +185,10 @@ def test_the_process_ends_cleanly_on_sigterm(tmp_path_factory: pytest.TempPathFa
         command = [sys.executable, "-m", "services.api", *settings(run_dir, port)]
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         assert process.stderr is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(LIMIT_S):
             while b"listening at" not in await process.stderr.readline():
                 pass
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=LIMIT_S) as client:
                 answer = await client.get(f"http://127.0.0.1:{port}/health/ready")
                 assert answer.status_code == 503 and answer.json()["missing"] == ["scheduler", "worker", "tokenizer"]
             process.terminate()
@@ -210,5 +210,5 @@ def test_a_second_sigterm_ends_the_process_at_once(tmp_path_factory: pytest.Temp
         while words not in (line := process.stderr.readline()):
             assert line, "it ended"
         process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1

@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 ROOT = chain_root("", 1)
 PLAIN = ModelFacts("m", "a", 100, 64, (2,), 4, 512)
-LIMIT_MS = 20_000
+LIMIT_MS = 240_000
 Index = dict[tuple[int, int], tuple[int | None, list[int]]]  # by group and hash: parent, tokens
 
 

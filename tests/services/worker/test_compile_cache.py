@@ -86,6 +86,20 @@ def test_only_the_newest_folders_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["k2", "k3", "k4", "k5"]
 
 
+def test_one_that_another_worker_removes_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(KEPT):
+        os.utime(CompileCache(tmp_path, f"k{number}").folder, (number, number))
+    rename = Path.rename
+
+    def faster(path: Path, target: Path) -> Path:
+        path.rmdir()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", faster)
+    assert CompileCache(tmp_path, "new").folder == tmp_path / "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["k1", "k2", "k3", "new"]
+
+
 def test_a_folder_that_cannot_be_written_does_not_stop_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = CompileCache(tmp_path / "file", "k1")

@@ -29,7 +29,7 @@ from common.protocol import (
 from common.recorder import Kind
 from common.transport import Inbox, LinkCounters, Push
 
-LIMIT_S = 30
+LIMIT_S = 240
 
 
 class FakeScheduler:

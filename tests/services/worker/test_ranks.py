@@ -21,7 +21,7 @@ from services.worker.engine import Engine, Pending
 from services.worker.null import Done
 from services.worker.ranks import Join, LeadingEngine, Ranks
 
-LIMIT_S = 60
+LIMIT_S = 240
 FAKE = (sys.executable, "-m", "tests.services.worker.fake_rank")
 FACTS = ModelFacts("m", "a", 10, 20, (2,), 16, 4)
 

@@ -37,6 +37,17 @@ def test_what_arrives_counts(files: Files) -> None:
     assert files.total_bytes() == 4
 
 
+def test_what_another_replica_moves_just_now_is_passed_over(files: Files) -> None:
+    """It is listed, and gone when it is looked at: a link to nowhere is the same."""
+    mine = keep(files)
+    files.arriving().write_bytes(b"1234")
+    for path in (files.arriving(), files.path("file-gone")):
+        path.symlink_to("nowhere")
+    assert files.total_bytes() == 7
+    files.sweep()
+    assert files.of("me") == [mine]
+
+
 def test_what_expired_or_was_abandoned_is_swept(files: Files) -> None:
     kept, old = keep(files), keep(files)
     files.add(old._replace(id="file-x", expires=int(time.time())))
