@@ -14,7 +14,7 @@ from valence.keys import add, change
 
 WEIGHTS = {"light": 1, "heavy": 3}
 ROWS, OUTPUT = 4, 12
-MEASURED = 160  # answers, with some of each key still waiting
+MEASURED = 160  # answers at most, with some of each key still waiting
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def shares(system: Steered, secrets: dict[str, str], waiting: dict[str, int]) ->
 
     with system.struck([count], MEASURED * OUTPUT // ROWS, sequences=total):
         asyncio.run(ask_all())
-    assert MEASURED - 2 * ROWS < found.total() <= MEASURED and all(found[name] < waiting[name] for name in waiting)
+    assert 0.8 * MEASURED < found.total() <= MEASURED and all(found[name] < waiting[name] for name in waiting)
     return found
 
 
