@@ -9,8 +9,9 @@ SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
 SYSTEMS := tests/e2e tests/chaos
 COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
-# Idle threads sleep, and memory is not taken in huge pages: for each the kernel may have to move others away first.
-QUIET = env OMP_WAIT_POLICY=passive NUMPY_MADVISE_HUGEPAGE=0
+# Five processes share the cores: one thread each, which sleeps when idle. Memory is not taken in huge pages: for
+# each the kernel may have to move others away first.
+QUIET = env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive NUMPY_MADVISE_HUGEPAGE=0
 PYTEST = $(QUIET) $(BIN)/python -m pytest --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
