@@ -25,7 +25,13 @@ BLOCKS = 512
 
 @pytest.fixture(scope="module")
 def engine() -> ModelEngine:
-    settings = ["model.dtype=float32", "worker.threads=1", "scheduler.max_rows=32", f"kv.blocks={BLOCKS}", "model.max_len=2048"]
+    settings = [
+        "model.dtype=float32",
+        "worker.threads=1",
+        "scheduler.max_rows=32",
+        f"kv.blocks={BLOCKS}",
+        "model.max_len=2048",
+    ]
     return ModelEngine(load(None, settings), lambda stage: None)
 
 
