@@ -19,7 +19,8 @@ from services.worker.kernels.registry import Bindings
 from services.worker.kernels.row_parts import by_token
 from services.worker.models.spec_latent import IndexerSpec
 
-SCORES_BYTES = 256 << 20  # of one piece of a step's tokens
+SCORES_BYTES = 256 << 20  # of one piece of a step's tokens, with what is kept to find the best
+BYTES = 6  # of a score, and of its place among those that may be chosen
 COLUMNS = 16  # rows of scores are a multiple, so that kernels read several at once
 EVERY = slice(None)
 
@@ -45,7 +46,7 @@ class Indexer:
     def choose(self, given: IndexQueries, pages: Tensor, rows: AttentionRows) -> None:
         """Keeps with the rows what `chosen` gives. The queries are rotated, the keys in the pages."""
         single, width = by_token(rows, len(given.q)), rows.max_context
-        together = max(SCORES_BYTES // (4 * width), 1)
+        together = max(SCORES_BYTES // (BYTES * width), 1)
         slots = []
         for first in range(0, len(given.q), together):
             some = part_of_tokens(single, first, min(first + together, len(given.q)), rows.num_decode)
