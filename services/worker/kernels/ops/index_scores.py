@@ -125,7 +125,7 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
         before = shapes["latent_row"] - shapes["index_head_dim"]
         page, fp8 = shapes["block_tokens"], shapes.get("kv_fp8", 0)
         yield make_index_case(context, heads, shapes["index_head_dim"], before, Extras(page, fp8))
-    for tokens in sizes.prefill if heads else ():
+    for tokens in sizes.prompt if heads else ():
         before = shapes["latent_row"] - shapes["index_head_dim"]
         page, fp8 = shapes["block_tokens"], shapes.get("kv_fp8", 0)
         size = min(tokens, MOST_TOKENS)
