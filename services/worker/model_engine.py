@@ -84,6 +84,7 @@ def facts_of(
         shapes |= {"v_head_dim": latent.value_dim}
         if (indexer := latent.indexer) is not None:
             shapes |= {"index_heads": indexer.num_heads, "index_head_dim": indexer.head_dim}
+            shapes["index_top_k"] = indexer.top_k
     if spec.moe is not None:
         shapes |= {"num_experts": spec.moe.num_experts, "expert_size": spec.moe.inner}
         if (grouped := spec.moe.grouped) is not None:

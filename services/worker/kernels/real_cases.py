@@ -39,7 +39,7 @@ SHAPES = (
     *("value_dim", "attention_gate", "shared_size"),
     *("delta_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim", "delta_taps", "delta_drafts"),
     *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "latent_row"),
-    *("expert_groups", "top_groups", "softmax_groups", "index_heads", "index_head_dim"),
+    *("expert_groups", "top_groups", "softmax_groups", "index_heads", "index_head_dim", "index_top_k"),
     "uncalled",  # 1: cases also of ops that this model does not call; an op's name, 1: this one is called
 )
 # Their own cases say it all: they depend on no model, or on its vocabulary only.
@@ -61,6 +61,9 @@ CAPTURED: tuple[str, ...] = (
         "sigmoid_gate",
         "latent_write",
         "mla_decode",
+        "index_write",
+        "index_scores",
+        "index_best",
         "norm_route",
         "moe_gated",
         "moe_clamped",

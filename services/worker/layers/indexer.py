@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from services.worker.kernels.ops.index_best import index_best
 from services.worker.kernels.ops.index_scores import index_scores
 from services.worker.kernels.ops.index_write import IndexNorm, index_write
 from services.worker.kernels.ops.paged_attention import AttentionRows
@@ -18,7 +19,9 @@ from services.worker.kernels.registry import Bindings
 from services.worker.kernels.row_parts import by_token
 from services.worker.models.spec_latent import IndexerSpec
 
-SCORES_BYTES = 256 << 20  # of one piece of a step's tokens
+SCORES_BYTES = 256 << 20  # of one piece of a step's tokens, with what is kept to find the best
+BYTES = 6  # of a score, and of its place among those that may be chosen
+COLUMNS = 16  # rows of scores are a multiple, so that kernels read several at once
 EVERY = slice(None)
 
 
@@ -34,7 +37,7 @@ class Indexer:
     def __init__(self, spec: IndexerSpec, norm: IndexNorm, bindings: Bindings) -> None:
         """`norm`: of the keys."""
         self.norm, self._spec = norm, spec
-        self._write, self._scores = bindings(index_write), bindings(index_scores)
+        self._write, self._scores, self._take = bindings(index_write), bindings(index_scores), bindings(index_best)
 
     def write(self, given: IndexQueries, rotation: tuple[Tensor, Tensor], pages: Tensor, slots: Tensor) -> None:
         """Rotates the queries in place; the keys go into the pages."""
@@ -43,7 +46,7 @@ class Indexer:
     def choose(self, given: IndexQueries, pages: Tensor, rows: AttentionRows) -> None:
         """Keeps with the rows what `chosen` gives. The queries are rotated, the keys in the pages."""
         single, width = by_token(rows, len(given.q)), rows.max_context
-        together = max(SCORES_BYTES // (4 * width), 1)
+        together = max(SCORES_BYTES // (BYTES * width), 1)
         slots = []
         for first in range(0, len(given.q), together):
             some = part_of_tokens(single, first, min(first + together, len(given.q)), rows.num_decode)
@@ -59,13 +62,12 @@ class Indexer:
         )
 
     def _best(self, given: IndexQueries, pages: Tensor, rows: AttentionRows, width: int, first: int) -> Tensor:
-        """int32 [t, K]: slots, the best first. Behind a context shorter than K lie some that nobody reads."""
+        """int32 [t, K]: slots in the order of positions, behind a context shorter than K zeros."""
         tokens = slice(first, first + len(rows.context_lens))
-        scores = self._scores(given.q[tokens], given.weights[tokens], pages, rows, width)
-        best = scores.topk(min(self._spec.top_k, width), dim=-1).indices
-        assert rows.table_rows is not None
-        block = rows.block_tables[rows.table_rows[:, None].long(), best // rows.block_tokens]
-        return (block * rows.block_tokens + best % rows.block_tokens).to(torch.int32)
+        line = -(-width // COLUMNS) * COLUMNS
+        scores = torch.empty((len(rows.context_lens), line), dtype=torch.float32, device=given.q.device)
+        self._scores(given.q[tokens], given.weights[tokens], pages, rows, scores, self._spec.top_k)
+        return self._take(scores, rows, min(self._spec.top_k, width))
 
 
 def part_of_tokens(rows: AttentionRows, first: int, last: int, num_decode: int) -> AttentionRows:

@@ -28,6 +28,9 @@ DENSE = {
 }
 MIXTURE = {**DENSE, "intermediate_size": 0, "num_experts": 8, "top_k": 2, "expert_size": 32, "renormalize": 1}
 
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+SPARSE = {**DENSE, **LATENT, "latent_row": 56, "index_heads": 4, "index_head_dim": 16, "index_top_k": 64}
+
 
 @pytest.mark.parametrize("shapes", [DENSE, MIXTURE, {**DENSE, "kv_fp8": 1, "qk_norm": 1, "qkv_bias": 1}])
 def test_every_meaning_takes_its_cases(shapes: dict[str, int]) -> None:
@@ -35,6 +38,15 @@ def test_every_meaning_takes_its_cases(shapes: dict[str, int]) -> None:
     for op in all_ops().values():
         for case in real_cases(op, shapes, "cpu"):
             op.meaning(*case.make(torch.float32))
+
+
+def test_a_model_that_chooses_tokens_has_cases_of_what_it_calls() -> None:
+    assert set(SPARSE) <= set(SHAPES)
+    for name in ("latent_write", "index_write", "index_scores", "index_best", "mla_decode", "mla_prefill"):
+        cases = real_cases(all_ops()[name], SPARSE, "cpu")
+        assert cases, name
+        for case in cases:
+            all_ops()[name].meaning(*case.make(torch.float32))
 
 
 def test_shapes_and_sizes_are_the_models() -> None:

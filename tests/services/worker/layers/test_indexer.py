@@ -1,6 +1,7 @@
 """What the indexer chooses. Families: models/test_registry.py."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from services.worker.layers import indexer as module
 from services.worker.layers import latent_attention
 from services.worker.layers.indexer import Indexer, IndexQueries, chosen
 from services.worker.models.spec_latent import IndexerSpec
+from tests.services.worker.kernels.impl.triton.hold import poisoned_allocations
 from tests.services.worker.layers.test_decoder import run
 
 BINDINGS = bind(("torch",), Facts("cpu"))
@@ -38,6 +40,25 @@ def test_each_token_gets_the_best_of_its_own_context(together: int, monkeypatch:
         scores = (weights[token, :, None] * (q[token] @ keys.T).relu()).sum(0)
         wanted = {slots[place] for place in scores.topk(min(top_k, context)).indices.tolist()}
         assert set(found.block_tables[token, : min(top_k, context)].tolist()) == wanted
+
+
+def test_a_replayed_step_has_room_for_longer_contexts_and_for_rows_of_none() -> None:
+    """What it chooses is the step's that is run as it is; memory that nobody has written is not looked at."""
+    generator = torch.Generator().manual_seed(6)
+    heads, dim, top_k, tables = 5, 8, 4, [[2, 0, 5], [4, 0, 0], [0, 0, 0]]
+    rows = make_attention_rows([1, 1, 1], [10, 3, 0], tables, 4)
+    pages, q = torch.randn(6, 4, 12 + dim, generator=generator), torch.randn(3, heads, dim, generator=generator)
+    given = IndexQueries(q, torch.empty(3, dim), torch.randn(3, heads, generator=generator))
+    indexer = Indexer(IndexerSpec(heads, dim, top_k, False), IndexNorm(torch.ones(dim), torch.zeros(dim)), BINDINGS)
+    found = []
+    for width in (10, 1000):
+        replayed = replace(rows, max_context=width)
+        with poisoned_allocations():
+            indexer.choose(given, pages, replayed)
+        found.append(chosen(replayed))
+    assert found[0].context_lens.tolist() == [4, 3, 0]
+    assert torch.equal(found[0].block_tables, found[1].block_tables)
+    assert found[0].block_tables[1:].tolist() == [[16, 17, 18, 0], [0] * 4]
 
 
 def test_at_the_end_of_131_072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

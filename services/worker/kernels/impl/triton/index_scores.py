@@ -6,7 +6,6 @@ tokens of a program that are of one sequence. Rows that decode have programs of 
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,23 +17,15 @@ from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
 
 
-@triton.jit
-def _fill(out_ptr, token, last, position, width, line):  # type: ignore[no-untyped-def]
-    """Positions behind the contexts of all tokens."""
-    hidden = tl.full(position.shape, float("-inf"), tl.float32)
-    for at in range(token, last):
-        tl.store(out_ptr + at * line + position, hidden, mask=position < width)
-
-
 @triton.jit(
-    do_not_specialize=["first_token", "last_token", "table_stride", "width"],
-    do_not_specialize_on_alignment=["context_ptr", "tables_ptr", "table_rows_ptr", "weights_ptr", "out_ptr"],
+    do_not_specialize=["first_token", "last_token", "table_stride", "width", "top_k"],
+    do_not_specialize_on_alignment=["context_ptr", "tables_ptr", "table_rows_ptr", "weights_ptr", "scores_ptr"],
 )
 def index_scores_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, NUM_HEADS, HEAD_DIM]
     weights_ptr,  # float32 [T, NUM_HEADS], contiguous
     pages_ptr,  # [blocks, PAGE, ROW]
-    out_ptr,  # float32 [T, width]
+    scores_ptr,  # float32 [T, width]
     context_ptr,  # int32 [T]
     tables_ptr,  # int32 [.., M]
     table_rows_ptr,  # int32 [T] or None
@@ -43,6 +34,7 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
     q_stride,
     table_stride,
     width,
+    top_k,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROW: tl.constexpr,
@@ -53,7 +45,7 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
     BLOCK_KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (blocks of positions, blocks of TOKENS tokens)."""
+    """Grid (blocks of positions, blocks of TOKENS tokens). A context that needs no scores counts as none."""
     first, token = tl.program_id(0) * BLOCK_KV, first_token + tl.program_id(1) * TOKENS
     heads, dims, position = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), first + tl.arange(0, BLOCK_KV)
     own, inside = heads < NUM_HEADS, (dims < HEAD_DIM)[None, :]
@@ -63,6 +55,7 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
     release(PDL)
     wait(PDL)
     contexts = tl.load(context_ptr + tokens, mask=tokens < end, other=0)
+    contexts = tl.where(contexts > top_k, contexts, 0)
     while token < end:
         # tokens .. last - 1 are of the sequence that the first of them is of
         table_row, last = token, token + 1
@@ -71,9 +64,7 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
             rows = tl.load(table_rows_ptr + tokens, mask=tokens < end, other=-1)
             last = tl.min(tl.where((tokens > token) & (rows != table_row), tokens, end), 0)
         longest = tl.max(tl.where((tokens >= token) & (tokens < last), contexts, 0), 0)
-        if first >= longest:
-            _fill(out_ptr, token, last, position, width, line)
-        else:
+        if first < longest:
             key = tl.minimum(position, longest - 1)  # hidden ones are read from a place that is finite
             page = tl.load(tables_ptr + table_row.to(tl.int64) * table_stride + key // PAGE).to(tl.int64)
             place = (page * PAGE + key % PAGE) * ROW + (ROW - HEAD_DIM)
@@ -85,8 +76,9 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
                 weights = tl.load(weights_ptr + at * NUM_HEADS + heads, mask=own, other=0.0)
                 scores = tl.maximum(tl.dot(keys, tl.trans(q), input_precision="ieee"), 0.0)
                 total = tl.sum(scores * weights[None, :], 1)
-                total = tl.where(position < tl.load(context_ptr + at), total, float("-inf"))
-                tl.store(out_ptr + at * line + position, total, mask=position < width)
+                context = tl.load(context_ptr + at)
+                seen = position < tl.where(context > top_k, context, 0)
+                tl.store(scores_ptr + at * line + position, total, mask=seen)
         token = last
 
 
@@ -122,38 +114,39 @@ def _sizes(num_heads: int, head_dim: int, row: int, page: int, shape: Shape) -> 
     }
 
 
-def run(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, width: int) -> Tensor:
-    out = torch.empty((len(q), width), dtype=torch.float32, device=q.device)
+def run(q: Tensor, weights: Tensor, pages: Tensor, rows: AttentionRows, scores: Tensor, top_k: int) -> None:
     for first, last, several in ((0, rows.num_decode, False), (rows.num_decode, len(q), True)):
         if first < last:
             shape = shape_of(q.element_size(), several, small_lds(q.device))
-            _launch(q, weights, pages, out, rows, (first, last), shape)
-    return out
+            _launch(q, weights, pages, scores, rows, (first, last, top_k), shape)
 
 
 def _launch(
     q: Tensor,
     weights: Tensor,
     pages: Tensor,
-    out: Tensor,
+    scores: Tensor,
     rows: AttentionRows,
-    tokens: tuple[int, int],
+    numbers: tuple[int, int, int],
     shape: Shape,
 ) -> None:
-    (_, num_heads, head_dim), width = q.shape, out.shape[1]
-    grid = triton.cdiv(width, shape.block_kv), triton.cdiv(tokens[1] - tokens[0], shape.tokens)
+    (_, num_heads, head_dim), width = q.shape, scores.shape[1]
+    first, last, top_k = numbers
+    grid = triton.cdiv(width, shape.block_kv), triton.cdiv(last - first, shape.tokens)
     index_scores_kernel[grid](
         q,
         weights,
         pages,
-        out,
+        scores,
         rows.context_lens,
         rows.block_tables,
         rows.table_rows,
-        *tokens,
+        first,
+        last,
         q.stride(0),
         rows.block_tables.stride(0),
         width,
+        top_k,
         **_sizes(num_heads, head_dim, pages.shape[2], rows.block_tokens, shape),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
@@ -167,8 +160,8 @@ IMPL = Impl(index_scores, "triton", run, needs_gpu)
 def _aot(name: str, num_heads: int, several: bool, is_small: bool, pages: str = "*bf16:16") -> AotCase:
     shape = shape_of(2, several, is_small)
     signature: dict[str, Constant] = {"q_ptr": "*bf16:16", "pages_ptr": pages, "weights_ptr": "*fp32"}
-    signature |= {"out_ptr": "*fp32", "context_ptr": "*i32", "tables_ptr": "*i32", "table_rows_ptr": "*i32"}
-    signature |= dict.fromkeys(("first_token", "last_token", "table_stride", "width"), "i32")
+    signature |= {"scores_ptr": "*fp32", "context_ptr": "*i32", "tables_ptr": "*i32", "table_rows_ptr": "*i32"}
+    signature |= dict.fromkeys(("first_token", "last_token", "table_stride", "width", "top_k"), "i32")
     signature |= {"q_stride": "i32:16", "PDL": False, **_sizes(num_heads, 128, 704, 16, shape)}
     targets = ("gfx942", "gfx950") if is_small else ("sm_90",)
     name = f"{name}{'_chunks' * several}_{'amd' if is_small else 'nvidia'}"
