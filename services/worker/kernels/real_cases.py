@@ -8,7 +8,7 @@ rows may be others.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from services.worker.kernels.known_bad import suspect_tokens
 from services.worker.kernels.ops.add_linear import make_add_linear_case
@@ -29,7 +29,7 @@ from services.worker.kernels.ops.rms_norm import make_norm_case
 from services.worker.kernels.ops.rope import make_rope_case
 from services.worker.kernels.ops.rope_kv_write import make_rope_kv_case
 from services.worker.kernels.ops.silu_and_mul import make_silu_case
-from services.worker.kernels.registry import Case, Op
+from services.worker.kernels.registry import Case, Op, Sizes
 from services.worker.kernels.scaled_cases import scaled_cases
 
 SHAPES = (
@@ -86,17 +86,6 @@ CAPTURED += (
 )
 DRAWN = ("draw", "sample", "top_k_floor", "top_p_floor", "keep_floor")
 DECODE_CONTEXT = 777  # tokens: several partitions of any attention kernel, and no whole number of pages
-
-
-class Sizes(NamedTuple):
-    """Tokens of the steps that are tested."""
-
-    decode: tuple[int, ...]
-    prompt: tuple[int, ...]
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        return tuple(sorted({*self.decode, *self.prompt}))
 
 
 def sizes_of(shapes: Mapping[str, int], device: str) -> Sizes:

@@ -50,6 +50,17 @@ class Case(NamedTuple):
     make: Callable[[torch.dtype], tuple[Any, ...]]
 
 
+class Sizes(NamedTuple):
+    """Tokens of the steps that an op is tested with at a model's shapes."""
+
+    decode: tuple[int, ...]
+    prompt: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.decode, *self.prompt}))
+
+
 @dataclass(frozen=True, eq=False)
 class Op(Generic[F]):
     """`meaning` is the definition, the fallback on every device, and the fake kernel of tracing."""

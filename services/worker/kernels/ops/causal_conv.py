@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from services.worker.kernels.draft_entries import DraftEntries
 from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 MOST_ROWS = 16  # of a self-test's steps: a model's state may have megabytes a row and layer
 
@@ -186,7 +186,7 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, blocks: Tensor, rows: 
     return out.view(x.shape)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start."""
     if shapes.get("delta_heads"):
         heads, values = shapes["delta_heads"], shapes["delta_value_heads"] // shapes["delta_heads"]
@@ -198,7 +198,7 @@ def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
             yield make_conv_case("drafts", *drafts_step(ahead), shape, drafts_spread(ahead), ahead)
 
 
-def state_steps(sizes: Any) -> Iterator[tuple[str, list[int], list[int]]]:
+def state_steps(sizes: Sizes) -> Iterator[tuple[str, list[int], list[int]]]:
     """Names, counts and tokens before of the steps that a self-test runs."""
     for rows in sorted({min(rows, MOST_ROWS) for rows in sizes.decode}):
         yield f"decode{rows}", [1] * rows, [3 * row for row in range(rows)]

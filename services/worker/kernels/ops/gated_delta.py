@@ -21,7 +21,7 @@ from services.worker.kernels.ops.causal_conv import (
     state_steps,
 )
 from services.worker.kernels.ops.paged_attention import AttentionRows
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 CHUNK = 64  # tokens whose corrections are solved for at once
 L2_EPS = 1e-6
@@ -186,7 +186,7 @@ def _many_tokens(
     return torch.cat(parts, 1), state
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start."""
     if shapes.get("delta_heads"):
         heads = shapes["delta_heads"]

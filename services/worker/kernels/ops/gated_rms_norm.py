@@ -1,14 +1,13 @@
 """RMS normalization of each head, then a SiLU gate (the output norm of gated DeltaNet and of Mamba 2)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from services.worker.kernels.ops.rms_norm import normalized
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
 def make_gated_norm_case(tokens: int, groups: int, share: int, width: int) -> Case:
@@ -46,7 +45,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     return (normalized(x, weight, eps).float() * gates).to(x.dtype)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start."""
     for tokens in sizes.all if shapes.get("delta_heads") else ():
         heads, values = shapes["delta_heads"], shapes["delta_value_heads"]

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
 def make_best_case(context: Sequence[int], top_k: int, block_tokens: int = 16, hard: bool = False) -> Case:
@@ -67,7 +66,7 @@ def index_best(scores: Tensor, rows: AttentionRows, top_k: int) -> Tensor:
     return torch.where(rank < context, slots, 0).to(torch.int32)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models that choose tokens: contexts of which all is chosen, of some more, and of several times as many."""
     top_k, page = shapes.get("index_top_k", 0), shapes["block_tokens"]
     for rows in sorted({min(rows, 16) for rows in sizes.all}) if top_k else ():

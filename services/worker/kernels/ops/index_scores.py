@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.paged_attention import AttentionRows, make_attention_rows
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 from services.worker.kernels.row_parts import by_token
 
 MOST_TOKENS = 256  # of a case's chunks: the meaning has products of each with each key
@@ -117,7 +117,7 @@ def _alike(rows: AttentionRows) -> Iterator[tuple[slice, Tensor]]:
         first += count
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models that choose tokens."""
     heads = shapes.get("index_heads", 0)
     for rows in sizes.decode if heads else ():

@@ -1,7 +1,7 @@
 """Before DeepSeek-V3.2's indexer in one op: the key's layer norm, rotation of queries and key, and the cache."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from services.worker.kernels.ops.kv_write import put_in_rows
 from services.worker.kernels.ops.rope import rope
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
 class IndexNorm(NamedTuple):
@@ -94,7 +94,7 @@ def index_write(
     put_in_rows(pages, slots, pages.shape[2] - head_dim, turned(normed[:, None])[:, 0])
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models that choose tokens."""
     heads = shapes.get("index_heads", 0)
     for tokens in sizes.all if heads else ():

@@ -1,7 +1,7 @@
 """Between the projections and latent attention in one op: the latent's norm, rotation of queries and key, the cache."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from services.worker.kernels.ops.kv_write import put_in_rows
 from services.worker.kernels.ops.rms_norm import rms_norm
 from services.worker.kernels.ops.rope import rope
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
 class LatentNorm(NamedTuple):
@@ -96,7 +96,7 @@ def latent_write(
     put_in_rows(pages, slots, latent, turned(kv[:, None, latent:])[:, 0])
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models with latent attention."""
     latent = shapes.get("kv_lora_rank", 0)
     for tokens in sizes.all if latent else ():

@@ -19,7 +19,7 @@ from services.worker.kernels.ops.paged_attention import (
     make_attention_rows,
     paged_attention,
 )
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 MAX_VERIFY = 4  # tokens of a row: one, and up to three drafts to verify
 LATENT, ROPE = 512, 64  # of all published models
@@ -108,7 +108,7 @@ def mla_decode(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: AttentionR
     return latent_attention(q_latent, q_rope, pages, rows, scale)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models with latent attention."""
     for rows in sizes.decode if shapes.get("kv_lora_rank") else ():
         yield latent_case(shapes, [1] * rows, [777, *(1 + 777 * (7 * row + 1) % (777 + row) for row in range(1, rows))])

@@ -4,13 +4,12 @@ Rows lie one behind the other, so that nothing is paged. The rotated key is one 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
 def make_expanded_case(
@@ -72,7 +71,7 @@ def mla_expanded(
     return out
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models with latent attention, for some heads: those of a long context go in groups, too."""
     for tokens in sizes.prompt if shapes.get("kv_lora_rank") else ():
         dims = shapes["qk_nope_head_dim"], shapes["qk_rope_head_dim"], shapes["v_head_dim"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.worker.kernels.ops.mla_decode import MLA_TOLERANCES, latent_attention, latent_case, make_mla_case
 from services.worker.kernels.ops.paged_attention import AttentionRows
-from services.worker.kernels.registry import Case, op
+from services.worker.kernels.registry import Case, Sizes, op
 
 # more tokens than are read as rows that decode
 SMALL: tuple[Any, ...] = (
@@ -33,7 +33,7 @@ def mla_prefill(q_latent: Tensor, q_rope: Tensor, pages: Tensor, rows: Attention
     return latent_attention(q_latent, q_rope, pages, rows, scale)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of models with latent attention."""
     for tokens in sizes.prompt if shapes.get("kv_lora_rank") else ():
         yield latent_case(shapes, [1, tokens], [5, tokens + 777])

@@ -1,14 +1,13 @@
 """The experts of gpt-oss: as moe_gated, with biases, and a gate that is bounded."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from services.worker.kernels.ops.moe_gated import add_pairs, make_moe_case, moe_gated
-from services.worker.kernels.registry import Case, op
+from services.worker.kernels.registry import Case, Sizes, op
 
 SLOPE, LIMIT = 1.702, 7.0
 
@@ -75,7 +74,7 @@ def moe_clamped(
     add_pairs(x, weights, experts, len(down), mlp, residual)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start. `sizes.all`: numbers of tokens."""
     for tokens in sizes.all if shapes.get("clamped") else ():
         yield make_clamped_case(

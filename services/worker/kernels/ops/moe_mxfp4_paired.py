@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.moe_mxfp4_weight import moe_mxfp4_weight
 from services.worker.kernels.packing.mx import BIAS, GROUP
-from services.worker.kernels.registry import Case, op
+from services.worker.kernels.registry import Case, Sizes, op
 
 DEVIATION = 2.9  # of e2m1's numbers, each as likely as any
 
@@ -91,7 +90,7 @@ def moe_mxfp4_paired(
     moe_mxfp4_weight.meaning(x, weights, experts, *up, down, down_scales, down_bias, residual)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At the sizes of a model with such experts (gpt-oss), for the self-test at start. `sizes.all`: tokens."""
     hidden, inner = shapes.get("hidden_size", 0), shapes.get("expert_size", 0)
     if shapes.get("clamped") and not hidden % GROUP and not inner % GROUP:

@@ -1,7 +1,6 @@
 """Routing in groups of experts with a bias on the choice, not on the weight (DeepSeek-V3, balanced without a loss)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from services.worker.kernels.ops.moe_route_grouped import (
     scaled_weights,
 )
 from services.worker.kernels.packing.mx import grouped
-from services.worker.kernels.registry import Case, op
+from services.worker.kernels.registry import Case, Sizes, op
 
 
 def make_biased_route_case(num_tokens: int, num_experts: int, groups: tuple[int, int], top_k: int) -> Case:
@@ -53,7 +52,7 @@ def moe_route_biased(
     return scaled_weights(scores, best_experts(choice, group_scores, top_groups, top_k), renormalize, scale)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of mixtures in groups by sigmoid scores."""
     groups = shapes.get("expert_groups", 0)
     for tokens in sizes.all if groups and not shapes.get("softmax_groups") else ():

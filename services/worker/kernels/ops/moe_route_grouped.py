@@ -1,13 +1,12 @@
 """Routing in groups of experts (DeepSeek-V2): first the best groups, then the best experts of those."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.packing.mx import grouped
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 GROUPED_TOLERANCES = {
     dtype: Tolerance(1e-5, 1e-6, "approximations of exp, order of sums; experts are exact")
@@ -76,7 +75,7 @@ def moe_route_grouped(
     return scaled_weights(scores, best_experts(scores, group_scores, top_groups, top_k), renormalize, scale)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """Of mixtures in groups by softmax scores."""
     groups = shapes.get("expert_groups", 0)
     for tokens in sizes.all if groups and shapes.get("softmax_groups") else ():

@@ -1,14 +1,13 @@
 """The experts of a mixture (see moe_gated) with weights in tiles that matrix cores read in one piece."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from services.worker.kernels.ops.moe_gated import make_moe_case, moe_gated
 from services.worker.kernels.packing.weight_tiles import fits_tiles, tile_weight, untile_weight
-from services.worker.kernels.registry import Case, op
+from services.worker.kernels.registry import Case, Sizes, op
 
 
 def tiled_case(plain: Case) -> Case:
@@ -36,7 +35,7 @@ def moe_tiled(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down
     moe_gated.meaning(x, weights, experts, untile_weight(gate_up), untile_weight(down), residual)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start. `sizes.all`: numbers of tokens."""
     hidden, inner = shapes.get("hidden_size", 0), shapes.get("expert_size", 0)
     if shapes.get("num_experts") and fits_tiles(hidden, inner) and fits_tiles(inner, hidden):

@@ -1,12 +1,11 @@
 """A sigmoid gate on what a layer has computed: one per number, or one per token."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.worker.kernels.registry import Case, Tolerance, op
+from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
 def make_sigmoid_case(tokens: int, heads: int, width: int, per_token: bool = False) -> Case:
@@ -42,7 +41,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     return (x.float() * gate.float().sigmoid()).to(x.dtype)
 
 
-def model_cases(shapes: Mapping[str, int], sizes: Any) -> Iterator[Case]:
+def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start."""
     for tokens in sizes.all:
         if shapes.get("attention_gate"):
