@@ -2,9 +2,10 @@
 
 Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same prompts.
 Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch, since
-most of a start is that.
+most of a start is that; and what transformers imports when it is asked for a tokenizer, which none of these has.
 """
 
+import contextlib
 import json
 import multiprocessing
 import sys
@@ -16,8 +17,11 @@ import torch
 from torch import distributed as dist
 
 from common import config as configuration
+from common.errors import ConfigError
+from common.model_source import resolve
 from common.pooling import Pooling
 from common.protocol import Sampling
+from common.tokenizer_files import open_tokenizer
 from services.worker.group import Place
 from services.worker.model_engine import ModelEngine
 from tests.gpu.conftest import Driver
@@ -76,6 +80,8 @@ def group(parent: Path, ranks: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    with contextlib.suppress(ConfigError):  # imports for a second, once and not in each rank
+        open_tokenizer(resolve(str(next(Path(sys.argv[1]).iterdir()))), False)
     wanted = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
     print(json.dumps({ranks: group(Path(folder), int(ranks)) for folder, ranks in wanted}))
 
