@@ -46,7 +46,7 @@ test-systems: $(STAMP)
 	$(PYTEST) -m "not long" -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
 
 test-units: $(STAMP)
-	nice -n 2 $(PYTEST) -m "not long" -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE)) $(ARGS)
+	OMP_NUM_THREADS=1 nice -n 2 $(PYTEST) -m "not long" -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE)) $(ARGS)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives, more deaths [ARGS=]
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m long tests $(addprefix --ignore=,$(COMPOSE)) $(ARGS)

@@ -1,15 +1,14 @@
 """`python -m tests.services.worker.divided FOLDER RANKS ...`: a group of so many ranks for the checkpoints in FOLDER.
 
 Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same prompts.
-Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch, since
-most of a start is that; and what transformers imports when it is asked for a tokenizer, which none of these has.
+Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch and
+what transformers imports when it is asked for a tokenizer, which none of these has.
 """
 
 import contextlib
 import json
-import multiprocessing
 import sys
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from services.worker.group import Place
 from services.worker.model_engine import ModelEngine
 from tests.gpu.conftest import Driver
 from tests.services.worker import spelled
+from tests.services.worker.forked import said_by
 from tests.services.worker.tiny import VOCABULARY
 
 GREEDY = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
@@ -59,31 +59,19 @@ def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
     return {"tokens": tokens, "vectors": driver.vectors(prompts(), POOLINGS, chunk=16)}
 
 
-def be_rank(parent: Path, rank: int, ranks: int, told: Connection) -> None:
-    torch.set_num_threads(1)
+def be_rank(parent: Path, ranks: int, rank: int) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for folder in sorted(path for path in parent.iterdir() if path.is_dir()):
         said[folder.name] = said_of(folder, Place(rank, ranks, str(parent / f"{folder.name}.{ranks}")))
         dist.destroy_process_group()
-    told.send(said)
-
-
-def group(parent: Path, ranks: int) -> list[dict[str, Any]]:
-    """By rank what it says. Raises EOFError when one has failed."""
-    context, heard = multiprocessing.get_context("fork"), []
-    for rank in range(ranks):
-        ours, theirs = context.Pipe(duplex=False)
-        context.Process(target=be_rank, args=(parent, rank, ranks, theirs), daemon=True).start()
-        theirs.close()
-        heard.append(ours)
-    return [each.recv() for each in heard]
+    return said
 
 
 def main() -> None:
     with contextlib.suppress(ConfigError):  # imports for a second, once and not in each rank
         open_tokenizer(resolve(str(next(Path(sys.argv[1]).iterdir()))), False)
-    wanted = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
-    print(json.dumps({ranks: group(Path(folder), int(ranks)) for folder, ranks in wanted}))
+    wanted = [(Path(folder), int(ranks)) for folder, ranks in zip(sys.argv[1::2], sys.argv[2::2], strict=True)]
+    print(json.dumps({ranks: said_by(ranks, partial(be_rank, folder, ranks)) for folder, ranks in wanted}))
 
 
 if __name__ == "__main__":
