@@ -1,26 +1,24 @@
 """`python -m tests.services.worker.divided FOLDER RANKS ...`: a group of so many ranks for the checkpoints in FOLDER.
 
 Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same prompts.
-Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch and
-what transformers imports when it is asked for a tokenizer, which none of these has.
+Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch.
 """
 
-import contextlib
 import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
 
 from common import config as configuration
 from common.errors import ConfigError
-from common.model_source import resolve
 from common.pooling import Pooling
 from common.protocol import Sampling
-from common.tokenizer_files import open_tokenizer
+from services.worker import model_engine
 from services.worker.group import Place
 from services.worker.model_engine import ModelEngine
 from tests.gpu.conftest import Driver
@@ -45,6 +43,10 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, VOCABULARY - 1, (length,), generator=generator).tolist() for length in (1, 7, 30, 12, 20)]
 
 
+def no_words(*_: object) -> NoReturn:
+    raise ConfigError("no tokenizer")
+
+
 def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
     """`tokens` by prompt, with the sampling of that place, and `vectors` of the prompts; these go in chunks."""
     ranks = 1 if place is None else place.ranks
@@ -52,7 +54,8 @@ def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
         *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=300"),
         *("scheduler.max_rows=8", "kv.block_tokens=8", 'worker.kernels=["torch"]', f"worker.tensor_parallel={ranks}"),
     ]
-    engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
+    with patch.object(model_engine, "open_words", no_words):  # none has a tokenizer, and transformers is slow to say so
+        engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
     engine._runner.held.grammars = spelled.grammars(engine.facts.vocab_size)
     driver = Driver(engine)
     tokens = driver.generate(prompts(), TOKENS, SAMPLING, chunk=16)
@@ -68,8 +71,6 @@ def be_rank(parent: Path, ranks: int, rank: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    with contextlib.suppress(ConfigError):  # imports for a second, once and not in each rank
-        open_tokenizer(resolve(str(next(Path(sys.argv[1]).iterdir()))), False)
     wanted = [(Path(folder), int(ranks)) for folder, ranks in zip(sys.argv[1::2], sys.argv[2::2], strict=True)]
     print(json.dumps({ranks: said_by(ranks, partial(be_rank, folder, ranks)) for folder, ranks in wanted}))
 
