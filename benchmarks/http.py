@@ -36,7 +36,6 @@ from benchmarks.report import Result, report
 from common import config as configuration
 from common.columns import pack_i32
 from common.config import Config
-from common.lifecycle import scheduler_endpoint
 from common.protocol import (
     Abort,
     FinishReason,
@@ -52,7 +51,7 @@ from common.protocol import (
     ToScheduler,
     ToTokenizer,
 )
-from common.transport import Inbox, LinkCounters, Push, new_incarnation
+from common.transport import Inbox, LinkCounters, Push, new_incarnation, scheduler_endpoint
 from valence.serve import free_port
 
 FACTS = ModelFacts("null", "null", 50_000, 8192, (0,), 16, 4096)

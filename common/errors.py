@@ -42,5 +42,8 @@ class Reject(Exception):
         self.param = param
 
 
+EXIT_CONFIG = 78  # sysexits.h EX_CONFIG, of a process that met a ConfigError: starting again will not help
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; the text is for the person who wrote it."""

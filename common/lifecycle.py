@@ -24,7 +24,7 @@ import uvloop
 from common import config as configuration
 from common import crash, env, lease, log
 from common.config import Config
-from common.errors import ConfigError
+from common.errors import EXIT_CONFIG, ConfigError
 from common.membership import Change, Membership, by_scheduler
 from common.metrics import checked, link_metrics
 from common.protocol import Goodbye, Heartbeat, Hello, Members, Peer, Progress, ServiceName, State
@@ -32,12 +32,10 @@ from common.pulse import Pulses
 from common.recorder import Kind, Recorder
 from common.run_dir import make_run_dir
 from common.tracing import Spans, open_spans
-from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, secure
+from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, scheduler_endpoint, secure
 
 T = TypeVar("T")
-EXIT_CONFIG = 78  # sysexits.h EX_CONFIG: starting again will not help
 HELLO_S = 0.05  # between Hellos to a scheduler that does not know us
-MOST_PORT = 65535
 
 
 class Process:
@@ -87,16 +85,6 @@ class Process:
             resident = float(self._usage.memory_info().rss)
             self._used = {"resident_bytes": resident, "cpu_seconds": cpu.user + cpu.system}
         return link_metrics(self.counters) | self._used
-
-
-def scheduler_endpoint(config: Config, instance: int = 0) -> str:
-    """The well-known address of a scheduler. Raises ConfigError for a port that does not exist."""
-    if config.links.transport == "tcp":
-        port = config.links.scheduler_port + instance
-        if port > MOST_PORT:
-            raise ConfigError(f"links.scheduler_port leaves no port for scheduler {instance}; choose a smaller one")
-        return f"tcp://{config.links.host}:{port}"
-    return f"ipc://{config.run_dir}/scheduler{f'-{instance}' if instance else ''}"
 
 
 class Node(Generic[T]):

@@ -22,7 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from common import curve
-from common.config import Links
+from common.config import Config, Links
 from common.curve import AllowList, KeyPair, LinkKeys
 from common.errors import ConfigError
 from common.protocol import PROTOCOL_VERSION
@@ -37,6 +37,7 @@ POLLIN = int(zmq.POLLIN)  # the library's flag costs as much as the question
 LOOKS = 3  # frames of a drain before each of which the socket is asked whether there is one
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 HANDSHAKE_MS = 10_000  # a tcp peer that has not proved who it is by then is cut
+MOST_PORT = 65535
 T = TypeVar("T")
 
 
@@ -63,6 +64,16 @@ def is_loopback(endpoint: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def scheduler_endpoint(config: Config, instance: int = 0) -> str:
+    """The well-known address of a scheduler. Raises ConfigError for a port that does not exist."""
+    if config.links.transport == "tcp":
+        port = config.links.scheduler_port + instance
+        if port > MOST_PORT:
+            raise ConfigError(f"links.scheduler_port leaves no port for scheduler {instance}; choose a smaller one")
+        return f"tcp://{config.links.host}:{port}"
+    return f"ipc://{config.run_dir}/scheduler{f'-{instance}' if instance else ''}"
 
 
 class Security:

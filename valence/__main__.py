@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from common import env
-from common.errors import ConfigError
+from common.errors import EXIT_CONFIG, ConfigError
 from valence.doctor_command import doctor
 from valence.errors import CommandError
 from valence.key_commands import keys
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from common.config import Config
     from valence.programs import Program
     from valence.replicas import Change
-
-EXIT_CONFIG = 78  # as common.lifecycle.EXIT_CONFIG, which is dear to import
 
 app = typer.Typer(
     add_completion=False,

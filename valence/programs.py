@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from common.config import Config
 from common.env import FOR_SERVICES, child_environment
-from common.lifecycle import EXIT_CONFIG
+from common.errors import EXIT_CONFIG
 
 # In order of start; the supervisor stops in reverse, so that requests drain from the edge inwards.
 SERVICES = ("worker", "scheduler", "tokenizer", "api")

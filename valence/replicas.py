@@ -15,7 +15,7 @@ import psutil
 
 from common import config as configuration
 from common.config import Config
-from common.lifecycle import EXIT_CONFIG
+from common.errors import EXIT_CONFIG
 from common.protocol import Status
 from valence import programs, rundir
 from valence.errors import CommandError

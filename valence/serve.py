@@ -27,8 +27,7 @@ from rich.console import Console
 from common import api_keys, env, model_source
 from common import config as configuration
 from common.config import Config
-from common.errors import ConfigError
-from common.lifecycle import EXIT_CONFIG
+from common.errors import EXIT_CONFIG, ConfigError
 from common.protocol import ModelFacts, Status
 from common.transport import secure
 from valence import display, programs, rundir, supervisor

@@ -8,11 +8,10 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from common.config import Config, Links
-from common.lifecycle import scheduler_endpoint
 from common.membership import MOST_SCHEDULERS, Membership
 from common.protocol import Member, Members, Peer, Schedulers, Status, StatusQuery, Story, StoryQuery, ToAdmin
 from common.pulse import standstill
-from common.transport import Inbox, LinkCounters, Push, new_incarnation, secure
+from common.transport import Inbox, LinkCounters, Push, new_incarnation, scheduler_endpoint, secure
 from valence.programs import SERVICES
 from valence.supervisor import ProcessView
 

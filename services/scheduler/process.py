@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from common import config as configuration
-from common.lifecycle import Process, scheduler_endpoint
+from common.lifecycle import Process
 from common.log import follow
 from common.membership import MOST_SCHEDULERS
 from common.metrics import checked
@@ -41,7 +41,7 @@ from common.protocol import (
 )
 from common.pulse import Pulses
 from common.recorder import Kind
-from common.transport import AsyncInbox, Push
+from common.transport import AsyncInbox, Push, scheduler_endpoint
 from services.scheduler import process_traces
 from services.scheduler.blocks import chain_root
 from services.scheduler.events import (

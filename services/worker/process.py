@@ -15,12 +15,12 @@ from types import FrameType
 
 from common import config as configuration
 from common.config import Config
-from common.lifecycle import Process, scheduler_endpoint
+from common.lifecycle import Process
 from common.log import follow
 from common.membership import Membership, by_scheduler
 from common.protocol import Goodbye, Hello, Members, Progress, StepPlan, ToWorker, WorkerReady
 from common.recorder import Kind
-from common.transport import Inbox, new_incarnation
+from common.transport import Inbox, new_incarnation, scheduler_endpoint
 from services.worker.beacon import Beacon, Place
 from services.worker.engine import Engine, MakeEngine, Pending, result_of
 from services.worker.mailbox import Mailbox

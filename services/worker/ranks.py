@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from common.config import Config
-from common.lifecycle import EXIT_CONFIG
+from common.errors import EXIT_CONFIG
 from common.protocol import Message, Progress, StepPlan
 from common.run_dir import make_run_dir
 from common.transport import new_incarnation

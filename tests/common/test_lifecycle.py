@@ -14,10 +14,10 @@ import pytest
 
 from common.config import Config, load
 from common.errors import ConfigError
-from common.lifecycle import Node, Process, make_run_dir, number_of, scheduler_endpoint
+from common.lifecycle import Node, Process, make_run_dir, number_of
 from common.membership import Change
 from common.protocol import Abort, Goodbye, Heartbeat, Hello, Load, Member, Members, Peer, ToApi, ToScheduler
-from common.transport import AsyncInbox, LinkCounters, Push
+from common.transport import AsyncInbox, LinkCounters, Push, scheduler_endpoint
 
 SCRIPT = """
 import asyncio, sys

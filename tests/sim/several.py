@@ -311,7 +311,8 @@ class World:
 
     def _handle(self, side: Side, events: list[Any]) -> None:
         effects = side.fleet.handle(events, self.now_s)
-        side.fleet.check()
+        if events or effects:  # most turns have none, and to check is most of what a life costs
+            side.fleet.check()
         for effect in effects:
             match effect:
                 case SendPlan(plan, _):

@@ -30,7 +30,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 def run_service() -> None:
-    from common.lifecycle import EXIT_CONFIG, Node, Process, main
+    from common.errors import EXIT_CONFIG
+    from common.lifecycle import Node, Process, main
     from common.protocol import ToApi, ToTokenizer
 
     service = sys.argv.pop(1)

@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -73,7 +73,7 @@ class Op(Generic[F]):
     by_value: bool = False  # the meaning decides by the values of tensors, so that no compiler may look into it
     scratch: tuple[str, ...] = ()  # arguments that nobody reads afterwards, so that a provider may write there
 
-    @property
+    @cached_property
     def in_cache(self) -> bool:
         """Whether it reads or writes pages of the KV cache: all such ops are bound to one layout."""
         return "k_cache" in inspect.signature(self.meaning).parameters

@@ -13,7 +13,7 @@ import uvloop
 
 from common import config as configuration
 from common.columns import pack_i32, pack_u64, unpack_i32
-from common.lifecycle import Process, scheduler_endpoint
+from common.lifecycle import Process
 from common.protocol import (
     Abort,
     Control,
@@ -41,7 +41,7 @@ from common.protocol import (
     ToScheduler,
     ToTokenizer,
 )
-from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation
+from common.transport import AsyncInbox, LinkCounters, Push, new_incarnation, scheduler_endpoint
 from services.api.gateway import Gateway
 from services.api.listener import listen
 from services.api.process import admin_listener, run

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from common.lifecycle import EXIT_CONFIG
+from common.errors import EXIT_CONFIG
 from common.protocol import Member, Peer, Submit
 from services.api.listener import listen
 from tests.services.api.system import CHAT, COMPLETION, LIMIT_S, rows, running, scenario

@@ -15,8 +15,8 @@ import pytest
 
 from common.columns import pack_i32, pack_u64, unpack_i32
 from common.config import Config, Links, Model
-from common.errors import ConfigError
-from common.lifecycle import EXIT_CONFIG, Process
+from common.errors import EXIT_CONFIG, ConfigError
+from common.lifecycle import Process
 from common.protocol import (
     Abort,
     Admit,

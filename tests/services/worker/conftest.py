@@ -31,6 +31,12 @@ class PlainWeight:
         return self.values.float()
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """An engine of the test before took all cores; for tiny models their waking costs more than they do."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def make_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     """By architecture, or by name of tiny.VARIANTS; each is made once."""

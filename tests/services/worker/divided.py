@@ -1,27 +1,29 @@
 """`python -m tests.services.worker.divided FOLDER RANKS ...`: a group of so many ranks for the checkpoints in FOLDER.
 
 Prints as JSON, by group, rank and checkpoint, the tokens that the rank has drawn, and its vectors of the same prompts.
-Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch, since
-most of a start is that.
+Called by test_division.py. One process per rank for all checkpoints, forked from one that has imported torch.
 """
 
 import json
-import multiprocessing
 import sys
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
 
 from common import config as configuration
+from common.errors import ConfigError
 from common.pooling import Pooling
 from common.protocol import Sampling
+from services.worker import model_engine
 from services.worker.group import Place
 from services.worker.model_engine import ModelEngine
 from tests.gpu.conftest import Driver
 from tests.services.worker import spelled
+from tests.services.worker.forked import said_by
 from tests.services.worker.tiny import VOCABULARY
 
 GREEDY = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
@@ -41,6 +43,10 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, VOCABULARY - 1, (length,), generator=generator).tolist() for length in (1, 7, 30, 12, 20)]
 
 
+def no_words(*_: object) -> NoReturn:
+    raise ConfigError("no tokenizer")
+
+
 def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
     """`tokens` by prompt, with the sampling of that place, and `vectors` of the prompts; these go in chunks."""
     ranks = 1 if place is None else place.ranks
@@ -48,36 +54,25 @@ def said_of(folder: Path, place: Place | None = None) -> dict[str, Any]:
         *(f"model.source={folder}", "model.dtype=float32", "worker.device=cpu", "worker.threads=1", "kv.blocks=300"),
         *("scheduler.max_rows=8", "kv.block_tokens=8", 'worker.kernels=["torch"]', f"worker.tensor_parallel={ranks}"),
     ]
-    engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
+    with patch.object(model_engine, "open_words", no_words):  # none has a tokenizer, and transformers is slow to say so
+        engine = ModelEngine(configuration.load(None, settings), lambda progress: None, place=place)
     engine._runner.held.grammars = spelled.grammars(engine.facts.vocab_size)
     driver = Driver(engine)
     tokens = driver.generate(prompts(), TOKENS, SAMPLING, chunk=16)
     return {"tokens": tokens, "vectors": driver.vectors(prompts(), POOLINGS, chunk=16)}
 
 
-def be_rank(parent: Path, rank: int, ranks: int, told: Connection) -> None:
-    torch.set_num_threads(1)
+def be_rank(parent: Path, ranks: int, rank: int) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for folder in sorted(path for path in parent.iterdir() if path.is_dir()):
         said[folder.name] = said_of(folder, Place(rank, ranks, str(parent / f"{folder.name}.{ranks}")))
         dist.destroy_process_group()
-    told.send(said)
-
-
-def group(parent: Path, ranks: int) -> list[dict[str, Any]]:
-    """By rank what it says. Raises EOFError when one has failed."""
-    context, heard = multiprocessing.get_context("fork"), []
-    for rank in range(ranks):
-        ours, theirs = context.Pipe(duplex=False)
-        context.Process(target=be_rank, args=(parent, rank, ranks, theirs), daemon=True).start()
-        theirs.close()
-        heard.append(ours)
-    return [each.recv() for each in heard]
+    return said
 
 
 def main() -> None:
-    wanted = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
-    print(json.dumps({ranks: group(Path(folder), int(ranks)) for folder, ranks in wanted}))
+    wanted = [(Path(folder), int(ranks)) for folder, ranks in zip(sys.argv[1::2], sys.argv[2::2], strict=True)]
+    print(json.dumps({ranks: said_by(ranks, partial(be_rank, folder, ranks)) for folder, ranks in wanted}))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from common.config import load
-from common.lifecycle import Process, scheduler_endpoint
+from common.lifecycle import Process
 from common.protocol import Heartbeat, Hello, Progress, ToScheduler, ToWorker
-from common.transport import Inbox, LinkCounters
+from common.transport import Inbox, LinkCounters, scheduler_endpoint
 from services.worker.beacon import Beacon, Place
 from services.worker.mailbox import Mailbox
 
@@ -54,7 +54,8 @@ def test_it_beats_while_the_main_thread_is_busy(tmp_path: Path) -> None:
 HUNG = """
 import signal, sys, time
 from common.config import load
-from common.lifecycle import Process, scheduler_endpoint
+from common.lifecycle import Process
+from common.transport import scheduler_endpoint
 from common.protocol import Hello, Load, Members, ToWorker
 from common.transport import Inbox, LinkCounters, Push
 from services.worker.beacon import Beacon, Place

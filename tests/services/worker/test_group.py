@@ -22,16 +22,10 @@ LIMIT_S = 300
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank."""
     meeting = tmp_path_factory.mktemp("group") / "meeting"
-    command = [sys.executable, "-m", "tests.services.worker.together", str(meeting)]
-    started = [subprocess.Popen([*command, str(rank), str(RANKS)], stdout=subprocess.PIPE) for rank in range(RANKS)]
-    try:
-        heard = [process.communicate(timeout=LIMIT_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0] * RANKS
-    return [json.loads(text) for text in heard]
+    command = [sys.executable, "-m", "tests.services.worker.together", str(meeting), str(RANKS)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT_S, check=True)
+    each: list[dict[str, Any]] = json.loads(done.stdout)
+    return each
 
 
 def test_all_know_what_each_has_told(said: list[dict[str, Any]]) -> None:

@@ -1,6 +1,6 @@
-"""`python -m tests.services.worker.together MEETING RANK RANKS`: one rank of a group without a model.
+"""`python -m tests.services.worker.together MEETING RANKS`: a group of so many ranks without a model.
 
-Prints as JSON what test_group.py and quant/test_sharded.py hold against each other and against one process.
+Prints as JSON, by rank, what test_group.py and quant/test_sharded.py hold against each other and against one process.
 """
 
 import json
@@ -19,6 +19,7 @@ from services.worker.kernels.registry import Facts, bind
 from services.worker.quant.none import DenseWeight
 from services.worker.quant.sharded import SummedExperts, SummedWeight, VocabularyWeight
 from services.worker.shares import Rank
+from tests.services.worker.forked import said_by
 
 VOCABULARY, HIDDEN, INNER = 37, 24, 21
 LIBRARIES = ("GLOO", "NCCL")
@@ -103,9 +104,8 @@ def norms(group: Group) -> list[bool]:
     return [group.norms_rightly(run, torch.bfloat16, HIDDEN) for run in (all_reduce_add_norm.meaning, keeps, other)]
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    group = Group(Place(int(sys.argv[2]), int(sys.argv[3]), sys.argv[1]), torch.device("cpu"))
+def be_rank(rank: int) -> dict[str, Any]:
+    group = Group(Place(rank, int(sys.argv[2]), sys.argv[1]), torch.device("cpu"))
     said = agreements(group) | weights(group.rank)
     for dtype in (torch.float32, torch.bfloat16):
         x = values(3, 1000, seed=group.rank.rank).to(dtype)
@@ -115,8 +115,8 @@ def main() -> None:
     said["norms"] = norms(group)
     said |= {"listens": listening(), "interfaces": [os.environ.get(f"{name}_SOCKET_IFNAME") for name in LIBRARIES]}
     group.meet()
-    print(json.dumps(said))
     dist.destroy_process_group()
+    return said
 
 
 def listening() -> list[str]:
@@ -125,4 +125,4 @@ def listening() -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(said_by(int(sys.argv[2]), be_rank)))

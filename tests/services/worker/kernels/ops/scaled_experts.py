@@ -1,6 +1,7 @@
 """Experts of scaled weights held against the dense ones of the dequantized weights, in float64."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,13 +16,11 @@ Dequantized = Callable[[Tensor, Tensor, int], Tensor]  # weights and scales of a
 def run(op: Op[Any], dequantized: Dequantized, case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """What the op makes of the residual stream, and what it should."""
     x, weights, experts, gate_up, gate_up_scales, down, down_scales, residual = case.make(dtype)
-    wanted = residual.double()
-    for token in range(len(x)):
-        for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
-            up = dequantized(gate_up, gate_up_scales, expert)
-            gate, value = (up @ x[token].double()).chunk(2)
-            gated = gate / (1 + (-gate).exp()) * value
-            wanted[token] += weight * (dequantized(down, down_scales, expert) @ gated)
+    wanted = by_token(
+        (x, weights, experts, residual),
+        lambda expert: dequantized(gate_up, gate_up_scales, expert),
+        lambda expert: dequantized(down, down_scales, expert),
+    )
     op.meaning(x, weights, experts, gate_up, gate_up_scales, down, down_scales, residual)
     return residual, wanted
 
@@ -34,7 +33,7 @@ def by_token(
 ) -> Tensor:
     """The sum, token by token. inputs: x, weights, experts and residual; with biases the gate is gpt-oss's."""
     x, weights, experts, residual = inputs
-    wanted = residual.double()
+    wanted, gate_up, down = residual.double(), cache(gate_up), cache(down)  # decoded once, though many tokens choose it
     for token in range(len(x)):
         for weight, expert in zip(weights[token], experts[token].tolist(), strict=True):
             up = gate_up(expert) @ x[token].double()

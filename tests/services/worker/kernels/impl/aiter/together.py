@@ -1,7 +1,7 @@
-"""`python -m tests.services.worker.kernels.impl.aiter.together MEETING RANK`: one of two ranks on a fake AITER.
+"""`python -m tests.services.worker.kernels.impl.aiter.together MEETING`: two ranks on a fake AITER.
 
-Prints as JSON what test_all_reduce_add_norm.py holds against one process without AITER: by architecture the tokens, and
-what of AITER's sums was called for them.
+Prints as JSON, by rank, what test_all_reduce_add_norm.py holds against one process without AITER: by architecture
+the tokens, and what of AITER's sums was called for them.
 """
 
 import json
@@ -28,11 +28,12 @@ from services.worker.models.spec import Config
 from services.worker.quant.registry import choose_policy
 from services.worker.random_weights import draw_all
 from services.worker.shares import Rank, local_spec
+from tests.services.worker.forked import said_by
 from tests.services.worker.kernels.impl.aiter.custom import give_custom
 from tests.services.worker.kernels.impl.aiter.fake import NEW, install
 from tests.services.worker.kernels.impl.aiter.models import BLOCK_TOKENS, COMMON, CONFIGS, generate, serve
 
-CPU, ARCH = torch.device("cpu"), "gfx950"
+CPU, ARCH, RANKS = torch.device("cpu"), "gfx950", 2
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM")
 GROUPED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24}
 GROUPED |= {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True}
@@ -104,9 +105,8 @@ def said_of(architecture: str, group: Group, compiled: bool = False) -> dict[str
     return {"tokens": tokens, "calls": dict(CALLS)}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    group = Group(Place(int(sys.argv[2]), 2, sys.argv[1]), CPU)
+def be_rank(rank: int) -> dict[str, Any]:
+    group = Group(Place(rank, RANKS, sys.argv[1]), CPU)
     with pytest.MonkeyPatch.context() as patch:
         install(patch, NEW, ARCH, exact=True)
         give_custom(patch, Custom)
@@ -114,9 +114,10 @@ def main() -> None:
         said = {architecture: said_of(architecture, group) for architecture in ARCHITECTURES}
         said["compiled"] = said_of(ARCHITECTURES[0], group, compiled=True)
     group.meet()
-    print(json.dumps(said))
     group.leave()
+    return said
 
 
 if __name__ == "__main__":
-    main()
+    torch.compile(torch.neg, backend="aot_eager")(torch.ones(2))  # what a compiler imports, for both ranks
+    print(json.dumps(said_by(RANKS, be_rank)))
