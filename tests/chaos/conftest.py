@@ -14,7 +14,9 @@ from benchmarks.chaos.site import Site, Topology
 from benchmarks.system import System
 
 STREAMS = 4
-NULL = ("worker.kind=null", "worker.step_us=40000", "links.dead_after_s=8")  # who gets no processor is not dead
+NULL = ("worker.kind=null", "worker.step_us=40000")
+# Who gets no processor for some seconds is not dead, nor stuck, nor slow to send what nobody has read.
+PATIENT = ("links.dead_after_s=8", "scheduler.step_deadline_s=60", "api.max_header_s=60")
 LONGEST = ("test_kills.py", "test_soak.py")
 
 
@@ -27,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def learnt() -> Iterator[Run]:
     """A run that knows the answers, on a system of this test file's own."""
     topology = Topology()
-    with System(*SETTINGS, *topology.settings(), *NULL) as system, Site(system, topology) as site:
+    with System(*SETTINGS, *topology.settings(), *NULL, *PATIENT) as system, Site(system, topology) as site:
         run = Run(site, asks(STREAMS, longest=24), STREAMS, seed=3)
         asyncio.run(run.learn())
         yield run

@@ -150,16 +150,22 @@ def test_a_suspended_machine_goes_on_where_it_was(run: Run) -> None:
     processes = [*run.site.processes().values(), *serve.children(), serve]
     first = run.site.processes()[Program("scheduler", 0)]
 
+    asleep = Blow((Program("scheduler", 0),), recovering=False)  # an API may wake before it has heard of the scheduler
+
     async def suspend() -> None:
+        asleep.at_s = time.monotonic()
+        run.blows.append(asleep)
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(ASLEEP_S)
         first.send_signal(signal.SIGCONT)
+        await until(lambda: run.site.status() is not None)
         await asyncio.sleep(LAG_S)
         for process in processes:
             process.send_signal(signal.SIGCONT)
         ended = len(run.outcomes)
         await until(lambda: len(run.outcomes) > ended + run.streams)
+        asleep.ready_s = time.monotonic()
 
     asyncio.run(run.during(suspend))
     assert judge(run.outcomes, run.answers, run.blows).unreachable == 0
