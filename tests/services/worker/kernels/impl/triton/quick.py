@@ -1,12 +1,14 @@
 """Triton's interpreter without what it does again and again for nothing; most of the op tests' time was that.
 
-It patches `triton.language` anew for each call of a device function, makes a table of all types to look one up, and
-computes every sum of integers a second time, for an assertion that it then leaves out. Caller: interpreter.py.
+It patches `triton.language` anew for each call of a device function, makes a table of all types to look one up,
+computes every sum of integers a second time, for an assertion that it then leaves out, and calls what `tl.reduce` and
+`tl.flip` combine with for every number alone. Caller: interpreter.py.
 """
 
 import types
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -38,6 +40,27 @@ class Patched:
                 setattr(owner, name, before)
 
 
+def reduced(self: Any, values: Any) -> list[Any]:
+    """For ReduceOps.generic_reduce: neighbours are combined, all pairs at once, until one is left, as a GPU does."""
+    whole, (values, axis) = self.axis is None, self.unravel(values, self.axis)
+    parts, kinds = [value.handle.data for value in values], [value.dtype for value in values]
+    while (size := parts[0].shape[axis]) > 1:
+        assert size % 2 == 0, "Triton's shapes are powers of two"
+        left, right = (
+            [
+                self.to_tensor(np.take(part, range(first, size, 2), axis), kind)
+                for part, kind in zip(parts, kinds, strict=True)
+            ]
+            for first in (0, 1)
+        )
+        found = self.combine_fn.fn(*left, *right)
+        found = found if isinstance(found, tuple | tl.tuple) else (found,)
+        parts = [each.handle.data.astype(part.dtype) for each, part in zip(found, parts, strict=True)]
+    if not self.keep_dims:
+        parts = [part.item() if whole else np.squeeze(part, axis) for part in parts]
+    return [self.to_tensor(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+
+
 def quicken() -> None:
     """For the life of the process."""
     wanted, look_up = changes(), interpreter._get_np_dtype
@@ -54,4 +77,5 @@ def quicken() -> None:
     interpreter._patch_lang = lambda kernel: Patched(wanted)
     interpreter._get_np_dtype = np_dtype
     interpreter.InterpretedFunction.__call__ = device_function
+    interpreter.ReduceOps.generic_reduce = reduced
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)

@@ -22,7 +22,7 @@ def test_search_in_hard_rows(device: torch.device) -> None:
     logits[3] = -7.0
     logits[4] *= 1e-30
     ones = torch.ones(5)
-    for k, top_p in ((1, 0.9), (3, 1.0), (9, 0.8), (700, 1.0), (4000, 0.5), (size, 1.0)):
+    for k, top_p in ((1, 0.9), (9, 0.8), (4000, 0.5), (size, 1.0)):
         top_k = torch.full((5,), k)
         wanted = top_k_floor.meaning(logits, ones, top_k, ones * top_p, k)
         arguments = (tensor.to(device) for tensor in (logits, ones, top_k, ones * top_p))
