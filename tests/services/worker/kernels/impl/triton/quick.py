@@ -2,9 +2,11 @@
 
 It patches `triton.language` anew for each call of a device function, makes a table of all types to look one up,
 computes every sum of integers a second time, for an assertion that it then leaves out, and calls what `tl.reduce` and
-`tl.flip` combine with for every number alone. Caller: interpreter.py.
+`tl.flip` combine with for every number alone. Types, and the shapes of all tensors of a type, are made once.
+Caller: interpreter.py.
 """
 
+import math
 import types
 from typing import Any
 
@@ -61,6 +63,27 @@ def reduced(self: Any, values: Any) -> list[Any]:
     return [self.to_tensor(part, kind) for part, kind in zip(parts, kinds, strict=True)]
 
 
+def tensor(self: Any, handle: Any, kind: Any) -> None:
+    """For tl.tensor.__init__: shape and size are the type's, which keeps them."""
+    self.handle, self.type, self.dtype = handle, kind, kind.scalar
+    sized = vars(kind).get("_sized")
+    if sized is None:
+        shape = list(kind.shape) if kind.is_block() else []
+        sized = kind._sized = tl.constexpr(math.prod(shape)), tl.tuple([tl.constexpr(size) for size in shape])
+    self.numel, self.shape = sized
+
+
+def of_elements(self: Any, scalar: Any) -> Any:
+    """For block_type.with_element_ty: one of each kind of number and shape."""
+    if type(scalar) is not tl.dtype:
+        return tl.block_type(scalar, self.shape)
+    kept = vars(self).setdefault("_kept", {self.element_ty.name: self} if type(self.element_ty) is tl.dtype else {})
+    if scalar.name not in kept:
+        kept[scalar.name] = made = tl.block_type(scalar, self.shape)
+        made._kept = kept
+    return kept[scalar.name]
+
+
 def quicken() -> None:
     """For the life of the process."""
     wanted, look_up = changes(), interpreter._get_np_dtype
@@ -78,4 +101,5 @@ def quicken() -> None:
     interpreter._get_np_dtype = np_dtype
     interpreter.InterpretedFunction.__call__ = device_function
     interpreter.ReduceOps.generic_reduce = reduced
+    tl.tensor.__init__, tl.block_type.with_element_ty = tensor, of_elements
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
