@@ -14,8 +14,9 @@ from valence.programs import Program, configured_replicas, program_section, prog
 
 
 @pytest.fixture
-def parsed(tmp_path: Path) -> dict:
+def parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     """Supervisor's view of a configuration with two tokenizers, below a path with all that needs quoting."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # what the supervisor has itself is not written down
     run_dir = tmp_path / "some of it's"
     (run_dir / "log").mkdir(parents=True)
     settings = ["services.tokenizer.replicas=2", "links.drain_s=7.5", "worker.threads=3", "api.drain_lag_s=3"]
