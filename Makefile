@@ -12,7 +12,7 @@ COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
 # Five processes share the cores: one thread each, which sleeps when idle. Memory is not taken in huge pages: for
 # each the kernel may have to move others away first.
 QUIET = env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive NUMPY_MADVISE_HUGEPAGE=0
-PYTEST = $(QUIET) $(BIN)/python -m pytest --no-loadscope-reorder
+PYTEST = $(QUIET) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
@@ -46,10 +46,10 @@ test: $(STAMP) ## tests that need no GPU: those with real systems, and all else 
 	@$(MAKE) --no-print-directory -j 2 test-systems test-units
 
 test-systems: $(STAMP)
-	$(PYTEST) --dist loadgroup -m "not long" -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
+	$(PYTEST) -m "not long" -n $(SYSTEM_WORKERS) $(SYSTEMS) $(ARGS)
 
 test-units: $(STAMP)
-	nice -n 2 $(PYTEST) --dist loadfile -m "not long" -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE)) $(ARGS)
+	nice -n 2 $(PYTEST) -m "not long" -n $(WORKERS) tests $(addprefix --ignore=,$(SYSTEMS) $(COMPOSE)) $(ARGS)
 
 test-long: $(STAMP) ## what takes longer: all kernels compiled for all GPUs, many simulated lives, more deaths [ARGS=]
 	$(QUIET) $(BIN)/python -m pytest -m long tests $(addprefix --ignore=,$(COMPOSE)) $(ARGS)
