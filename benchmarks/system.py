@@ -25,6 +25,7 @@ from valence.status import StatusClient, document
 from valence.supervisor import Supervisor
 
 START_S = 240.0
+LOOKS = 16  # each is a connection of its own, hence mostly another replica of the API: one may hear of all later
 
 
 class System:
@@ -47,7 +48,7 @@ class System:
         with self._log.open("w") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            while not self.ready():
+            while not all(self.ready() for _ in range(LOOKS)):
                 if self.process.poll() is not None or time.monotonic() - start_s > self._start_s:
                     raise RuntimeError(f"the system did not get ready:\n{self.output()}")
                 time.sleep(0.05)
