@@ -6,7 +6,6 @@ however that ends, in whatever container it ran; nothing is to be cleaned up and
 """
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import ConfigError
+from common.locks import try_lock
 
 MOST = 64  # replicas of a service
 SUFFIX = ".lease"
@@ -40,7 +40,7 @@ def take(run_dir: Path, service: str) -> Lease:
         path = run_dir / f"{service}-{number}{SUFFIX}"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            if not _lock(fd):
+            if not try_lock(fd):
                 os.close(fd)
                 continue
             os.ftruncate(fd, 0)
@@ -76,18 +76,10 @@ def _holder_here(path: Path) -> int:
     try:
         with open(path, "rb") as file:
             written, _, pid = file.read(64).partition(b" ")
-            held = written == b"%d" % namespace() and pid.isdigit() and not _lock(file.fileno())
+            held = written == b"%d" % namespace() and pid.isdigit() and not try_lock(file.fileno())
             return int(pid) if held else 0
     except OSError:
         return 0
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove_sockets(run_dir: Path, name: str) -> None:

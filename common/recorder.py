@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from common.locks import try_lock
 from common.protocol import Peer
 
 FOLDER = "record"  # in the run directory
@@ -252,7 +253,8 @@ def read(path: Path) -> Recording | None:
     """What a process, living or dead, has noted; None if the file is none of ours or has gone."""
     try:
         with open(path, "rb") as file:
-            alive = not _unlocked(file.fileno())
+            # shared, so that those who look at the same time do not take each other for its owner
+            alive = not try_lock(file.fileno(), fcntl.LOCK_SH)
             content = file.read()
     except OSError:
         return None
@@ -265,15 +267,6 @@ def read(path: Path) -> Recording | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return Recording(peer, _rings(content), BEAT.unpack_from(content, HEAD_BYTES - BEAT.size), alive)
-
-
-def _unlocked(descriptor: int) -> bool:
-    """Whether its owner has gone. Shared, so that those who look at the same time do not take each other for it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _rings(content: bytes) -> dict[RingName, list[Event]]:

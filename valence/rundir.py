@@ -4,7 +4,6 @@ A run directory belongs to whoever holds the lock on its `lock` file: `valence s
 It is removed at the end of a run; what a killed run left is removed by the next run that claims it.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from common import config as configuration
 from common import crash, recorder
 from common.config import Config
 from common.errors import ConfigError
+from common.locks import try_lock
 from common.run_dir import check_run_dir, make_run_dir
 from valence.errors import CommandError
 from valence.supervisor import Supervisor
@@ -47,15 +47,13 @@ def claim(path: Path) -> Claim:
     while True:
         make_run_dir(path)
         fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(fd):
             owner = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
             raise ConfigError(
                 f"a server is already running in {path} (valence serve, pid {owner or 'unknown'}); "
                 "stop it with `valence stop`, or choose another port"
-            ) from None
+            )
         if _is_same_file(fd, path / "lock"):
             break
         os.close(fd)  # its holder removed the directory between our two calls

@@ -11,6 +11,7 @@ import socket
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.locks import try_lock
 
 BACKLOG = 2048
 
@@ -47,7 +48,7 @@ def listen(host: str, port: int, run_dir: Path, setting: str = "api.port") -> Li
     lock = os.open(run_dir / f"api-{port}.listening", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(mutex, fcntl.LOCK_EX)  # one replica at a time probes, as probes see each other
-        if _alone(lock):
+        if try_lock(lock):
             bind(family, address, setting, shared=False).close()  # binds only: a listening stranger refuses it
         sock = bind(family, address, setting, shared=True)
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -71,14 +72,6 @@ def resolve(host: str, port: int, setting: str) -> tuple[int, object]:
 def listening(sock: socket.socket, lock: int) -> Listener:
     sock.listen(BACKLOG)
     return Listener(sock, lock)
-
-
-def _alone(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def bind(family: int, address: object, setting: str, shared: bool) -> socket.socket:
