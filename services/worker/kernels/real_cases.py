@@ -59,6 +59,7 @@ CAPTURED: tuple[str, ...] = (
         "gated_delta",
         "gated_rms_norm",
         "sigmoid_gate",
+        "shared_expert_gate",
         "latent_write",
         "mla_decode",
         "index_write",

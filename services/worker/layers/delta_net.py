@@ -5,8 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from services.worker.kernels.ops.causal_conv import causal_conv
-from services.worker.kernels.ops.gated_delta import gated_delta
-from services.worker.kernels.ops.gated_rms_norm import gated_rms_norm
+from services.worker.kernels.ops.gated_delta import GatedNorm, Past, gated_delta
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.linear import Linear
@@ -30,7 +29,6 @@ class DeltaNet:
         self.project, self.out, self.parts = project, out, parts
         self._spec = spec
         self._conv, self._delta = bindings(causal_conv), bindings(gated_delta)
-        self._norm = bindings(gated_rms_norm)
 
     def attend(
         self,
@@ -50,5 +48,6 @@ class DeltaNet:
         heads = projected[:, :split].view(-1, spec.heads, spec.width)
         gates = projected[:, split:].view(-1, spec.heads, 2 * spec.values)
         qkv = self._conv(heads[..., :inner], conv, inputs, slots, rows)
-        values = self._delta(qkv, gates, decay, bias, matrices, slots, rows, *past)
-        return self._norm(values, heads[..., inner:], norm.weight, norm.eps).flatten(1)
+        kept = Past(*past) if past else None
+        gated = GatedNorm(heads[..., inner:], norm.weight, norm.eps)
+        return self._delta(qkv, gates, decay, bias, matrices, slots, rows, kept, gated).flatten(1)

@@ -9,7 +9,7 @@ from services.worker.kernels.ops.moe_route_biased import moe_route_biased
 from services.worker.kernels.ops.moe_route_grouped import moe_route_grouped
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.ops.rms_norm import rms_norm
-from services.worker.kernels.ops.sigmoid_gate import sigmoid_gate
+from services.worker.kernels.ops.shared_expert_gate import shared_expert_gate
 from services.worker.kernels.registry import Bindings
 from services.worker.layers.mlp import GatedMlp
 from services.worker.models.spec import MoeSpec
@@ -43,7 +43,7 @@ class MoeMlp:
         shared_gate: Tensor | None = None,
     ) -> None:
         self.router, self.experts, self.shared, self.shared_gate = router, experts, shared, shared_gate
-        self._sigmoid_gate = bindings(sigmoid_gate) if shared_gate is not None else None
+        self._shared_gate = bindings(shared_expert_gate) if shared_gate is not None else None
         self._spec = spec
         self.joins_norm = isinstance(experts, ExpertsJoinNorm) and experts.joins_norm
         # only what is called is asked for: what a start compiles depends on it
@@ -76,11 +76,10 @@ class MoeMlp:
         return self.experts.add_and_norm(residual, normed, weights, experts, following)
 
     def _add_shared(self, residual: Tensor, normed: Tensor) -> None:
-        if self.shared is not None and self._sigmoid_gate is not None and self.shared_gate is not None:
+        if self.shared is not None and self._shared_gate is not None and self.shared_gate is not None:
             # on the way down, so that the result is added as any other
-            inner = self.shared.gate_up.gated(normed, None, self.shared.activation)
-            gate = functional.linear(normed, self.shared_gate)
-            self.shared.down.add_to(residual, self._sigmoid_gate(inner[:, None], gate[:, None])[:, 0])
+            halves = self.shared.gate_up(normed)
+            self.shared.down.add_to(residual, self._shared_gate(halves, normed, self.shared_gate))
         elif self.shared is not None:
             self.shared.add_to(residual, normed)
 

@@ -20,6 +20,7 @@ from services.worker.kernels.ops.causal_conv import (
     state_parts,
     state_steps,
 )
+from services.worker.kernels.ops.gated_rms_norm import gated_rms_norm
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
@@ -36,6 +37,21 @@ class DeltaShape(NamedTuple):
     value_dim: int
 
 
+class Past(NamedTuple):
+    """What rows keep of at most A drafts, at their position modulo 2A + 1, of qkv's dtype; G: D + V * E."""
+
+    inputs: Tensor  # keys and values, [blocks, 2A + 1, H, G]
+    gates: Tensor  # [blocks, 2A + 1, H, 2V]
+
+
+class GatedNorm(NamedTuple):
+    """Of gated_rms_norm, for what comes of the rule."""
+
+    gate: Tensor  # [T, H, V * E], last dimension dense
+    weight: Tensor  # [E]
+    eps: float
+
+
 def make_delta_case(
     name: str,
     counts: Sequence[int],
@@ -43,7 +59,10 @@ def make_delta_case(
     shape: DeltaShape,
     spread: Spread | None = None,
     ahead: int = 0,
+    normed: bool = False,
 ) -> Case:
+    """ahead: the most drafts of a row."""
+
     def make(dtype: torch.dtype) -> tuple[Any, ...]:
         heads, values, key_dim, value_dim = shape
         generator = torch.Generator().manual_seed(sum(counts) + heads)
@@ -57,11 +76,18 @@ def make_delta_case(
         state = torch.randn(len(counts) + 2, value_heads, key_dim, value_dim, generator=generator)
         rows = make_state_rows(counts, before, spread_blocks(len(counts)), spread)
         made = qkv.to(dtype), gates.to(dtype)[..., : 2 * values], decay, bias, state, *rows
+        norm = None
+        if normed:
+            # columns of a projection that has others before
+            gate = torch.randn(tokens, heads, values * value_dim + 8, generator=generator)
+            norm = GatedNorm(
+                gate.to(dtype)[..., 8:], (torch.rand(value_dim, generator=generator) + 0.5).to(dtype), 1e-6
+            )
         if not ahead:
-            return made
+            return made if norm is None else (*made, None, norm)
         past = torch.randn(len(counts) + 2, 2 * ahead + 1, heads, key_dim + values * value_dim, generator=generator)
         past_gates = torch.randn(len(counts) + 2, 2 * ahead + 1, heads, 2 * values, generator=generator)
-        return *made, (past + 0.5).to(dtype), past_gates.to(dtype)
+        return *made, Past((past + 0.5).to(dtype), past_gates.to(dtype)), norm
 
     return Case(name, make)
 
@@ -73,8 +99,14 @@ def make_delta_case(
         make_delta_case("mixed", [1, 1, 64, 0, 1, 70], [9, 0, 3, 0, 3, 0], DeltaShape(2, 1, 16, 16)),
         make_delta_case("odd", [3, 1, 17], [7, 4, 30], DeltaShape(1, 3, 24, 20)),
         make_delta_case("empty", [], [], DeltaShape(1, 2, 16, 16)),
+        make_delta_case("normed_decode", [1, 1, 1], [5, 0, 80], DeltaShape(2, 2, 16, 48), normed=True),
+        make_delta_case("normed_rows", [1] * 5, [5, 0, 80, 1, 2], DeltaShape(1, 2, 16, 16), normed=True),
+        make_delta_case("normed_mixed", [1, 1, 40, 0, 1], [9, 0, 3, 0, 3], DeltaShape(1, 3, 24, 20), normed=True),
         make_delta_case(
             "drafts", [1] * 4, [5, 0, 9, 3], DeltaShape(2, 2, 16, 32), Spread([2, 3, 0, 3], [1, 0, 3, 0]), 3
+        ),
+        make_delta_case(
+            "normed_drafts", [1, 1], [5, 9], DeltaShape(2, 2, 16, 32), Spread([2, 0], [1, 2]), 2, normed=True
         ),
         make_delta_case(
             "drafts_chunk", [1, 1, 6, 1], [5, 8, 2, 0], DeltaShape(1, 3, 24, 20), Spread([0] * 4, [2, 1, 0, 0]), 2
@@ -85,7 +117,7 @@ def make_delta_case(
         torch.bfloat16: Tolerance(3e-2, 6e-2, "the state and the corrections rounded to 8 bits in products, or not"),
         torch.float16: Tolerance(4e-3, 1e-2, "the state and the corrections rounded to 11 bits in products, or not"),
     },
-    writes=("state", "past", "past_gates"),
+    writes=("state", "past"),
 )
 def gated_delta(
     qkv: Tensor,
@@ -95,17 +127,16 @@ def gated_delta(
     state: Tensor,
     blocks: Tensor,
     rows: AttentionRows,
-    past: Tensor | None = None,
-    past_gates: Tensor | None = None,
+    past: Past | None = None,
+    norm: GatedNorm | None = None,
 ) -> Tensor:
     """S = a S + k (b (v - k^T a S))^T for each token of a row, then S^T q. Returns a new [T, H * V, E] of qkv's dtype.
 
     qkv: [T, H, 2D + V * E], contiguous: by key head its query, its key, then its V value heads; query and key are
     scaled to length 1, the query then by D ** -0.5. gates: [T, H, 2V], last dimension dense: V times g, V times h of
     b = sigmoid(g) and a = exp(-decay * softplus(h + bias)). decay, bias: float32 [H * V]; state: float32 [blocks,
-    H * V, D, E], changed in place; blocks, rows: as in causal_conv. All in fp32. Of at most A drafts of a row, `past`
-    [blocks, 2A + 1, H, D + V * E] and `past_gates` [blocks, 2A + 1, H, 2V], of qkv's dtype, keep keys, values, gates at
-    their position modulo 2A + 1: what held goes through the state before the row's next token.
+    H * V, D, E], changed in place; blocks, rows: as in causal_conv. All in fp32. `past`, changed in place: what held of
+    a row's drafts goes through the state before its next token. With `norm` the result is its gated_rms_norm.
     """
     _, value_heads, key_dim, value_dim = state.shape
     num_tokens, heads, _ = qkv.shape
@@ -125,20 +156,20 @@ def gated_delta(
     singles, chunks = state_parts(blocks, rows)
     if len(singles.tokens):
         held = state.index_select(0, singles.blocks).masked_fill_(singles.is_first[:, None, None, None], 0)
-        if past is not None and past_gates is not None:
+        if past is not None:
             for back in range(int(singles.held.max()), 0, -1):
                 which = torch.nonzero(singles.held >= back)[:, 0]
-                at = singles.blocks[which], (singles.positions[which] - back) % past.shape[1]
-                part, (k, *others) = held[which], read(past[at], past_gates[at])
+                at = singles.blocks[which], (singles.positions[which] - back) % past.gates.shape[1]
+                part, (k, *others) = held[which], read(past.inputs[at], past.gates[at])
                 _one_token(part, k, k, *others)
                 held[which] = part
         ones = (part.index_select(0, singles.tokens) for part in inputs)
         out[singles.tokens] = _one_token(held, *ones).to(out.dtype)
         state.index_copy_(0, singles.blocks, held)
         for distance, (which, tokens) in enumerate(singles.later, 1):
-            assert past is not None and past_gates is not None, "drafts, and nowhere to keep them"
-            at = singles.blocks[which], (singles.positions[which] + distance) % past.shape[1]
-            past[at], past_gates[at] = qkv[tokens][..., key_dim:], gates[tokens]
+            assert past is not None, "drafts, and nowhere to keep them"
+            at = singles.blocks[which], (singles.positions[which] + distance) % past.gates.shape[1]
+            past.inputs[at], past.gates[at] = qkv[tokens][..., key_dim:], gates[tokens]
             part = held[which]
             out[tokens] = _one_token(part, *(each.index_select(0, tokens) for each in inputs)).to(out.dtype)
             held[which] = part
@@ -147,7 +178,7 @@ def gated_delta(
         by_head = (part[begin:end].transpose(0, 1) for part in inputs)
         attended, state[block] = _many_tokens(held, *by_head)
         out[begin:end] = attended.transpose(0, 1).to(out.dtype)
-    return out
+    return out if norm is None else gated_rms_norm.meaning(out, *norm)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -194,6 +225,6 @@ def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
         shape = DeltaShape(heads, shapes["delta_value_heads"] // heads, *widths)
         ahead = shapes.get("delta_drafts", 0)
         for name, counts, before in state_steps(sizes):
-            yield make_delta_case(name, counts, before, shape, ahead=ahead)
+            yield make_delta_case(name, counts, before, shape, ahead=ahead, normed=True)
         if ahead:
-            yield make_delta_case("drafts", *drafts_step(ahead), shape, drafts_spread(ahead), ahead)
+            yield make_delta_case("drafts", *drafts_step(ahead), shape, drafts_spread(ahead), ahead, normed=True)

@@ -1,4 +1,4 @@
-"""A sigmoid gate on what a layer has computed: one per number, or one per token."""
+"""A sigmoid gate on what a layer has computed, one per number."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,25 +8,22 @@ from torch import Tensor
 from services.worker.kernels.registry import Case, Sizes, Tolerance, op
 
 
-def make_sigmoid_case(tokens: int, heads: int, width: int, per_token: bool = False) -> Case:
+def make_sigmoid_case(tokens: int, heads: int, width: int) -> Case:
     """A gate of each number lies beside the queries of its head."""
 
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(tokens + width)
         x = torch.randn(tokens, heads, width, generator=generator) * 2
         gate = torch.randn(tokens, heads, 2 * width + 3, generator=generator) * 3
-        gate = gate[:, :1, :1] if per_token else gate[..., width : 2 * width]
-        return x.to(dtype), gate.to(dtype)
+        return x.to(dtype), gate[..., width : 2 * width].to(dtype)
 
-    return Case(f"{tokens}x{heads}x{width}{'t' if per_token else ''}", make)
+    return Case(f"{tokens}x{heads}x{width}", make)
 
 
 @op(
     cases=[
         make_sigmoid_case(1, 16, 256),
         make_sigmoid_case(5, 3, 20),
-        make_sigmoid_case(33, 1, 512, per_token=True),
-        make_sigmoid_case(3, 1, 40, per_token=True),
         make_sigmoid_case(0, 2, 16),
     ],
     tolerances={
@@ -36,15 +33,12 @@ def make_sigmoid_case(tokens: int, heads: int, width: int, per_token: bool = Fal
     },
 )
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """x * sigmoid(gate), in fp32, rounded once. x: [T, H, D], contiguous; gate: [T, H, D] or [T, 1, 1], the last
-    dimension dense, both of one dtype. Returns a new [T, H, D]."""
+    """x * sigmoid(gate), in fp32, rounded once. x: [T, H, D], contiguous; gate: [T, H, D], the last dimension
+    dense, both of one dtype. Returns a new [T, H, D]."""
     return (x.float() * gate.float().sigmoid()).to(x.dtype)
 
 
 def model_cases(shapes: Mapping[str, int], sizes: Sizes) -> Iterator[Case]:
     """At a model's own sizes, for the self-test at start."""
-    for tokens in sizes.all:
-        if shapes.get("attention_gate"):
-            yield make_sigmoid_case(tokens, shapes["num_heads"], shapes["head_dim"])
-        if shapes.get("shared_size"):
-            yield make_sigmoid_case(tokens, 1, shapes["shared_size"], per_token=True)
+    for tokens in sizes.all if shapes.get("attention_gate") else ():
+        yield make_sigmoid_case(tokens, shapes["num_heads"], shapes["head_dim"])

@@ -60,9 +60,12 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
     row = first_row + tl.program_id(0)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channels < WIDTH
-    wait(PDL)
+    # the step's numbers are older than the step: read while the kernel ahead still runs
     begin = tl.load(starts_ptr + row)
     end = tl.load(starts_ptr + row + 1)
+    has_state = tl.load(contexts_ptr + row) > end - begin
+    block = tl.load(blocks_ptr + row).to(tl.int64)
+    wait(PDL)
     offset = 0
     if ENTRIES:
         offset = tl.load(offsets_ptr + row)
@@ -70,13 +73,12 @@ def causal_conv_kernel(  # type: ignore[no-untyped-def]
         return
     sure = end  # behind the tokens whose inputs the state has for certain
     shift = TAPS - 1 - begin
-    has_state = tl.load(contexts_ptr + row) > end - begin
     if ENTRIES:
         entries = tl.arange(0, ENTRIES)
         others = tl.load(offsets_ptr + row + entries, mask=row + entries < num_rows, other=-1)
         end += tl.sum(((others == entries) & (entries > 0)).to(tl.int32), 0)
         shift += tl.load(held_ptr + tl.load(slots_ptr + row))
-    state_ptr += tl.load(blocks_ptr + row).to(tl.int64) * ((TAPS - 1 + AHEAD) * WIDTH)
+    state_ptr += block * ((TAPS - 1 + AHEAD) * WIDTH)
     x_ptr += channels // GROUP * STRIDE_H + channels % GROUP
     for first in range(begin, end, TOKENS):
         tokens = first + tl.arange(0, TOKENS)

@@ -1,5 +1,6 @@
 """The gated delta rule: a kernel for rows with one token, and one for chunks of prompts. Both keep a part of a head's
-state [D, some of E] in registers, read and written once a step.
+state [D, some of E] in registers, read and written once a step. Of few rows a program of the decode kernel holds all
+of E and ends with the gated norm of its value head; else that is a launch of its own.
 
 The chunk kernel goes through a row 32 tokens at a time (with 64 it spills registers everywhere). Their corrections x
 solve (I + L) x = w, L strictly lower triangular: the UT transform. Both diagonal blocks of 16 are inverted by
@@ -14,13 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
-from services.worker.kernels.ops.gated_delta import L2_EPS, gated_delta
+from services.worker.kernels.impl.triton.gated_rms_norm import norm_into
+from services.worker.kernels.ops.gated_delta import L2_EPS, GatedNorm, Past, gated_delta
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
 
 EPS = tl.constexpr(L2_EPS)
 DIAGONAL = tl.constexpr(16)
 DECODE_VALUES = 32  # of E in one program
+NORMED_VALUES = 128  # the same, where the norm needs all of them
+NORMED_ROWS = 4  # up to here a launch less is worth more than many small programs
 CHUNK_VALUES = 32
 SMALL_POINTERS = ["starts_ptr", "contexts_ptr", "blocks_ptr"]  # a step's, which may lie anywhere
 DRAFT_POINTERS = ["offsets_ptr", "slots_ptr", "held_ptr"]
@@ -52,8 +56,13 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     contexts_ptr,
     blocks_ptr,
     out_ptr,
+    norm_gate_ptr,
+    norm_ptr,
+    eps,
     gates_stride,
+    norm_stride,
     GATES_HEAD: tl.constexpr,
+    NORM_HEAD: tl.constexpr,
     HEADS: tl.constexpr,
     SHARE: tl.constexpr,
     D: tl.constexpr,
@@ -63,7 +72,8 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     PDL: tl.constexpr,
 ):
     """Programs: parts of E, value heads, rows. qkv: [T, HEADS, 2D + SHARE * E]; gates: [T, HEADS, 2 * SHARE];
-    state: float32 [blocks, HEADS * SHARE, D, E]; out: [T, HEADS * SHARE, E].
+    state: float32 [blocks, HEADS * SHARE, D, E]; out: [T, HEADS * SHARE, E]. norm: [E] or None; its gate: [T, HEADS,
+    SHARE * E] in strides (norm_stride, NORM_HEAD, 1).
     """
     release(PDL)
     row = tl.program_id(2)
@@ -75,12 +85,15 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     mask = key_mask[:, None] & value_mask[None, :]
     decay = tl.load(decay_ptr + head)
     bias = tl.load(bias_ptr + head)
-    wait(PDL)
+    # the step's numbers and the state are older than the step: read while the kernel ahead still runs
     token = tl.load(starts_ptr + row).to(tl.int64)
     has_state = tl.load(contexts_ptr + row) > 1
     block = tl.load(blocks_ptr + row).to(tl.int64)
     state_ptr += ((block * HEADS * SHARE + head) * D + keys[:, None]) * E + values[None, :]
     state = tl.load(state_ptr, mask=mask & has_state, other=0.0)
+    if norm_ptr is not None:
+        norm = tl.load(norm_ptr + values, mask=value_mask, other=0.0)
+    wait(PDL)
     qkv_ptr += (token * HEADS + key_head) * (2 * D + SHARE * E)
     gates_ptr += token * gates_stride + key_head * GATES_HEAD + place
     q = tl.load(qkv_ptr + keys, mask=key_mask, other=0.0).to(tl.float32)
@@ -90,9 +103,16 @@ def delta_decode_kernel(  # type: ignore[no-untyped-def]
     forgetting = tl.load(gates_ptr + SHARE).to(tl.float32)
     q *= tl.rsqrt(tl.sum(q * q, 0) + EPS) * (D**-0.5)
     k *= tl.rsqrt(tl.sum(k * k, 0) + EPS)
+    if norm_ptr is not None:
+        norm_gate_ptr += token * norm_stride + key_head * NORM_HEAD + place * E
+        gate = tl.load(norm_gate_ptr + values, mask=value_mask, other=0.0).to(tl.float32)
     state = _advance(state, k, v, strength, forgetting, decay, bias)
     result = tl.sum(state * q[:, None], 0)
     tl.store(state_ptr, state, mask=mask)
+    if norm_ptr is not None:
+        # rounded before the weight and before the gate, as in the op's meaning
+        result *= tl.rsqrt(tl.sum(result * result, 0) / E + eps)
+        result = (result.to(norm.dtype) * norm).to(tl.float32) * (gate * tl.sigmoid(gate))
     tl.store(
         out_ptr + (token * HEADS * SHARE + head) * E + values, result.to(out_ptr.dtype.element_ty), mask=value_mask
     )
@@ -295,8 +315,10 @@ def delta_chunk_kernel(  # type: ignore[no-untyped-def]
 
 
 @cache
-def _sizes(heads: int, share: int, key_dim: int, value_dim: int, is_decode: bool) -> dict[str, int]:
-    most = DECODE_VALUES if is_decode else CHUNK_VALUES
+def _sizes(
+    heads: int, share: int, key_dim: int, value_dim: int, is_decode: bool, normed: bool = False
+) -> dict[str, int]:
+    most = NORMED_VALUES if normed else DECODE_VALUES if is_decode else CHUNK_VALUES
     return {
         "HEADS": heads,
         "SHARE": share,
@@ -316,8 +338,8 @@ def gated_delta_by_state(
     state: Tensor,
     blocks: Tensor,
     rows: AttentionRows,
-    past: Tensor | None = None,
-    past_gates: Tensor | None = None,
+    past: Past | None = None,
+    norm: GatedNorm | None = None,
 ) -> Tensor:
     _, value_heads, key_dim, value_dim = state.shape
     num_tokens, heads, _ = qkv.shape
@@ -327,17 +349,23 @@ def gated_delta_by_state(
     shape = heads, value_heads // heads, key_dim, value_dim
     step = rows.query_starts, rows.context_lens, blocks
     strides = {"gates_stride": gates.stride(0), "GATES_HEAD": gates.stride(1)}
+    drafts = rows.drafts if past is not None else None
+    done = 0  # tokens that are normed
     if decode := rows.num_decode:
-        sizes = _sizes(*shape, True)
+        fused = norm is not None and drafts is None and value_dim <= NORMED_VALUES and decode <= NORMED_ROWS
+        sizes = _sizes(*shape, True, fused)
         grid = triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, decode
-        if past is None or past_gates is None or rows.drafts is None:
+        if past is None or drafts is None:
+            gate, weight, eps = norm if norm is not None and fused else (qkv, None, 0.0)
             delta_decode_kernel[grid](
-                qkv, gates, decay, bias, state, *step, out, **strides, num_warps=4, **sizes, **options(qkv.device)
-            )
+                qkv, gates, decay, bias, state, *step, out, gate, weight, eps, norm_stride=gate.stride(0),
+                NORM_HEAD=gate.stride(1), **strides, num_warps=8 if fused else 4, **sizes, **options(qkv.device),
+            )  # fmt: skip
+            done = decode if fused else 0
         else:
             delta_drafts_kernel[grid](
-                qkv, gates, decay, bias, state, past, past_gates, *step, *rows.drafts, out, len(blocks), **strides,
-                num_warps=4, **sizes, **_places(past.shape[1]), **options(qkv.device),
+                qkv, gates, decay, bias, state, *past, *step, *drafts, out, len(blocks), **strides,
+                num_warps=4, **sizes, **_places(past.gates.shape[1]), **options(qkv.device),
             )  # fmt: skip
     if others := len(blocks) - decode:
         sizes = _sizes(*shape, False)
@@ -347,6 +375,8 @@ def gated_delta_by_state(
             qkv, gates, decay, bias, state, *step, out, decode, **strides, num_warps=warps, num_stages=1, **sizes,
             **options(qkv.device),
         )  # fmt: skip
+    if norm is not None and done < num_tokens:
+        norm_into(out[done:], out[done:], norm.gate[done:], norm.weight, norm.eps)
     return out
 
 
@@ -357,23 +387,27 @@ def _places(places: int) -> dict[str, int]:
 IMPL = Impl(gated_delta, "triton", gated_delta_by_state, needs_gpu)
 
 
-def _aot(name: str, is_decode: bool, places: int = 0) -> AotCase:
+def _aot(name: str, is_decode: bool, places: int = 0, normed: bool = False) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32")
     signature["blocks_ptr"] = "*i64"
     signature |= dict.fromkeys(("qkv_ptr", "gates_ptr", "out_ptr"), "*bf16:16")
     signature |= dict.fromkeys(("decay_ptr", "bias_ptr", "state_ptr"), "*fp32:16")
-    signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False, **_sizes(16, 2, 128, 128, is_decode)}
+    signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False}
+    signature |= _sizes(16, 2, 128, 128, is_decode, normed)
     if places:
         signature |= dict.fromkeys(("past_ptr", "past_gates_ptr"), "*bf16:16")
         signature |= {**dict.fromkeys(DRAFT_POINTERS, "*i32"), "num_rows": "i32", **_places(places)}
         return AotCase(name, delta_drafts_kernel, signature, num_warps=4)
     if is_decode:
-        return AotCase(name, delta_decode_kernel, signature, num_warps=4)
+        signature |= {"norm_gate_ptr": "*bf16:16", "norm_ptr": "*bf16:16" if normed else None, "eps": "fp32"}
+        signature |= {"norm_stride": "i32:16", "NORM_HEAD": 768}
+        return AotCase(name, delta_decode_kernel, signature, num_warps=8 if normed else 4)
     return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=4, num_stages=1, hot=False)
 
 
 AOT = (
     _aot("decode_16x2x128x128", True),
+    _aot("normed_16x2x128x128", True, normed=True),
     _aot("chunks_16x2x128x128", False),
     _aot("drafts_16x2x128x128", True, 7),
 )

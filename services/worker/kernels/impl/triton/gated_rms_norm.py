@@ -63,17 +63,21 @@ def _sizes(groups: int, heads: int, width: int, few: bool) -> dict[str, int]:
 
 
 def gated_rms_norm_by_heads(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    num_tokens, heads, width = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not num_tokens:
-        return out
+    if len(x):
+        norm_into(out, x, gate, weight, eps)
+    return out
+
+
+def norm_into(out: Tensor, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> None:
+    """`out`: as x, or x itself; at least one token."""
+    num_tokens, heads, width = x.shape
     count = num_tokens * heads
     sizes = _sizes(gate.shape[1], heads, width, count <= 1024)
     gated_norm_kernel[(triton.cdiv(count, sizes["ROWS"]),)](
         x, gate, weight, out, eps, count, gate.stride(0), STRIDE_K=gate.stride(1), num_warps=1 if count <= 1024 else 4,
         **sizes, **options(x.device),
     )  # fmt: skip
-    return out
 
 
 IMPL = Impl(gated_rms_norm, "triton", gated_rms_norm_by_heads, needs_gpu)

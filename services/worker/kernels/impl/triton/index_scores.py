@@ -1,11 +1,15 @@
-"""The lightning indexer's scores: a program has some positions and some tokens, whose index heads it takes in turns.
+"""The lightning indexer's scores: a program has some tokens, whose index heads it takes in turns, and every so manieth
+block of positions. There are as many programs as fill the chip, however long a context may be: where most are short, a
+program for each block that one could have costs more than the scores.
 
 Positions are the rows of its products, so that the sum over heads stays within a few lanes. Keys are read once for all
 tokens of a program that are of one sequence. Rows that decode have programs of their own.
 """
 
+from functools import cache
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,6 +19,8 @@ from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs
 from services.worker.kernels.ops.index_scores import index_scores
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
+
+PROGRAMS = 8  # per processor: as many of 4 warps are there at once
 
 
 @triton.jit(
@@ -45,9 +51,10 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
     BLOCK_KV: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid (blocks of positions, blocks of TOKENS tokens). A context that needs no scores counts as none."""
-    first, token = tl.program_id(0) * BLOCK_KV, first_token + tl.program_id(1) * TOKENS
-    heads, dims, position = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), first + tl.arange(0, BLOCK_KV)
+    """Grid (programs that share the positions, blocks of TOKENS tokens). A context that needs no scores counts as
+    none."""
+    token = first_token + tl.program_id(1) * TOKENS
+    heads, dims, places = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_KV)
     own, inside = heads < NUM_HEADS, (dims < HEAD_DIM)[None, :]
     end = tl.minimum(token + TOKENS, last_token)
     q_line, line = q_stride.to(tl.int64), width.to(tl.int64)
@@ -64,7 +71,8 @@ def index_scores_kernel(  # type: ignore[no-untyped-def]
             rows = tl.load(table_rows_ptr + tokens, mask=tokens < end, other=-1)
             last = tl.min(tl.where((tokens > token) & (rows != table_row), tokens, end), 0)
         longest = tl.max(tl.where((tokens >= token) & (tokens < last), contexts, 0), 0)
-        if first < longest:
+        for first in tl.range(tl.program_id(0) * BLOCK_KV, longest, tl.num_programs(0) * BLOCK_KV, num_stages=1):
+            position = first + places
             key = tl.minimum(position, longest - 1)  # hidden ones are read from a place that is finite
             page = tl.load(tables_ptr + table_row.to(tl.int64) * table_stride + key // PAGE).to(tl.int64)
             place = (page * PAGE + key % PAGE) * ROW + (ROW - HEAD_DIM)
@@ -101,6 +109,13 @@ def shape_of(itemsize: int, several: bool, is_small: bool) -> Shape:
     return Shape(16, 128, 4, 2) if is_small else Shape(32, 128, 4, 2)
 
 
+@cache
+def sharers(device: torch.device, blocks: int) -> int:
+    """How many programs share the positions of each of so many blocks of tokens."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return max(1, PROGRAMS * processors // blocks)
+
+
 def _sizes(num_heads: int, head_dim: int, row: int, page: int, shape: Shape) -> dict[str, int]:
     return {
         "NUM_HEADS": num_heads,
@@ -132,7 +147,8 @@ def _launch(
 ) -> None:
     (_, num_heads, head_dim), width = q.shape, scores.shape[1]
     first, last, top_k = numbers
-    grid = triton.cdiv(width, shape.block_kv), triton.cdiv(last - first, shape.tokens)
+    blocks = triton.cdiv(last - first, shape.tokens)
+    grid = min(triton.cdiv(width, shape.block_kv), sharers(q.device, blocks)), blocks
     index_scores_kernel[grid](
         q,
         weights,

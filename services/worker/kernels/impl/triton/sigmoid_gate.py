@@ -1,4 +1,4 @@
-"""One program takes a run of one head's numbers, or of a whole row where a token has one gate."""
+"""One program takes a run of one token's numbers."""
 
 import torch
 import triton
@@ -21,22 +21,18 @@ def sigmoid_gate_kernel(  # type: ignore[no-untyped-def]
     STRIDE_H: tl.constexpr,
     WIDTH: tl.constexpr,
     D: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x, out: [T, WIDTH]; gate: [T, WIDTH / D, D] in strides (stride_t, STRIDE_H, 1), or one number in stride_t."""
+    """x, out: [T, WIDTH]; gate: [T, WIDTH / D, D] in strides (stride_t, STRIDE_H, 1)."""
     release(PDL)
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < WIDTH
     wait(PDL)
     x = tl.load(x_ptr + token * WIDTH + cols, mask=mask, other=0.0).to(tl.float32)
-    if PER_TOKEN:
-        gate = tl.load(gate_ptr + token * stride_t).to(tl.float32)
-    else:
-        places = token * stride_t + cols // D * STRIDE_H + cols % D
-        gate = tl.load(gate_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    places = token * stride_t + cols // D * STRIDE_H + cols % D
+    gate = tl.load(gate_ptr + places, mask=mask, other=0.0).to(tl.float32)
     result = x / (1.0 + tl.exp(-gate))
     tl.store(out_ptr + token * WIDTH + cols, result.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -46,11 +42,11 @@ def sigmoid_gate_by_blocks(x: Tensor, gate: Tensor) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not num_tokens:
         return out
-    width, per_token = heads * head_dim, gate.shape[1:] == (1, 1)
+    width = heads * head_dim
     block = min(TILE, triton.next_power_of_2(width))
     sigmoid_gate_kernel[(num_tokens, triton.cdiv(width, block))](
-        x, gate, out, gate.stride(0), STRIDE_H=0 if per_token else gate.stride(1), WIDTH=width, D=head_dim,
-        PER_TOKEN=per_token, BLOCK=block, num_warps=4, **options(x.device),
+        x, gate, out, gate.stride(0), STRIDE_H=gate.stride(1), WIDTH=width, D=head_dim, BLOCK=block, num_warps=4,
+        **options(x.device),
     )  # fmt: skip
     return out
 
@@ -58,12 +54,12 @@ def sigmoid_gate_by_blocks(x: Tensor, gate: Tensor) -> Tensor:
 IMPL = Impl(sigmoid_gate, "triton", sigmoid_gate_by_blocks, needs_gpu)
 
 
-def _aot(name: str, heads: int, head_dim: int, per_token: bool) -> AotCase:
+def _aot(name: str, heads: int, head_dim: int) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(("x_ptr", "gate_ptr", "out_ptr"), "*bf16:16")
     width = heads * head_dim
-    signature |= {"stride_t": "i32" if per_token else "i32:16", "STRIDE_H": 0 if per_token else 2 * head_dim}
-    signature |= {"WIDTH": width, "D": head_dim, "PER_TOKEN": per_token, "BLOCK": min(TILE, width), "PDL": False}
+    signature |= {"stride_t": "i32:16", "STRIDE_H": 2 * head_dim}
+    signature |= {"WIDTH": width, "D": head_dim, "BLOCK": min(TILE, width), "PDL": False}
     return AotCase(name, sigmoid_gate_kernel, signature)
 
 
-AOT = (_aot("16x256", 16, 256, False), _aot("512_per_token", 1, 512, True))
+AOT = (_aot("16x256", 16, 256),)

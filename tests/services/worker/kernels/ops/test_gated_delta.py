@@ -8,7 +8,9 @@ from torch import Tensor
 
 from services.worker.kernels.ops.causal_conv import make_state_rows
 from services.worker.kernels.ops.gated_delta import DeltaShape, gated_delta, make_delta_case
+from services.worker.kernels.ops.gated_rms_norm import gated_rms_norm
 from services.worker.kernels.ops.paged_attention import AttentionRows
+from services.worker.kernels.outcome import convert
 
 
 def formula(
@@ -42,13 +44,26 @@ PLAIN = [case for case in gated_delta.cases if "drafts" not in case.name]
 @pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.name)
 def test_equals_formula(case: Any) -> None:
     for dtype in gated_delta.tolerances:
-        *floats, state, blocks, rows = case.make(dtype)
+        *floats, state, blocks, rows = case.make(dtype)[:7]
         wanted, kept = formula(*(part.double() for part in floats), state.double(), blocks, rows)
         got = gated_delta.meaning(*floats, state, blocks, rows)
         assert got.dtype == dtype and state.dtype == torch.float32
         limit = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
         torch.testing.assert_close(got.double(), wanted, rtol=limit, atol=max(limit / 2, 2e-5))
         torch.testing.assert_close(state.double(), kept, rtol=2e-5, atol=2e-5)
+
+
+NORMED = [case for case in gated_delta.cases if case.name.startswith("normed")]
+
+
+@pytest.mark.parametrize("case", NORMED, ids=lambda case: case.name)
+def test_with_a_norm_it_is_the_rule_and_then_the_norm(case: Any) -> None:
+    *arguments, past, norm = case.make(torch.float32)
+    before = convert((arguments, past), torch.clone)
+    got = gated_delta.meaning(*arguments, past, norm)
+    bare = gated_delta.meaning(*before[0], before[1])
+    torch.testing.assert_close(got, gated_rms_norm.meaning(bare, *norm))
+    assert torch.equal(arguments[4], before[0][4])
 
 
 def test_pieces_are_the_whole_and_other_blocks_stay() -> None:
