@@ -22,6 +22,7 @@ from services.worker.kernels.impl.triton._sampling import (
     run_stats,
     weights,
 )
+from services.worker.kernels.impl.triton._value_counts import borders
 
 TILE = 2048
 LEAST_TILES = 128  # so that the vocabularies of today share a compiled kernel
@@ -175,10 +176,13 @@ def find_floor(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     PIVOTS: tl.constexpr,
+    KNOWN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program s: the floor of row s; -inf where nothing is asked. places: int32 [S, TILES], for lists of tiles;
-    few: float32 [S, TILE], for the logits in [lo, hi) once they fit: then they stay in registers.
+    """Program s: the floor of row s; -inf where nothing is asked. With KNOWN only where out has NaN.
+
+    places: int32 [S, TILES], for lists of tiles; few: float32 [S, TILE], for the logits in [lo, hi) once they fit: then
+    they stay in registers.
 
     logits [S, V] with a row stride; stats and sums float32 [S, CHUNKS]; out float32 [S]. A parameter without a
     pointer is asked of no row.
@@ -186,6 +190,10 @@ def find_floor(  # type: ignore[no-untyped-def]
     release(PDL)
     wait(PDL)
     row = tl.program_id(0).to(tl.int64)
+    if KNOWN:
+        known = tl.load(out_ptr + row)
+        if known == known:
+            return
     row_ptr = logits_ptr + row * stride
     places_ptr += row * TILES
     few_ptr += row * TILE
@@ -294,7 +302,7 @@ def floors(
     logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
 ) -> Tensor:
     """float32 [S]. logits: [S, V], each row contiguous; temperature, top_p (1: none), min_p (0: none): float32 [S];
-    top_k (0: none): int64 [S]."""
+    top_k (0: none): int64 [S]. Logits of 16 bits are counted first, if all three limits are given."""
     num_rows, vocab_size = logits.shape
     device = logits.device
     out = torch.empty(num_rows, dtype=torch.float32, device=device)
@@ -302,6 +310,9 @@ def floors(
         return out
     launch = options(device)
     stats, sums = run_stats(logits, temperature, launch)
+    counted = logits.element_size() == 2 and top_k is not None and top_p is not None and min_p is not None
+    if counted:
+        borders(logits, (temperature, top_k, top_p, min_p), stats, sums, out)
     chunks = stats.shape[1]
     tile = max(TILE, CHUNK)
     tiles = max(LEAST_TILES, triton.next_power_of_2(-(-vocab_size // tile)))
@@ -309,13 +320,15 @@ def floors(
     few = torch.empty((num_rows, tile), dtype=torch.float32, device=device)
     find_floor[(num_rows,)](
         logits, logits.stride(0) if num_rows > 1 else vocab_size, temperature, top_k, top_p, min_p, stats, sums,
-        places, few, out, vocab_size, -(-vocab_size // CHUNK), CHUNK, chunks, tile, tiles, PIVOTS,
+        places, few, out, vocab_size, -(-vocab_size // CHUNK), CHUNK, chunks, tile, tiles, PIVOTS, counted,
         num_warps=WARPS if num_rows > FEW_ROWS else FEW_WARPS, **launch,
     )  # fmt: skip
     return out
 
 
-def aot_cases(name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool) -> tuple[AotCase, ...]:
+def aot_cases(
+    name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool, known: bool = False
+) -> tuple[AotCase, ...]:
     """Over the vocabulary of Qwen3 or Llama 3."""
     signature: dict[str, Constant] = {
         "logits_ptr": f"*{dtype}:16",
@@ -336,6 +349,7 @@ def aot_cases(name: str, dtype: str, *, top_k: bool, top_p: bool, min_p: bool) -
         "TILE": TILE,
         "TILES": LEAST_TILES,
         "PIVOTS": PIVOTS,
+        "KNOWN": known,
         "PDL": False,
     }
     searches = {"search": WARPS, "search_few": FEW_WARPS}

@@ -1,7 +1,8 @@
-"""The borders of top-k, top-p and min-p of all rows together, by the search of `_floors`: two launches."""
+"""The borders of top-k, top-p and min-p of all rows together: by counting logits of 16 bits, else by a search."""
 
 from torch import Tensor
 
+from services.worker.kernels.impl.triton import _value_counts
 from services.worker.kernels.impl.triton._floors import aot_cases, floors
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.ops.keep_floor import keep_floor
@@ -15,4 +16,7 @@ def keep_floor_by_search(
 
 
 IMPL = Impl(keep_floor, "triton", keep_floor_by_search, needs_gpu)
-AOT = aot_cases("keep_floor", "bf16", top_k=True, top_p=True, min_p=True)
+AOT = (
+    *aot_cases("keep_floor", "bf16", top_k=True, top_p=True, min_p=True, known=True),
+    *_value_counts.aot_cases("bf16"),
+)
