@@ -196,7 +196,8 @@ def _drafts(sizes: Sizes) -> Iterator[StepPlan]:
 
 
 def _decodes(sizes: Sizes) -> Iterator[StepPlan]:
-    for num_rows in sorted({1, sizes.num_rows}):
+    # a few rows and some rows are sampled in other ways than many
+    for num_rows in sorted({1, min(16, sizes.num_rows), sizes.num_rows}):
         for sampling in MANNERS:
             yield decode_step(sizes, num_rows, sampling)
     for num_rows in _powers(2, sizes.num_rows):

@@ -122,9 +122,9 @@ def test_few_numbers_may_be_further_off_and_none_is_missing() -> None:
     wanted = torch.randn(1000, 1000)
     got = wanted + 0.01 * torch.randn(1000, 1000)
     assert near(got, wanted)
-    got[0, :5] = 9.0
-    assert near(got, wanted), "5 of a million"
-    got[1, :30] = math.nan
+    got[0, :50] = 9.0
+    assert near(got, wanted), "50 of a million"
+    got[1, :80] = math.nan
     assert not near(got, wanted)
 
 

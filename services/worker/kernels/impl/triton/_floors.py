@@ -28,6 +28,7 @@ TILE = 2048
 LEAST_TILES = 128  # so that the vocabularies of today share a compiled kernel
 PIVOTS = 8
 WARPS = 8
+COUNTED_ROWS = 8  # of 16 bits; of more rows a search takes less than counts, which all tokens go through
 FEW_ROWS = 64  # up to here programs are fewer than processors, and each has one for itself
 FEW_WARPS = 16  # no more than what has 1024 threads on AMD
 
@@ -302,7 +303,7 @@ def floors(
     logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None
 ) -> Tensor:
     """float32 [S]. logits: [S, V], each row contiguous; temperature, top_p (1: none), min_p (0: none): float32 [S];
-    top_k (0: none): int64 [S]. Logits of 16 bits are counted first, if all three limits are given."""
+    top_k (0: none): int64 [S]. Few rows of 16 bits are counted first, if all three limits are given."""
     num_rows, vocab_size = logits.shape
     device = logits.device
     out = torch.empty(num_rows, dtype=torch.float32, device=device)
@@ -310,9 +311,11 @@ def floors(
         return out
     launch = options(device)
     stats, sums = run_stats(logits, temperature, launch)
-    counted = logits.element_size() == 2 and top_k is not None and top_p is not None and min_p is not None
-    if counted:
+    counted = False
+    short = num_rows <= COUNTED_ROWS and logits.element_size() == 2
+    if short and top_k is not None and top_p is not None and min_p is not None:
         borders(logits, (temperature, top_k, top_p, min_p), stats, sums, out)
+        counted = True
     chunks = stats.shape[1]
     tile = max(TILE, CHUNK)
     tiles = max(LEAST_TILES, triton.next_power_of_2(-(-vocab_size // tile)))
