@@ -7,7 +7,7 @@ SEEDS ?= 1000
 WORKERS ?= 2
 SYSTEM_WORKERS ?= 3
 # What starts real systems mostly waits: so many files at a time, beside all else, which takes what is left of the cores.
-SYSTEMS := tests/e2e tests/chaos
+SYSTEMS := tests/e2e tests/chaos tests/valence tests/security
 COMPOSE := tests/compose/test_images.py tests/compose/test_up.py
 # Five processes share the cores: one thread each, which sleeps when idle. Memory is not taken in huge pages: for
 # each the kernel may have to move others away first.
@@ -17,6 +17,8 @@ NAME ?= http
 WHAT ?= all
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Images of Python set it, and pip compiles nothing here: each of a thousand processes compiled all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve chat test test-systems test-units test-long test-compose check fmt sim fuzz bench lock clean

@@ -1,10 +1,12 @@
 """For all tests: Triton without a GPU, and folders whose paths leave room for the name of a socket."""
 
+import fcntl
 import importlib
 import importlib.util
+import os
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,14 @@ if not HAS_GPU and importlib.util.find_spec("triton") is not None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Whether a kernel is interpreted is decided when its module is imported, and tests are importing them now."""
-    with interpreted():
+    """Whether a kernel is interpreted is decided when its module is imported, and tests are importing them now.
+
+    One process of pytest-xdist after the other: what the first has compiled, the others read.
+    """
+    with interpreted(), Path(__file__).open() as own:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            with suppress(OSError):  # no locks here: then all compile all
+                fcntl.flock(own, fcntl.LOCK_EX)
         return (yield)
 
 

@@ -24,7 +24,7 @@ BAD: tuple[tuple[str, bytes], ...] = (
     (TEXT, json.dumps({"model": MODEL, "prompt": "word " * 20_000}).encode()),
     (TEXT, json.dumps({"model": MODEL, "prompt": "hi", "n": 10**6}).encode()),
     (CHAT, json.dumps({"model": MODEL, "messages": []}).encode()),
-    (CHAT, json.dumps({"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]}).encode()),
+    (CHAT, json.dumps({"model": MODEL, "messages": [{"role": "no/role", "content": "x"}]}).encode()),
     (CHAT, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": 7}], "stream": True}).encode()),
     ("/v1/nothing", b"{}"),
 )

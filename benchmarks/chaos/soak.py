@@ -45,10 +45,11 @@ class Sample(NamedTuple):
 
 
 class Soak(Run):
-    """`fire` is replaced by `soak`; outcomes and blows are judged as in any run."""
+    """`fire` is replaced by `soak`; outcomes and blows are judged as in any run. `pause_s`: of a client between two."""
 
-    def __init__(self, site: Site, asks: Sequence[Ask], streams: int, seed: int) -> None:
+    def __init__(self, site: Site, asks: Sequence[Ask], streams: int, seed: int, pause_s: float = 0.0) -> None:
         super().__init__(site, asks, streams, seed)
+        self._pause_s = pause_s
         self.samples: list[Sample] = []
         self.did: Counter[str] = Counter()
         self.faults: list[str] = []  # of what is not a stream: answers to bad input, blocks
@@ -115,6 +116,7 @@ class Soak(Run):
                     self.outcomes.append(outcome)
                     if outcome.end in ("refused", "unreachable"):
                         await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _ask(self, kind: str, chance: random.Random) -> Outcome | None:
         """None for a client that has left: it cannot know."""

@@ -1,6 +1,6 @@
 """One running system for the tests of its environment: two API and two tokenizer replicas, and a null worker.
 
-Whether the model's own tokens survive is proved by test_kills.py and test_soak.py, with real workers.
+Whether the model's own tokens survive is proved by test_soak.py, and by test_kills.py in `make test-long`.
 """
 
 import asyncio

@@ -31,7 +31,9 @@ from benchmarks.system import System
 
 
 class Plan(NamedTuple):
-    """`warm_s`: of each process's life, not judged; `tolerance_mib`: what a life may always grow by."""
+    """`warm_s`: of each process's life, not judged; `tolerance_mib`: what a life may always grow by; `pause_s`: of each
+    client between two requests.
+    """
 
     length_s: float = 1800.0
     kill_every_s: float = 30.0
@@ -42,6 +44,7 @@ class Plan(NamedTuple):
     warm_s: float = 120.0
     least_s: float = 120.0
     tolerance_mib: float = 4.0
+    pause_s: float = 0.0
     topology: Topology = Topology()
     settings: tuple[str, ...] = ()
 
@@ -65,7 +68,7 @@ class Found(NamedTuple):
 def soak(plan: Plan, console: Console) -> Found:
     """Runs it. Raises NotExact, or TimeoutError when the system does not come back or keeps something open."""
     with System(*SETTINGS, *plan.topology.settings(), *plan.settings) as system, Site(system, plan.topology) as site:
-        run = Soak(site, asks(plan.asks, plan.longest), plan.streams, plan.seed)
+        run = Soak(site, asks(plan.asks, plan.longest), plan.streams, plan.seed, plan.pause_s)
         with live(run, plan.length_s, console):
             asyncio.run(act(run, plan))
         processes = ", ".join(f"{count} {service}" for service, count in counted(site.programs).items())

@@ -1,16 +1,25 @@
-"""A short run of tests/chaos/kills.py: each service once, two at once, and one while another is being replaced."""
+"""A short run of tests/chaos/kills.py: each service once, two at once, and one while another is being replaced.
 
+With a null worker; what a real one says after its deaths is judged the same way by test_soak.py, and by all of this in
+`make test-long`.
+"""
+
+import pytest
 from rich.console import Console
 
 from benchmarks.recovery import Plan, measure, table
+from tests.chaos.conftest import NULL
 
 # What got no processor for some seconds is not dead: nobody but those that are killed may be replaced.
 SETTINGS = ("worker.threads=1", "links.dead_after_s=30")
 
 
-def test_kills_lose_and_repeat_nothing() -> None:
+@pytest.mark.parametrize(
+    "worker", [NULL, pytest.param((), marks=pytest.mark.long)], ids=["null worker", "bundled model"]
+)
+def test_kills_lose_and_repeat_nothing(worker: tuple[str, ...]) -> None:
     console = Console()
-    found = measure(Plan(kills=8, streams=8, asks=8, longest=40, settings=SETTINGS), console)
+    found = measure(Plan(kills=8, streams=8, asks=8, longest=40, settings=(*SETTINGS, *worker)), console)
     console.print(table(found))
     verdict = found.verdict
     assert verdict.faults == []

@@ -1,4 +1,6 @@
-"""A minute of tests/chaos/soak.py. So short a life says little of memory: what never dies is judged, by a wide rule."""
+"""A minute of tests/chaos/soak.py, with the bundled model. So short a life says little of memory: what never dies is
+judged, by a wide rule.
+"""
 
 from rich.console import Console
 
@@ -15,6 +17,7 @@ PLAN = Plan(
     warm_s=20.0,
     least_s=30.0,
     tolerance_mib=24.0,
+    pause_s=1.0,  # more requests a second prove no more
     settings=SETTINGS,
 )
 

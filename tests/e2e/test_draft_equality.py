@@ -160,7 +160,9 @@ def wanted(tiny: Tiny) -> Said:
     return say_by(tiny, None, 0)[0]
 
 
-@pytest.mark.parametrize(("method", "tokens"), [("ngram", 4), ("ngram", 8), ("mtp", 1), ("mtp", 3)])
+@pytest.mark.parametrize(
+    ("method", "tokens"), [("ngram", 4), pytest.param("ngram", 8, marks=pytest.mark.long), ("mtp", 1), ("mtp", 3)]
+)
 def test_the_same_is_said(tiny: Tiny, wanted: Said, method: Any, tokens: int) -> None:
     settings = Speculative(method=method, tokens=tokens, ngram_min=1)
     drafting = choose_drafting(settings, tiny.decoder, Shape(ROWS, MAX_LEN, BLOCK_TOKENS), no_model)
@@ -197,7 +199,9 @@ def knowing(said: Said) -> Callable[[Site], Drafts]:
     return lambda site: Drafts(site.bindings, propose)
 
 
-@pytest.mark.parametrize("architecture", ["GptOss", "Gemma3", "MiMoV2Flash", "Qwen3Next"])
+@pytest.mark.parametrize(
+    "architecture", ["GptOss", pytest.param("Gemma3", marks=pytest.mark.long), "MiMoV2Flash", "Qwen3Next"]
+)
 def test_the_same_is_said_by_layers_with_windows_and_states(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

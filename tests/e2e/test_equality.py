@@ -19,7 +19,7 @@ from services.worker.source import open_model
 
 OUTPUT = 8
 FEW = 3  # one at a time: the prompt's own step, and two that decode
-LENGTHS = [1, 2, 3, 5, 8, 13, 15, 16, 17, 23, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 129, 260]
+LENGTHS = [1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 129, 260]
 BLOCKS = 512
 
 

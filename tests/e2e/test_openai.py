@@ -10,10 +10,14 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_the_default_mode_answers_paris() -> None:
-    """The mode that a newcomer gets; all other tests use the exact one."""
+    """The mode that a newcomer gets; all other tests use the exact one.
+
+    One row decodes by the weights' form for few rows, twelve side by side by the form for many.
+    """
     with System() as system, openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", timeout=120) as client:
-        reply = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
-        assert "Paris" in reply.choices[0].message.content
+        for count in (1, 12):
+            reply = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, n=count)
+            assert [choice.message.content for choice in reply.choices] == ["The capital of France is Paris."] * count
 
 
 def test_chat_answers_paris(client: openai.OpenAI) -> None:

@@ -497,12 +497,12 @@ class World:
 
     def _handle(self, events: list[FleetEvent]) -> None:
         self.now_s += 0.001
-        before = self.fleet.metrics()
+        preemptions = self.fleet.book.counters["preemptions"]
         effects = self.fleet.handle(events, self.now_s)
-        self.fleet.check()
-        self.index.follow(self.fleet)
-        after = self.fleet.metrics()
-        self.orderly = before["preemptions"] == after["preemptions"]
+        if events or effects:  # without any nothing has changed, and to check is half of what a life costs
+            self.fleet.check()
+            self.index.follow(self.fleet)
+        self.orderly = preemptions == self.fleet.book.counters["preemptions"]
         self.handled = len(self.admitted)
         for effect in effects:
             self.trace.update(msgspec.msgpack.encode(effect))

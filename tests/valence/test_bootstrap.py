@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,15 @@ def test_an_old_python_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert answer.returncode != 0
     assert "needs Python 3.11 or newer" in answer.stderr
     assert "Python 3.9.1" in answer.stderr
+
+
+def test_what_make_starts_keeps_compiled_modules() -> None:
+    """Without it each process compiles all that it imports, since pip has not."""
+    shown = subprocess.run(
+        ["make", "-s", "-C", str(ROOT), "--eval", "shown: ; @env", "shown"],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "PATH=" in shown.stdout and "PYTHONDONTWRITEBYTECODE" not in shown.stdout

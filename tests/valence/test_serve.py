@@ -91,18 +91,19 @@ def test_a_killed_service_comes_back() -> None:
         assert pid_of(server, "scheduler") != old_pid
 
 
-@pytest.mark.parametrize("service", ["scheduler", "tokenizer", "worker", "api"])
-def test_a_stopped_service_is_killed_and_comes_back(service: str) -> None:
+def test_a_stopped_service_is_killed_and_comes_back() -> None:
+    """Each in turn."""
     with serving("--set", "links.dead_after_s=3") as server:
         server.read_until("curl")
-        old_pid = pid_of(server, service)
-        os.kill(old_pid, signal.SIGSTOP)
-        why = "it has not answered for" if service == "scheduler" else "the scheduler has given it up"
-        line = server.read_until(f"{service}-0 hangs")
-        assert f"{service}-0 hangs ({why}" in line and line.endswith(f"killing pid {old_pid}")
-        assert "terminated by SIGKILL" in server.read_until(f"{service}-0 ended")
-        server.read_until("all processes ready")
-        assert pid_of(server, service) != old_pid
+        for service in ("scheduler", "tokenizer", "worker", "api"):
+            old_pid = pid_of(server, service)
+            os.kill(old_pid, signal.SIGSTOP)
+            why = "it has not answered for" if service == "scheduler" else "the scheduler has given it up"
+            line = server.read_until(f"{service}-0 hangs")
+            assert f"{service}-0 hangs ({why}" in line and line.endswith(f"killing pid {old_pid}")
+            assert "terminated by SIGKILL" in server.read_until(f"{service}-0 ended")
+            server.read_until("all processes ready")
+            assert pid_of(server, service) != old_pid
 
 
 def test_nothing_outlives_a_killed_serve() -> None:

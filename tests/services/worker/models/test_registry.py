@@ -179,7 +179,16 @@ def test_an_engine_gives_pages_back_and_says_so(
     assert serving.core.metrics()["preemptions"] > 0
 
 
-@pytest.mark.parametrize("name", all_models())
+# Their pieces are nearly those of Llama, DeepSeek V3, V3.2, Gemma 3's text model and Qwen3 with experts.
+TRACED_LONG = (
+    *("MistralForCausalLM", "Mistral3ForConditionalGeneration", "DeepseekV2ForCausalLM", "GlmMoeDsaForCausalLM"),
+    *("Gemma3ForConditionalGeneration", "MixtralForCausalLM"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in TRACED_LONG)) for name in all_models()]
+)
 def test_its_pieces_can_be_traced_whole(make_tiny: Callable[[str], Tiny], name: str) -> None:
     """What levels 2 and 3 compile and capture: a break in a graph would be an error."""
     tiny, prompt = make_tiny(name), PROMPTS[2]
