@@ -1,10 +1,7 @@
-"""The gated delta rule: a kernel for rows with one token, and one for chunks of prompts. Both keep a part of a head's
-state [D, some of E] in registers, read and written once a step. Of few rows a program of the decode kernel holds all
-of E and ends with the gated norm of its value head; else that is a launch of its own.
+"""The gated delta rule: kernels for rows with one token, or with drafts besides; prompts go through _delta_chunks.py.
 
-The chunk kernel goes through a row 32 tokens at a time (with 64 it spills registers everywhere). Their corrections x
-solve (I + L) x = w, L strictly lower triangular: the UT transform. Both diagonal blocks of 16 are inverted by
-substitution at once; what is left of the system, I + N, has N^2 = 0, so that I - N inverts it.
+Each keeps a part of a head's state [D, some of E] in registers, read and written once a step. Of few rows a program of
+the decode kernel holds all of E and ends with the gated norm of its value head; else that is a launch of its own.
 """
 
 from functools import cache
@@ -14,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.worker.kernels.impl.triton._delta_chunks import delta_by_chunks, softplus
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
 from services.worker.kernels.impl.triton.gated_rms_norm import norm_into
 from services.worker.kernels.ops.gated_delta import L2_EPS, GatedNorm, Past, gated_delta
@@ -21,28 +19,20 @@ from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
 
 EPS = tl.constexpr(L2_EPS)
-DIAGONAL = tl.constexpr(16)
 DECODE_VALUES = 32  # of E in one program
 NORMED_VALUES = 128  # the same, where the norm needs all of them
 NORMED_ROWS = 4  # up to here a launch less is worth more than many small programs
-CHUNK_VALUES = 32
 SMALL_POINTERS = ["starts_ptr", "contexts_ptr", "blocks_ptr"]  # a step's, which may lie anywhere
 DRAFT_POINTERS = ["offsets_ptr", "slots_ptr", "held_ptr"]
-CHUNK = 2 * 16  # tokens: two blocks of the diagonal
 
 
 @triton.jit
 def _advance(state, k, v, strength, forgetting, decay, bias):  # type: ignore[no-untyped-def]
     """The state [D, E part] behind a token whose key [D] has length 1."""
     beta = 1.0 / (1.0 + tl.exp(-strength))
-    state *= tl.exp(-decay * _softplus(forgetting + bias))
+    state *= tl.exp(-decay * softplus(forgetting + bias))
     correction = (v - tl.sum(state * k[:, None], 0)) * beta
     return state + k[:, None] * correction[None, :]
-
-
-@triton.jit
-def _softplus(x):  # type: ignore[no-untyped-def]
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit(do_not_specialize_on_alignment=SMALL_POINTERS)
@@ -205,128 +195,15 @@ def delta_drafts_kernel(  # type: ignore[no-untyped-def]
         tl.store(state_ptr, state, mask=mask & (at == 0))
 
 
-@triton.jit
-def _inverse_of_diagonal(lower, CHUNK: tl.constexpr, DIAGONAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of I + lower, whose blocks of DIAGONAL beside the diagonal are zero: the same substitution in all blocks."""
-    rows = tl.arange(0, CHUNK)
-    within = rows % DIAGONAL
-    negative = -lower
-    for place in range(1, DIAGONAL):
-        chosen = (within == place)[:, None]
-        # one row of each block, side by side
-        line = tl.sum(tl.where(chosen, negative, 0.0), 0)
-        line += tl.sum(tl.where((within < place)[:, None], line[:, None] * negative, 0.0), 0)
-        negative = tl.where(chosen & (rows[:, None] // DIAGONAL == rows[None, :] // DIAGONAL), line[None, :], negative)
-    return negative + tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
-
-
-@triton.jit(do_not_specialize=["first_row"], do_not_specialize_on_alignment=SMALL_POINTERS)
-def delta_chunk_kernel(  # type: ignore[no-untyped-def]
-    qkv_ptr,
-    gates_ptr,
-    decay_ptr,
-    bias_ptr,
-    state_ptr,
-    starts_ptr,
-    contexts_ptr,
-    blocks_ptr,
-    out_ptr,
-    first_row,
-    gates_stride,
-    GATES_HEAD: tl.constexpr,
-    HEADS: tl.constexpr,
-    SHARE: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """As delta_decode_kernel, for rows of any number of tokens from first_row on."""
-    release(PDL)
-    row = first_row + tl.program_id(2)
-    head = tl.program_id(1)
-    key_head, place = head // SHARE, head % SHARE
-    keys = tl.arange(0, BLOCK_D)
-    values = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    key_mask, value_mask = keys < D, values < E
-    state_mask = key_mask[:, None] & value_mask[None, :]
-    decay = tl.load(decay_ptr + head)
-    bias = tl.load(bias_ptr + head)
-    wait(PDL)
-    begin = tl.load(starts_ptr + row)
-    end = tl.load(starts_ptr + row + 1)
-    if begin == end:
-        return
-    has_state = tl.load(contexts_ptr + row) > end - begin
-    block = tl.load(blocks_ptr + row).to(tl.int64)
-    state_ptr += ((block * HEADS * SHARE + head) * D + keys[:, None]) * E + values[None, :]
-    state = tl.load(state_ptr, mask=state_mask & has_state, other=0.0)
-    narrow: tl.constexpr = qkv_ptr.dtype.element_ty  # of the operands of products
-    width: tl.constexpr = 2 * D + SHARE * E
-    places = tl.arange(0, CHUNK)
-    same_block = places[:, None] // DIAGONAL == places[None, :] // DIAGONAL
-    for first in range(begin, end, CHUNK):
-        tokens = first + places
-        live = tokens < end
-        at = tokens.to(tl.int64)
-        lines = qkv_ptr + (at * HEADS + key_head) * width
-        mask = live[:, None] & key_mask[None, :]
-        k = tl.load(lines[:, None] + D + keys[None, :], mask=mask, other=0.0)
-        v = tl.load(
-            lines[:, None] + 2 * D + place * E + values[None, :], mask=live[:, None] & value_mask[None, :], other=0.0
-        )
-        gates = gates_ptr + at * gates_stride + key_head * GATES_HEAD + place
-        # a token behind the end corrects nothing and forgets nothing
-        beta = tl.where(live, 1.0 / (1.0 + tl.exp(-tl.load(gates, mask=live, other=0.0).to(tl.float32))), 0.0)
-        forgetting = tl.load(gates + SHARE, mask=live, other=0.0).to(tl.float32)
-        since = tl.cumsum(tl.where(live, -decay * _softplus(forgetting + bias), 0.0), 0)
-        wide = k.to(tl.float32)
-        k_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS)
-        q = tl.load(lines[:, None] + keys[None, :], mask=mask, other=0.0)
-        wide = q.to(tl.float32)
-        q_scale = tl.rsqrt(tl.sum(wide * wide, 1) + EPS) * (D**-0.5)
-        # Whatever the substitution below need not hold is narrow by then. Exponents of other pairs could overflow.
-        between = tl.exp(tl.where(places[:, None] >= places[None, :], since[:, None] - since[None, :], 0.0))
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * between * q_scale[:, None] * k_scale[None, :]
-        scores = tl.where(places[:, None] >= places[None, :], scores, 0.0).to(narrow)
-        near = tl.dot(k, tl.trans(k), input_precision="ieee") * between * (k_scale * beta)[:, None] * k_scale[None, :]
-        near = tl.where(places[:, None] > places[None, :], near, 0.0)
-        outside = tl.where(same_block, 0.0, near).to(narrow)
-        recalled = state.to(narrow)
-        result = tl.dot(q, recalled, input_precision="ieee") * (q_scale * tl.exp(since))[:, None]
-        known = tl.dot(k, recalled, input_precision="ieee") * (k_scale * tl.exp(since))[:, None]
-        wanted = ((v.to(tl.float32) - known) * beta[:, None]).to(narrow)
-        inverse = _inverse_of_diagonal(tl.where(same_block, near, 0.0), CHUNK, DIAGONAL).to(narrow)
-        y = tl.dot(inverse, wanted, input_precision="ieee")
-        far = tl.dot(outside, y.to(narrow), input_precision="ieee").to(narrow)
-        corrections = (y - tl.dot(inverse, far, input_precision="ieee")).to(narrow)
-        result += tl.dot(scores, corrections, input_precision="ieee")
-        tl.store(
-            out_ptr + (at * HEADS * SHARE + head)[:, None] * E + values[None, :],
-            result.to(out_ptr.dtype.element_ty),
-            mask=live[:, None] & value_mask[None, :],
-        )
-        total = tl.sum(tl.where(places == CHUNK - 1, since, 0.0), 0)
-        faded = (k.to(tl.float32) * (k_scale * tl.exp(total - since))[:, None]).to(narrow)
-        state = state * tl.exp(total) + tl.dot(tl.trans(faded), corrections, input_precision="ieee")
-    tl.store(state_ptr, state, mask=state_mask)
-
-
 @cache
-def _sizes(
-    heads: int, share: int, key_dim: int, value_dim: int, is_decode: bool, normed: bool = False
-) -> dict[str, int]:
-    most = NORMED_VALUES if normed else DECODE_VALUES if is_decode else CHUNK_VALUES
+def _sizes(heads: int, share: int, key_dim: int, value_dim: int, normed: bool) -> dict[str, int]:
     return {
         "HEADS": heads,
         "SHARE": share,
         "D": key_dim,
         "E": value_dim,
         "BLOCK_D": max(triton.next_power_of_2(key_dim), 16),
-        "BLOCK_E": max(min(triton.next_power_of_2(value_dim), most), 16),
-        **({} if is_decode else {"CHUNK": CHUNK}),
+        "BLOCK_E": max(min(triton.next_power_of_2(value_dim), NORMED_VALUES if normed else DECODE_VALUES), 16),
     }
 
 
@@ -353,7 +230,7 @@ def gated_delta_by_state(
     done = 0  # tokens that are normed
     if decode := rows.num_decode:
         fused = norm is not None and drafts is None and value_dim <= NORMED_VALUES and decode <= NORMED_ROWS
-        sizes = _sizes(*shape, True, fused)
+        sizes = _sizes(*shape, fused)
         grid = triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, decode
         if past is None or drafts is None:
             gate, weight, eps = norm if norm is not None and fused else (qkv, None, 0.0)
@@ -367,14 +244,8 @@ def gated_delta_by_state(
                 qkv, gates, decay, bias, state, *past, *step, *drafts, out, len(blocks), **strides,
                 num_warps=4, **sizes, **_places(past.gates.shape[1]), **options(qkv.device),
             )  # fmt: skip
-    if others := len(blocks) - decode:
-        sizes = _sizes(*shape, False)
-        # fp32 serves comparison: its products are unrolled, half as long in twice the threads
-        warps = 8 if qkv.dtype == torch.float32 else 4
-        delta_chunk_kernel[(triton.cdiv(value_dim, sizes["BLOCK_E"]), value_heads, others)](
-            qkv, gates, decay, bias, state, *step, out, decode, **strides, num_warps=warps, num_stages=1, **sizes,
-            **options(qkv.device),
-        )  # fmt: skip
+    if decode < len(blocks):
+        delta_by_chunks(qkv, gates, decay, bias, state, blocks, rows, out)
     if norm is not None and done < num_tokens:
         norm_into(out[done:], out[done:], norm.gate[done:], norm.weight, norm.eps)
     return out
@@ -387,27 +258,24 @@ def _places(places: int) -> dict[str, int]:
 IMPL = Impl(gated_delta, "triton", gated_delta_by_state, needs_gpu)
 
 
-def _aot(name: str, is_decode: bool, places: int = 0, normed: bool = False) -> AotCase:
+def _aot(name: str, places: int = 0, normed: bool = False) -> AotCase:
     signature: dict[str, Constant] = dict.fromkeys(SMALL_POINTERS, "*i32")
     signature["blocks_ptr"] = "*i64"
     signature |= dict.fromkeys(("qkv_ptr", "gates_ptr", "out_ptr"), "*bf16:16")
     signature |= dict.fromkeys(("decay_ptr", "bias_ptr", "state_ptr"), "*fp32:16")
     signature |= {"gates_stride": "i32:16", "GATES_HEAD": 4, "PDL": False}
-    signature |= _sizes(16, 2, 128, 128, is_decode, normed)
+    signature |= _sizes(16, 2, 128, 128, normed)
     if places:
         signature |= dict.fromkeys(("past_ptr", "past_gates_ptr"), "*bf16:16")
         signature |= {**dict.fromkeys(DRAFT_POINTERS, "*i32"), "num_rows": "i32", **_places(places)}
         return AotCase(name, delta_drafts_kernel, signature, num_warps=4)
-    if is_decode:
-        signature |= {"norm_gate_ptr": "*bf16:16", "norm_ptr": "*bf16:16" if normed else None, "eps": "fp32"}
-        signature |= {"norm_stride": "i32:16", "NORM_HEAD": 768}
-        return AotCase(name, delta_decode_kernel, signature, num_warps=8 if normed else 4)
-    return AotCase(name, delta_chunk_kernel, signature | {"first_row": "i32"}, num_warps=4, num_stages=1, hot=False)
+    signature |= {"norm_gate_ptr": "*bf16:16", "norm_ptr": "*bf16:16" if normed else None, "eps": "fp32"}
+    signature |= {"norm_stride": "i32:16", "NORM_HEAD": 768}
+    return AotCase(name, delta_decode_kernel, signature, num_warps=8 if normed else 4)
 
 
 AOT = (
-    _aot("decode_16x2x128x128", True),
-    _aot("normed_16x2x128x128", True, normed=True),
-    _aot("chunks_16x2x128x128", False),
-    _aot("drafts_16x2x128x128", True, 7),
+    _aot("decode_16x2x128x128"),
+    _aot("normed_16x2x128x128", normed=True),
+    _aot("drafts_16x2x128x128", 7),
 )
