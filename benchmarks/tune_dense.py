@@ -39,6 +39,10 @@ MATRIX = (  # block_n, block_k, split, parts, warps, stages
     (64, 128, 1, 2, 4, 4), (64, 128, 1, 4, 4, 4), (64, 64, 1, 8, 4, 4), (64, 256, 1, 4, 4, 3),
     (128, 64, 1, 4, 8, 5), (128, 128, 1, 4, 8, 3),
 )  # fmt: skip
+WHOLE = (  # block_n, block_k, split, warps
+    (16, 256, 4, 4), (16, 512, 4, 4), (32, 256, 4, 4), (32, 512, 4, 4), (64, 128, 1, 4), (64, 256, 1, 4),
+    (64, 512, 1, 8), (128, 256, 1, 8),
+)  # fmt: skip
 ASKED = ("rows", "out", "in")
 OTHER_ROWS = (1, 16, 64)
 OTHERS = {  # weight rows and columns in gpt-oss, GLM-4.5-Air, DeepSeek-V3, Qwen3-Next and MiMo-V2-Flash
@@ -126,9 +130,9 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
         whole = 2 ** math.ceil(math.log2(job.inner))
         geometry += [(16, whole, 4, 1, 4, 1), (16, whole, 8, 1, 8, 1)]
     # a part of K in one tile, on its way before the kernel ahead has ended
-    for block_n, block_k, split in ((16, 256, 4), (16, 512, 4), (32, 256, 4), (64, 256, 1)):
+    for block_n, block_k, split, warps in WHOLE:
         if 2 <= (parts := math.ceil(job.inner / block_k)) <= 8:
-            geometry.append((block_n, block_k, split, parts, 4, 1))
+            geometry.append((block_n, block_k, split, parts, warps, 1))
     depth = 1 if job.bytes < SMALL else 0
     plans = (
         Plan("matrix", block_n, block_k, split, parts, warps, stages, (stages - 1) * depth)

@@ -212,6 +212,7 @@ def aot_case(name: str, kind: str, limit: int, inner: int, bias: bool, chosen: P
     if chosen.path == "matrix":
         kernel = matrix_kernel
         signature |= {
+            "N": "i32:16",
             "parts_ptr": "*fp32:16" if chosen.parts > 1 else None,
             "arrived_ptr": "*i32:16" if chosen.parts > 1 else None,
             "M": "i32",

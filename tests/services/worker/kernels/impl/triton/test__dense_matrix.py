@@ -16,6 +16,7 @@ from tests.services.worker.kernels.impl.triton.dense import holds
         (20, 80, 40, Plan("matrix", 64, 128)),  # all of K in one tile that is wider
         (40, 144, 18, Plan("matrix", 16, 64, 2, stages=2, depth=1)),
         (3, 144, 40, Plan("matrix", 16, 32, 1, 3, stages=2)),  # the last part is short
+        (5, 64, 64, Plan("matrix", 16, 32, 1, 2, stages=2)),  # outputs that a GPU stores by 16 bytes
         (17, 128, 30, Plan("matrix", 32, 32, 2, 4)),  # a part is one tile
     ],
 )
