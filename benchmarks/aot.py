@@ -39,7 +39,7 @@ RESOURCES = Path(kernels.__path__[0], "resources.json")
 SOURCES = "sources.json"  # beside the table
 SAMPLE = 64  # of so many unchanged kernels one is compiled all the same
 MATRIX_INSTRUCTION = re.compile(r"\bv_s?mfma\w*_|\bv_smfmac_|\bwgmma\.mma_async|\bmma\.sync")
-TYPE = re.compile(r"(\*?(?:[iu](?:1|8|16|32|64)|fp(?:16|32|64)|bf16|fp8e\w+))(:16)?")
+TYPE = re.compile(r"(\*?(?:[iu](?:1|8|16|32|64)|fp(?:16|32|64)|bf16|fp8e\w+)|tensordesc<\w+\[[\d, ]+\]>)(:16)?")
 
 
 class Report(NamedTuple):

@@ -21,6 +21,7 @@ from services.worker.kernels.impl.triton import _dense, _moe_plan, _narrow_fused
 from services.worker.kernels.impl.triton._decode_attention import EARLY_ROWS, Shape, choose, launch
 from services.worker.kernels.impl.triton._dense import APART, Plan
 from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
+from services.worker.kernels.impl.triton._moe_sort import Sorted
 from services.worker.kernels.impl.triton.rope_kv_write import rope_kv_write_heads
 from services.worker.kernels.ops.paged_attention import AttentionSpec
 from services.worker.kernels.ops.rope_kv_write import HeadNorm
@@ -87,6 +88,7 @@ class Flow:
         # x normed; weights and ids of experts
         self.routed = self.x, torch.full(ids.shape, 1 / max(1, model.top_k), device=device), ids
         self.held: list[tuple[Tensor, Tensor]] | None = None  # each layer's routing, in place of the router's
+        self.filled: Callable[[], Tensor] = lambda: self.gated  # its rows that a launch has written
 
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
         return torch.empty(shape, dtype=DTYPE, device=self.device).normal_(0, scale)
@@ -150,7 +152,7 @@ def _narrow(flow: Flow, op: str, rows: int, inner: int, source: str, target: str
     narrows = [_narrow_fused.narrow_of(*stored(form, rows, inner)) for _ in range(flow.layers)]
 
     def launched(plan: Any, layer: int) -> None:
-        inputs = _narrow_fused.entered(getattr(flow, source), norm, narrows[layer], None, True)
+        inputs = _narrow_fused.entered(getattr(flow, source), norm, narrows[layer], None)
         result = flow.x
         if op != "add_linear":
             result = torch.empty((flow.rows, out), dtype=DTYPE, device=flow.device)
@@ -158,7 +160,7 @@ def _narrow(flow: Flow, op: str, rows: int, inner: int, source: str, target: str
         setattr(flow, target, result)
 
     rounded = tune_narrow.ways(flow.form, flow.rows)[0]
-    normed = norm is not None and flow.rows <= _narrow_fused.NORMED
+    normed = norm is not None and not rounded
     job = tune_narrow.Job(flow.form, rounded, flow.rows, out, inner, gated, normed)
     asked = tune_narrow.asked(job, flow.rows)
     told: Row = dict(zip(_narrow_plan.ASKED, asked, strict=True))
@@ -279,19 +281,26 @@ def _few(flow: Flow, first: Few, told: Row, gate_up: list[Tensor], down: list[Te
     )
 
 
+def places(ordered: Sorted, block_m: int) -> Tensor:
+    """Those of the blocks that have a pair."""
+    ids = ordered.plan[ordered.ids_start :][: int(ordered.plan[0]) * block_m]
+    return (ids < ordered.num_pairs).nonzero().flatten()
+
+
 def _grouped(flow: Flow, first: Grouped, told: Row, gate_up: list[Tensor], down: list[Tensor]) -> Iterator[Stage]:
     """With the sort ahead of the first product, and the weighted sum behind the second."""
     m, block_m = flow.model, first.block_m
-    flow.gated = flow.random(flow.rows * m.top_k, m.inner)
-    ordered: list[moe_gated.Sorted] = []
+    ordered: list[Sorted] = []
+    flow.filled = lambda: flow.gated[places(ordered[0], block_m)]
 
     def up(tile: Tile, layer: int) -> None:
-        ordered[:] = [moe_gated.Sorted(flow.routed[2], m.experts, block_m)]
+        ordered[:] = [Sorted(flow.routed[2], m.experts, block_m)]
         flow.gated = moe_gated.grouped_up(tile, block_m, ordered[0], flow.routed[0], m.top_k, gate_up[layer])
 
     def out(tile: Tile, layer: int) -> None:
         if not ordered:  # launched alone, to be compiled
-            ordered.append(moe_gated.Sorted(flow.routed[2], m.experts, block_m))
+            ordered.append(Sorted(flow.routed[2], m.experts, block_m))
+            flow.gated = flow.random(ordered[0].max_blocks * block_m, m.inner)
         pairs = moe_gated.grouped_down(tile, block_m, ordered[0], flow.gated, down[layer])
         moe_gated.combine(pairs, flow.routed[1], flow.x)
 

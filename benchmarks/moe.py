@@ -1,6 +1,6 @@
 """Mixture of experts on a GPU: correctness, then launch geometry measured and kept, then times against the floors.
 
-    python -m benchmarks.moe [--model WORD] [--tokens 1,4,16] [--no-tune] [--out FOLDER] [--json OUT]
+    python -m benchmarks.moe [--model WORD,WORD] [--tokens 1,4,16] [--no-tune] [--out FOLDER] [--json OUT]
 
 Weights rotate between several layers, so that they come from memory as in a step. Kernels compile in several
 processes. The table (services/worker/kernels/tuned/moe_gated.<arch>.json, or FOLDER's) is what moe_gated chooses by.
@@ -24,11 +24,12 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks.gate import check
-from benchmarks.kernel_time import ceilings, per_call_us
+from benchmarks.kernel_time import Ceilings, ceilings, per_call_us
 from services.worker.kernels import tuned
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton import _moe_plan, moe_gated, moe_route, norm_route
 from services.worker.kernels.impl.triton._moe_plan import Experts, Few, Grouped, Tile
+from services.worker.kernels.impl.triton._moe_sort import Sorted
 from services.worker.kernels.ops.moe_gated import moe_gated as gated_op
 
 MODELS = {
@@ -55,15 +56,23 @@ DOWN_LONG = (
 UP_TILES = {
     16: ((64, 64, 1, 4, 4), (64, 64, 1, 4, 6), (64, 128, 1, 4, 3), (128, 64, 1, 4, 3), (128, 64, 1, 8, 4)),
     32: ((64, 64, 1, 4, 4), (64, 128, 1, 4, 3), (128, 64, 1, 8, 4), (128, 64, 4, 8, 3)),
-    64: ((64, 64, 8, 4, 4), (128, 64, 8, 8, 3), (128, 64, 8, 4, 3), (64, 128, 8, 4, 3)),
-    128: ((128, 64, 8, 8, 3), (128, 64, 4, 8, 4), (64, 64, 8, 4, 4), (64, 64, 8, 8, 4), (64, 128, 8, 8, 3)),
-}
+    64: ((64, 64, 8, 4, 4), (64, 64, 8, 4, 4, 32), (128, 64, 8, 8, 4, 0, 1), (64, 64, 8, 4, 4, 0, 1)),
+    128: (
+        (128, 64, 4, 8, 4, 64), (128, 64, 8, 8, 4, 0, 1), (128, 64, 8, 8, 4, 64, 1), (128, 64, 4, 8, 4, 0, 1),
+        (64, 64, 8, 4, 3, 64, 1),
+    ),
+    192: ((128, 64, 8, 8, 3, 64, 1), (128, 64, 8, 8, 4, 64, 1), (128, 64, 4, 8, 4, 64, 1)),
+}  # fmt: skip
 DOWN_TILES = {
     16: ((64, 128, 1, 4, 4), (64, 64, 1, 4, 6), (128, 64, 1, 4, 4), (128, 128, 1, 8, 3), (64, 256, 1, 4, 3)),
     32: ((64, 128, 1, 4, 4), (128, 64, 1, 4, 4), (128, 128, 1, 8, 3), (64, 64, 1, 4, 6)),
-    64: ((128, 64, 8, 4, 4), (128, 64, 8, 8, 4), (256, 64, 8, 8, 3), (64, 128, 8, 4, 3)),
-    128: ((128, 64, 8, 8, 4), (256, 64, 8, 8, 3), (128, 64, 8, 4, 3), (128, 128, 8, 8, 3), (256, 64, 4, 8, 4)),
-}
+    64: ((128, 64, 8, 4, 4), (128, 64, 8, 4, 4, 32), (128, 64, 8, 8, 4), (256, 64, 8, 8, 4, 0, 2)),
+    128: (
+        (256, 64, 4, 8, 4, 64), (128, 64, 8, 4, 3, 64, 1), (256, 64, 8, 8, 4, 64, 1), (256, 64, 8, 8, 4, 0, 2),
+        (256, 64, 8, 8, 3, 0, 2),
+    ),
+    192: ((256, 64, 8, 8, 4, 64, 1), (256, 64, 8, 8, 3, 64, 1), (256, 64, 8, 8, 3, 0, 2)),
+}  # fmt: skip
 
 
 class Layer(NamedTuple):
@@ -93,11 +102,11 @@ class Figure(NamedTuple):
 
 
 def block_sizes(shape: Experts, num_tokens: int) -> list[int]:
-    """Row blocks worth trying for so many tokens: about what an expert gets."""
+    """Row blocks worth trying for so many tokens: about what an expert gets, or the largest."""
     mean = num_tokens * shape.top_k / shape.num_experts
     if mean <= 8:
         return [16]
-    return [size for size in (16, 32, 64, 128) if size / 3 <= mean <= size * 2] or [128]
+    return [size for size in (16, 32, 64, 128, 192) if size / 3 <= mean <= size * 2] or [128, 192]
 
 
 def few_downs(shape: Experts) -> list[tuple[int, int, int, int]]:
@@ -133,34 +142,31 @@ def make_layers(shape: Experts, num_tokens: int, weights: Iterable[tuple[Tensor,
     return layers
 
 
-def gate(shape: Experts, layer: Layer) -> None:
-    """The op at its real size against its meaning, on the same device. Raises AssertionError."""
+def gate(shape: Experts, layer: Layer, plan: Few | Grouped) -> None:
+    """The op at its real size by `plan` against its meaning, on the same device. Raises AssertionError."""
     tolerance = gated_op.tolerances[DTYPE]
     wanted = layer._replace(residual=layer.residual.clone())
     got = layer._replace(residual=layer.residual.clone())
     gated_op.meaning(*wanted)
-    moe_gated.run(*got)
+    moe_gated.run_plan(plan, *got)
     torch.testing.assert_close(
         got.residual,
         wanted.residual,
         rtol=tolerance.relative,
         atol=tolerance.absolute,
-        msg=lambda text: f"{shape}, {len(layer.x)} tokens: {text}",
+        msg=lambda text: f"{shape}, {len(layer.x)} tokens, {plan}: {text}",
     )
 
 
 def warm(shape: Experts, plans: list[Few | Grouped]) -> None:
-    """Compiles the plans' kernels into Triton's cache: all pairs go to one expert, the others have no memory."""
-    gate_up = torch.zeros(1, 2 * shape.inner, shape.hidden, dtype=DTYPE, device="cuda")
-    down = torch.zeros(1, shape.hidden, shape.inner, dtype=DTYPE, device="cuda")
+    """Compiles the plans' kernels into Triton's cache, for which one expert will do."""
     x = torch.zeros(2, shape.hidden, dtype=DTYPE, device="cuda")
-    experts = torch.zeros(2, shape.top_k, dtype=torch.int32, device="cuda")
     layer = Layer(
         x,
         torch.zeros(2, shape.top_k, device="cuda"),
-        experts,
-        gate_up.expand(shape.num_experts, -1, -1),
-        down.expand(shape.num_experts, -1, -1),
+        torch.zeros(2, shape.top_k, dtype=torch.int32, device="cuda"),
+        torch.zeros(1, 2 * shape.inner, shape.hidden, dtype=DTYPE, device="cuda"),
+        torch.zeros(1, shape.hidden, shape.inner, dtype=DTYPE, device="cuda"),
         torch.zeros_like(x),
     )
     for plan in plans:
@@ -214,7 +220,7 @@ def tune(shape: Experts, layers: list[Layer]) -> tuple[Few | Grouped, float, flo
         down, down_us = best((what, run, sets) for what, run in downs)
         finalists.append((Few(*up, *down), up_us, down_us))
     for block_m in block_sizes(shape, num_tokens):
-        ordered = [moe_gated.Sorted(v.experts, shape.num_experts, block_m) for v in layers]
+        ordered = [Sorted(v.experts, shape.num_experts, block_m) for v in layers]
         up_sets = [(o, v.x, shape.top_k, v.gate_up) for o, v in zip(ordered, layers, strict=True)]
         up_tile, up_us = best(
             (tile, partial(moe_gated.grouped_up, Tile(*tile), block_m), up_sets) for tile in UP_TILES[block_m]
@@ -272,16 +278,37 @@ def show(console: Console, figures: list[Figure]) -> None:
     console.print(table)
 
 
+def measure(name: str, sizes: Iterable[int], tuning: bool, limit: Ceilings) -> Iterator[Figure]:
+    """One for each number of tokens, of the plan that is chosen now or, tuning, of the fastest; it is right."""
+    shape, device = MODELS[name], torch.device("cuda", torch.cuda.current_device())
+    weights = make_weights(shape, layers_of(shape))
+    for size in sizes:
+        layers = make_layers(shape, size, weights)
+        plan, up_us, down_us = _moe_plan.choose(shape, size, device, DTYPE), 0.0, 0.0
+        if tuning:
+            plan, up_us, down_us = tune(shape, layers)
+        gate(shape, layers[0], plan)
+        us = per_call_us(partial(moe_gated.run_plan, plan), list(layers))
+        norm = torch.ones(shape.hidden, dtype=DTYPE, device="cuda")
+        routers = [torch.randn(shape.num_experts, shape.hidden, device="cuda").to(DTYPE) for _ in layers]
+        routed = [(v.x, norm, 1e-6, router, None, shape.top_k, True) for v, router in zip(layers, routers, strict=True)]
+        route_us = per_call_us(norm_route.run, routed)
+        whole = [(norm, router, v) for v, router in zip(layers, routers, strict=True)]
+        mlp_us = per_call_us(partial(mlp, plan, shape.top_k), whole)
+        yield Figure(name, size, plan, us, up_us, down_us, route_us, mlp_us, *floor(shape, layers, *limit))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.moe", description=__doc__)
-    parser.add_argument("--model", default="", metavar="WORD", help="models whose name has it")
+    parser.add_argument("--model", default="", metavar="WORD", help="models whose name has it, of several words one")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--no-tune", action="store_true", help="time what moe_gated would choose now")
     parser.add_argument("--out", type=Path, default=tuned.FOLDER, help="folder for the table")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     console, begun = Console(width=190, highlight=False), time.monotonic()
-    names = [name for name in MODELS if options.model.lower() in name]
+    words = options.model.lower().split(",")
+    names = list(dict.fromkeys(name for word in words for name in MODELS if word in name))
     if not names:
         parser.error(f"no model has {options.model!r} in its name; there are {', '.join(MODELS)}")
     sizes = [int(size) for size in options.tokens.split(",")]
@@ -300,42 +327,23 @@ def main() -> int:
             if (error := future.exception()) is not None:
                 console.print(f"cannot: {str(error).splitlines()[0][:150]}", style="yellow", markup=False)
     console.print(f"compiled after {time.monotonic() - begun:.0f} s")
-    limit, figures = ceilings(), []
+    limit = ceilings()
+    figures: list[Figure] = []
+    conditions = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, {limit.bytes_per_s / 1e12:.2f} TB/s"
+    conditions += f", {limit.flops_per_s / 1e12:.0f} TFLOP/s"
     for name in names:
-        shape = MODELS[name]
-        weights = make_weights(shape, layers_of(shape))
-        for size in sizes:
-            layers = make_layers(shape, size, weights)
-            gate(shape, layers[0])
-            plan, up_us, down_us = _moe_plan.choose(shape, size, device, DTYPE), 0.0, 0.0
-            if not options.no_tune:
-                plan, up_us, down_us = tune(shape, layers)
-            us = per_call_us(partial(moe_gated.run_plan, plan), list(layers))
-            norm = torch.ones(shape.hidden, dtype=DTYPE, device="cuda")
-            routers = [torch.randn(shape.num_experts, shape.hidden, device="cuda").to(DTYPE) for _ in layers]
-            routed = [
-                (v.x, norm, 1e-6, router, None, shape.top_k, True) for v, router in zip(layers, routers, strict=True)
-            ]
-            route_us = per_call_us(norm_route.run, routed)
-            whole = [(norm, router, v) for v, router in zip(layers, routers, strict=True)]
-            mlp_us = per_call_us(partial(mlp, plan, shape.top_k), whole)
-            floor_us, bound = floor(shape, layers, *limit)
-            figures.append(Figure(name, size, plan, us, up_us, down_us, route_us, mlp_us, floor_us, bound))
-        del weights, layers
+        figures += measure(name, sizes, not options.no_tune, limit)
         torch.cuda.empty_cache()
+        if not options.no_tune:  # after each model, should the time be up
+            made = f"{conditions}, python -m benchmarks.moe, {time.strftime('%Y-%m-%d')}"
+            kept = keep(device, made, [row_of(figure) for figure in figures], options.out)
     show(console, figures)
-    conditions = (
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, {limit.bytes_per_s / 1e12:.2f} TB/s, "
-    )
-    conditions += f"{limit.flops_per_s / 1e12:.0f} TFLOP/s; {time.monotonic() - begun:.0f} s in all"
-    console.print(conditions)
-    rows = [row_of(figure) for figure in figures]
+    console.print(f"{conditions}; {time.monotonic() - begun:.0f} s in all")
     if not options.no_tune:
-        made = f"{conditions}, python -m benchmarks.moe, {time.strftime('%Y-%m-%d')}"
-        console.print(str(keep(device, made, rows, options.out)))
+        console.print(str(kept))
     if options.json:
-        content = {"conditions": conditions, "rows": [row | f._asdict() for row, f in zip(rows, figures, strict=True)]}
-        Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+        rows = [row_of(figure) | figure._asdict() for figure in figures]
+        Path(options.json).write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n")
     return 0
 
 

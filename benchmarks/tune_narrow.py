@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 from triton.errors import TritonError
 
@@ -18,9 +19,9 @@ from benchmarks.shapes import LLAMA_8B, QWEN3_30B_A3B
 from benchmarks.tuning import Bench, Row, Section, Tuned, merged, seconds
 from services.worker.kernels import tuned
 from services.worker.kernels.impl.triton import _dense, _narrow_fused, _narrow_plan, _quantize
-from services.worker.kernels.impl.triton._narrow_plan import FEW, WIDE, Inputs, Plan
+from services.worker.kernels.impl.triton._moe_sort import Sorted
+from services.worker.kernels.impl.triton._narrow_plan import FEW, WIDE, Inputs, Pairs, Plan
 from services.worker.kernels.impl.triton._narrow_vector import VECTOR as LANE_COLUMNS
-from services.worker.kernels.impl.triton.moe_gated import Sorted
 from services.worker.kernels.ops.norm_gated_linear import norm_gated_linear
 from services.worker.kernels.ops.norm_narrow_linear import narrowed, widened
 
@@ -39,6 +40,7 @@ DOTS = (  # the same of integers, and what they are measured against
     (16, 4, 1), (8, 4, 1), (32, 4, 1), (4, 4, 1), (16, 4, 2), (8, 4, 2), (16, 2, 1), (8, 2, 1), (16, 1, 1), (8, 1, 1),
     (16, 2, 2), (8, 2, 2), (16, 8, 1), (8, 8, 1),
 )  # fmt: skip
+STREAMS = ((4, 4, 7), (4, 8, 4), (8, 8, 4))  # block_n, warps, blocks of four bits that a program goes through
 FLOATS = ((8, 4, 1), (4, 4, 4), (4, 4, 2))
 FEW_ROWS = (  # block_n, block_k, parts, stages, warps
     (32, 128, 1, 5, 4), (64, 64, 1, 6, 4), (64, 128, 1, 4, 4), (64, 128, 2, 4, 4), (64, 128, 4, 3, 4),
@@ -83,7 +85,8 @@ def jobs() -> list[Job]:
     for rows in STANDS_FOR:
         for form in (*FORMS, "rows8") if rows == 1 else FORMS:
             for shape in (LLAMA_8B, QWEN3_30B_A3B):
-                few, normed = rows <= FEW, rows <= _narrow_fused.NORMED
+                few = rows <= FEW
+                normed = few and not ways(form, rows)[0]
                 wide = [(shape.qkv_width, shape.hidden, False, normed), (shape.hidden, shape.q_width, False, False)]
                 if not shape.experts:
                     gate = (
@@ -112,7 +115,7 @@ def jobs() -> list[Job]:
 
 def ways(form: str, rows: int) -> tuple[bool, ...]:
     """Whether x is rounded, or may be, to 8 bits before the product."""
-    if form in ("int4z", "mxfp4") or rows <= _narrow_fused.NORMED:
+    if form in ("int4z", "mxfp4") or rows <= _narrow_plan.NORMED:
         return (False,)
     return (True, False) if form == "blocks" and rows > FEW else (True,)
 
@@ -128,12 +131,13 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
             for n, k, warps, stages in GROUPS
             if n * tiles <= 32 * warps and k <= longest and n <= job.out
         ]
+        others += by_planes(form, others)
     elif job.rows == 1:
         lane = device.lanes * LANE_COLUMNS.value
-        whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4])
-        shapes: Sequence[tuple[int, int, int]] = FLOATS if whole else VECTOR
+        whole = _narrow_plan.by_dots(form, job.inner, asked(job, 1)[4], 2)
+        shapes: Sequence[tuple[int, int, int]] = FLOATS[: 1 if form in _narrow_plan.HALVED else 3] if whole else VECTOR
         # small programs crowd onto the processors that are free first: a step in a model is slower than alone
-        fewest = 4 if job.inner >= 4096 else 1
+        fewest = 1 if job.inner < 4096 else 2 if form in _narrow_plan.FOUR_BITS else 4
         shapes = [shape for shape in shapes if shape[1] >= fewest]
         others = [Plan(1, n // tiles, lane * warps * loads, warps) for n, warps, loads in shapes if n >= tiles]
         if whole:
@@ -142,6 +146,9 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
                 block_k = lane * warps * loads
                 if warps >= fewest and -job.inner % block_k <= job.inner // 4:  # columns past the end
                     others.append(Plan(1, n // tiles, block_k, warps, dots=True))
+            if form in _narrow_plan.FOUR_BITS and job.inner >= 4096:
+                longest = triton.next_power_of_2(job.inner)
+                others += [Plan(1, n, longest, warps, dots=True, blocks=blocks) for n, warps, blocks in STREAMS]
         elif not job.experts:  # one row through matrix units
             others += [Plan(16, 64, 128, 4, 4, parts) for parts in (1, 2, 4)]
     elif job.rows <= FEW:
@@ -151,6 +158,7 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
             for n, k, parts, stages, warps in FEW_ROWS
             if n * tiles <= 128 and k <= longest
         ]
+        others += by_planes(form, others)
     elif job.rounded:
         others = [Plan(m, n, 128, warps, stages, 1, 8, exact) for m, n, warps, stages in MANY_ROWS]
     else:
@@ -160,6 +168,13 @@ def candidates(job: Job, device: _dense.Device) -> list[Plan]:
         rule = _narrow_plan.geometry(*asked(job, job.rows), device)._replace(parts=1)
     fitting = (p for p in others if p == WIDE or _narrow_plan.shares_fit(p, job.out, job.inner, job.gated))
     return list(dict.fromkeys([rule, *fitting]))
+
+
+def by_planes(form: str, plans: Sequence[Plan]) -> list[Plan]:
+    """The same with x by planes, where there is that."""
+    if form not in _narrow_plan.FOUR_BITS:
+        return []
+    return [plan._replace(planes=True) for plan in plans if plan.block_k == 128 and plan.block_n >= 64]
 
 
 def asked(job: Job, rows: int) -> tuple[str, int, int, int, int, int, bool]:
@@ -217,7 +232,7 @@ class Operands:
         if self.ordered is not None:
             top_k = self.job.top_k if self.job.gated else 1
             return lambda: _narrow_plan.launch_matrix(
-                self.inputs, weight, self.out, plan, self.ordered, top_k, activation=activation
+                self.inputs, weight, self.out, plan, Pairs(self.ordered, top_k), activation=activation
             )
         if self.chosen is None:
             return lambda: _narrow_plan.product(self.inputs, weight, self.out, False, activation, plan)

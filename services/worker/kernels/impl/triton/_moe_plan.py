@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from services.worker.kernels.impl.triton._launch import has_dependent_launch
 from services.worker.kernels.tuned import table
 
 FEW_TOKENS = 4  # without data: up to here pairs hardly share experts, and sorting costs more than it saves
@@ -39,21 +40,31 @@ class Few(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """One grouped product: rows of the weights and columns per step, row blocks that go together, warps, stages."""
+    """One grouped product: rows of the weights and columns per step, row blocks that go together, warps, stages.
+
+    tail: blocks with no more pairs are products of so many (0: none is). wide: by the kernels of `_moe_wide`, 1 as
+    they are, 2 with programs that stay and know no tail, which is for the second product.
+    """
 
     rows: int
     block_k: int
     group_m: int
     warps: int
     stages: int
+    tail: int = 0
+    wide: int = 0
 
 
 class Grouped(NamedTuple):
-    """The path with sorting; block_m: pairs per tile."""
+    """The path with sorting; block_m: pairs per tile, with wide tiles also the sum of two powers of two."""
 
     block_m: int
     up: Tile
     down: Tile
+
+
+# What an H200 took most often for blocks of 128 rows, where rows begin at multiples of 16 bytes, as descriptors want.
+DESCRIBED = Grouped(128, Tile(128, 64, 8, 8, 4, 64, 1), Tile(256, 64, 8, 8, 4, 64, 1))
 
 
 class _Rows(NamedTuple):
@@ -72,6 +83,8 @@ def choose(shape: Experts, num_tokens: int, device: torch.device, dtype: torch.d
     block_m = min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, shape.num_experts))))
     if dtype.itemsize > TUNED_BYTES:
         return wide_grouped(block_m)
+    if block_m == 128 and shape.hidden % 8 == shape.inner % 8 == 0 and has_dependent_launch(device):
+        return DESCRIBED
     return default_grouped(block_m, device)
 
 

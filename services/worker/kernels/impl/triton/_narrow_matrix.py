@@ -2,14 +2,14 @@
 
 The weight is the left operand: its many rows fill the matrix unit however few rows x has. x is 8 bits wide with its own
 scales (then both go into the unit as they are) or as wide as the activations (then the weight is widened in registers).
-Rows of a mixture come by the plan of `_moe_grouped`; else with PARTS > 1 programs own parts of K (`_dense_matrix`).
+Rows of a mixture come by the plan of `_moe_sort`; else with PARTS > 1 programs own parts of K (`_dense_matrix`).
 """
 
 import triton
 import triton.language as tl
 
 from services.worker.kernels.impl.triton._launch import release, wait
-from services.worker.kernels.impl.triton._moe_grouped import TABLE_START
+from services.worker.kernels.impl.triton._moe_sort import TABLE_START
 from services.worker.kernels.impl.triton._narrow import column, gated, row_start, scale_column, scale_start
 from services.worker.kernels.impl.triton._narrow_dots import backend
 
@@ -110,15 +110,24 @@ def _by_halves(numbers, x, sums):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _by_quarters(numbers, x, sums):  # type: ignore[no-untyped-def]
-    """sums + the products of every fourth column, four times."""
-    even, odd = tl.split(tl.reshape(x.to(numbers[0].dtype), [x.shape[0], x.shape[1] // 4, 2, 2]))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    sums = tl.dot(numbers[0], tl.trans(first), sums, input_precision="ieee")
-    sums = tl.dot(numbers[1], tl.trans(second), sums, input_precision="ieee")
-    sums = tl.dot(numbers[2], tl.trans(third), sums, input_precision="ieee")
-    return tl.dot(numbers[3], tl.trans(fourth), sums, input_precision="ieee")
+def _by_planes(x, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x's columns, every COUNT-th from each of the first COUNT on. They cross threads, by way of shared memory."""
+    apart = tl.reshape(x, [x.shape[0], x.shape[1] // COUNT, COUNT])
+    return tl.reshape(tl.permute(apart, (0, 2, 1)), [x.shape[0], x.shape[1]])
+
+
+@triton.jit
+def _by_words(numbers, x, sums):  # type: ignore[no-untyped-def]
+    """sums + the products of the first, second .. numbers of words, and x by planes: one product, for which no number
+    leaves its thread, since a unit takes as many columns from a thread as a word has.
+    """
+    if len(numbers) == 2:
+        tile = tl.permute(tl.join(numbers[0], numbers[1]), (0, 2, 1))
+    else:
+        tile = tl.join(tl.join(numbers[0], numbers[2]), tl.join(numbers[1], numbers[3]))
+        tile = tl.permute(tile, (0, 2, 3, 1))
+    tile = tl.reshape(tile, [numbers[0].shape[0], x.shape[1]])
+    return tl.dot(tile, tl.trans(x.to(tile.dtype)), sums, input_precision="ieee")
 
 
 @triton.jit
@@ -133,6 +142,15 @@ def _widened(tile, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _bring(pointers):  # type: ignore[no-untyped-def]
+    """Asks for what lies there: it is too small for the way that tiles come, and the first step would wait for it."""
+    if backend() == "cuda":
+        tl.inline_asm_elementwise(
+            "prefetch.global.L1 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
 def _step(  # type: ignore[no-untyped-def]
     sums, starts, scale_starts, zero_starts, x, x_scales, k,
     K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr, TILED: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -140,7 +158,8 @@ def _step(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """sums [BLOCK_N, BLOCK_M] + the product with columns k .. k + BLOCK_K.
 
-    starts, scale_starts, zero_starts: pointers to each row's first, [BLOCK_N]. x: [BLOCK_M, BLOCK_K], as stored.
+    starts, scale_starts, zero_starts: pointers to each row's first, [BLOCK_N]. x: [BLOCK_M, BLOCK_K], as stored,
+    beside words by planes.
     """
     WORDS: tl.constexpr = starts.dtype.element_ty == tl.int16
     BITS: tl.constexpr = 4 if FORM == "mxfp4" or FORM == "int4" else 8
@@ -157,14 +176,14 @@ def _step(  # type: ignore[no-untyped-def]
         scales = tl.load(scale_ptrs, mask=(first < K)[None, :], other=0)
         weight_form: tl.constexpr = "e2m1" if FORM == "mxfp4" else "e4m3"
         if WORDS:
-            sums = _by_quarters(_e2m1_quarters(tile, scales), x, sums)
+            sums = _by_words(_e2m1_quarters(tile, scales), x, sums)
         elif x_scales is None:
             x_form: tl.constexpr = "fp16" if x.dtype == tl.float16 else "bf16"
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), None, x_form, sums)
         else:
             sums = tl.dot_scaled(tile, scales, weight_form, tl.trans(x), x_scales, weight_form, sums)
     elif FORM == "rows" and WORDS:
-        sums = _by_halves(_e4m3_halves(tile), x, sums)
+        sums = _by_words(_e4m3_halves(tile), x, sums)
     elif FORM == "rows":
         sums = tl.dot(
             _widened(tile, x.dtype), tl.trans(x), sums, input_precision="ieee", out_dtype=sums.dtype,
@@ -179,12 +198,12 @@ def _step(  # type: ignore[no-untyped-def]
             if zero_starts is not None:
                 zero = tl.load(zero_starts + k // GROUP).to(tl.float32)[:, None] + base
             if WORDS:
-                part = _by_quarters(_quarters(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
+                part = _by_words(_quarters(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
             else:
                 part = _by_halves(_halves(tile, zero.to(x.dtype), x.dtype), x, tl.zeros(sums.shape, tl.float32))
         else:
             if WORDS:
-                part = _by_halves(_e4m3_halves(tile), x, tl.zeros(sums.shape, tl.float32))
+                part = _by_words(_e4m3_halves(tile), x, tl.zeros(sums.shape, tl.float32))
             else:
                 part = tl.dot(_widened(tile, x.dtype), tl.trans(x), input_precision="ieee")
             if x_scales is not None:
@@ -211,7 +230,7 @@ def _finish(  # type: ignore[no-untyped-def]
     tl.store(target, out.to(target.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["M", "N", "ids_start"])
+@triton.jit(do_not_specialize=["M", "ids_start"])
 def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     x_scales_ptr,
@@ -245,6 +264,8 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
     EXACT: tl.constexpr,
+    PLANES: tl.constexpr,
+    OUT_PLANES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out [M, N] = epilogue(rms_norm(x) @ weight.T + bias), sums in fp32. Grid: (blocks of outputs and rows, PARTS).
@@ -252,8 +273,10 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
     x: [M, K], or with a plan [M / TOP_K, K]; x_scales: fp32, x_scale_row apart and with blocks x_scale_block, None for
     wide x; norm: [K], only for wide x; weight, scales, zeros: see `_narrow`, of [N, K], with an ACTIVATION [2 N, K],
     gate rows first, one below the other for each expert; bias: a number per weight row; with ADD out is what the
-    product is added to. parts, arrived: see `_dense_matrix`. plan: see `_moe_grouped`, M pairs; None: rows as they are.
+    product is added to. parts, arrived: see `_dense_matrix`. plan: see `_moe_sort`, M pairs; None: rows as they are.
     Numbers of four bits and e4m3 may come as words of 16, beside wide x.
+    PLANES: of each BLOCK_K columns of x every fourth one stands first, then every fourth from the second on, and so on;
+    for words of four bits, whole steps, no norm. OUT_PLANES: the columns of such a step by which out is to lie; 0: not.
     EXACT: columns whose sum a unit of 8 bits may keep in its own precision (some 14 bits on an H200); 0: all.
     """
     columns = tl.cdiv(N, BLOCK_N)
@@ -314,6 +337,14 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
         start = tl.program_id(1) * span
         PACKED_X: tl.constexpr = 2 if FORM == "mxfp4" and x_scales_ptr is not None else 1
         x_starts = x_ptr + token * (K // PACKED_X)
+        if FORM != "rows":
+            _bring(scale_starts + scale_column(start, FORM, GROUP, TILED))
+            if zeros_ptr is not None:
+                _bring(zero_starts + start // GROUP)
+            if is_gated:
+                _bring(scale_starts_up + scale_column(start, FORM, GROUP, TILED))
+                if zeros_ptr is not None:
+                    _bring(zero_starts_up + start // GROUP)
         if plan_ptr is None:
             wait(PDL)
         for step in tl.range(0, span, BLOCK_K, num_stages=STAGES):
@@ -336,6 +367,8 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
                 wide = x.to(tl.float32)
                 squares += tl.sum(wide * wide, 1)
                 x = (wide * tl.load(norm_ptr + cols, mask=cols < K, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
+            if WORDS and not PLANES:
+                x = _by_planes(x, 4 if FORM == "int4" or FORM == "mxfp4" else 2)
             sums = _step(sums, starts, scale_starts, zero_starts, x, x_scales, k, K, FORM, GROUP, TILED, BLOCK_K, EXACT)
             if is_gated:
                 sums_up = _step(
@@ -351,7 +384,10 @@ def narrow_matrix_kernel(  # type: ignore[no-untyped-def]
             x_scale = tl.load(x_scales_ptr + token * x_scale_row)[None, :]
             out *= x_scale
             up *= x_scale
-        target = out_ptr + m[None, :] * N + n[:, None]
+        place = n
+        if OUT_PLANES > 0:
+            place = n // OUT_PLANES * OUT_PLANES + n % 4 * (OUT_PLANES // 4) + n % OUT_PLANES // 4
+        target = out_ptr + m[None, :] * N + place[:, None]
         mask = real[None, :] & (n < N)[:, None]
         NORM: tl.constexpr = norm_ptr is not None
         if PARTS == 1:

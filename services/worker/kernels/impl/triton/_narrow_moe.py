@@ -1,7 +1,7 @@
 """Experts of a mixture in 8 and 4 bits, by the kernels of `_narrow_plan` over pairs of a token and an expert.
 
 For a few tokens each pair multiplies for itself, with x as wide as it is: finer than the formats that round it, and
-two launches less. For more, pairs are sorted by expert (`_moe_grouped`), and x is rounded where its format says so.
+two launches less. For more, pairs are sorted by expert (`_moe_sort`), and x is rounded where its format says so.
 Where experts have many rows each, weights that a matrix unit does not take as they are get widened once for all of
 them, as in `_narrow_widen`.
 """
@@ -17,17 +17,20 @@ from services.worker.kernels.impl.triton import _moe_plan, _narrow_plan, _narrow
 from services.worker.kernels.impl.triton._dense import describe
 from services.worker.kernels.impl.triton._launch import AotCase
 from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts, Grouped
+from services.worker.kernels.impl.triton._moe_sort import Sorted
 from services.worker.kernels.impl.triton._narrow_plan import (
     WORD,
     Inputs,
     Narrow,
+    Pairs,
     Plan,
+    by_planes,
     launch_matrix,
     launch_vector,
 )
-from services.worker.kernels.impl.triton.moe_gated import Biases, Sorted, combine, grouped_down, grouped_up
+from services.worker.kernels.impl.triton.moe_gated import Biases, combine, grouped_down, grouped_up
 
-WIDE_FORMS = ("int4", "mxfp4", "blocks")  # what the grouped kernel widens for each block of rows anew
+WIDE_FORMS = ("int4", "mxfp4")  # what the grouped kernel widens for each block of rows anew
 WIDE_ROWS = 192  # of an expert: from here on widening once is cheaper
 WIDE_NUMBERS = 1 << 29  # of one of a layer's two stacks, that widening takes memory for
 Rounded = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -64,10 +67,9 @@ def run(
 def widens(gate_up: Narrow, pairs: int) -> bool:
     """Whether so many pairs are multiplied with the widened weights, of which those of gate and up are the larger."""
     num_experts, (double, hidden) = len(gate_up.weight), gate_up.shape
-    whole = gate_up.form in WIDE_FORMS and not gate_up.tiled
-    if gate_up.form == "blocks":  # none lies in two experts
-        whole = whole and double % 128 == 0 == hidden % 128
-    return whole and pairs >= WIDE_ROWS * num_experts and num_experts * double * hidden <= WIDE_NUMBERS
+    if gate_up.form not in WIDE_FORMS or gate_up.tiled:
+        return False
+    return pairs >= WIDE_ROWS * num_experts and num_experts * double * hidden <= WIDE_NUMBERS
 
 
 def run_widened(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, biases: Biases | None = None) -> None:
@@ -102,15 +104,15 @@ def run_few(routed: Routed, gate_up: Narrow, down: Narrow, residual: Tensor, bia
     out = torch.empty(experts.numel(), hidden, dtype=x.dtype, device=x.device)
     up_bias, down_bias = biases or (None, None)
     activation = "silu" if biases is None else "clamped"
-    plan = few_plan(gate_up, inner, hidden, True, device)
+    plan = few_plan(gate_up, inner, hidden, x.element_size(), True, device)
     launch_vector(Inputs(x, bias=up_bias), gate_up, gated, plan, False, activation, experts, top_k)
-    plan = few_plan(down, hidden, inner, False, device)
+    plan = few_plan(down, hidden, inner, x.element_size(), False, device)
     launch_vector(Inputs(gated, bias=down_bias), down, out, plan, experts=experts)
     combine(out, weights, residual)
 
 
-def few_plan(weight: Narrow, out: int, inner: int, is_gated: bool, device: torch.device) -> Plan:
-    return _narrow_plan.choose(weight.asked(1), 1, out, inner, weight.group, 2, is_gated, device)
+def few_plan(weight: Narrow, out: int, inner: int, x_bytes: int, is_gated: bool, device: torch.device) -> Plan:
+    return _narrow_plan.choose(weight.asked(1), 1, out, inner, weight.group, x_bytes, is_gated, device)
 
 
 def run_grouped(
@@ -128,15 +130,16 @@ def run_grouped(
     x_bytes = x.element_size() if rounded is None else 1
     up_bias, down_bias = biases or (None, None)
     plan = grouped_plan(gate_up, block_m, inner, hidden, x_bytes, True, device)
+    last = grouped_plan(down, block_m, hidden, inner, x_bytes, False, device)
     ordered = Sorted(experts, num_experts, plan.block_m)
     gated = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
+    planes = last.block_k if rounded is None and by_planes(Inputs(gated), down, last) else 0
     launch_matrix(
-        inputs(x, up_bias, rounded), gate_up, gated, plan, ordered, top_k,
+        inputs(x, up_bias, rounded), gate_up, gated, plan, Pairs(ordered, top_k, planes),
         activation="silu" if biases is None else "clamped",
     )  # fmt: skip
-    plan = grouped_plan(down, block_m, hidden, inner, x_bytes, False, device)
     out = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
-    launch_matrix(inputs(gated, down_bias, rounded), down, out, plan, ordered)
+    launch_matrix(inputs(gated, down_bias, rounded)._replace(planes=planes), down, out, last, Pairs(ordered))
     combine(out, weights, residual)
 
 

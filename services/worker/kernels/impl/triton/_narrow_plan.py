@@ -14,11 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_widen
+from services.worker.kernels.impl.triton import _narrow_planes, _narrow_widen, _norm
 from services.worker.kernels.impl.triton._dense import BLOCKS_LIMIT, PARTS_LIMIT, Device, describe, workspace
 from services.worker.kernels.impl.triton._dense_matrix import part_size
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
 from services.worker.kernels.impl.triton._narrow_matrix import narrow_matrix_kernel
+from services.worker.kernels.impl.triton._narrow_stream import narrow_stream_kernel
 from services.worker.kernels.impl.triton._narrow_vector import VECTOR, narrow_vector_kernel
 from services.worker.kernels.packing.fnuz import FNUZ_ARCHS
 from services.worker.kernels.packing.weight_tiles import matrix_shape
@@ -26,10 +27,12 @@ from services.worker.kernels.registry import Facts
 from services.worker.kernels.tuned import table
 
 FOUR_BITS = ("mxfp4", "int4")
+HALVED = ("rows", "blocks")  # of e4m3, on NVIDIA
+NORMED = 16  # rows up to which each program norms x for itself: at 64 that is as much work as the weight
 FEW = 64  # rows that share nothing but the weight's bytes
 WORD = 4  # numbers of 8 bits of which the vector kernel takes whole ones
 LONG = 4096  # columns whose sum in some 14 bits is off by less than rounding x to fp8
-DOTS_ROWS = 16  # of the weight, at least, for a program that makes integers of x
+DOTS_ROWS = 16  # of the weight, at least, for a program that makes integers of x, which is worth as much as two
 FP4_ARCHS = ("gfx950",)
 ASKED = ("form", "rows", "out", "in", "group", "x_bytes", "gated")  # what a row of the table is for
 
@@ -77,7 +80,9 @@ class Plan(NamedTuple):
     parts: int = 1  # parts of K in programs of their own
     group_m: int = 1  # blocks of rows that go through all columns together
     exact: int = 0  # columns, a step's at most, after which fp32 takes over a sum of 8 bits by 8 bits; 0: none
-    dots: bool = False  # one row as integers (`_narrow_dots`)
+    dots: bool = False  # one row as integers (`_narrow_dots`), e4m3 in halves (`_narrow_halves`)
+    blocks: int = 1  # of outputs, that a program of one row goes through with all of K (`_narrow_stream`)
+    planes: bool = False  # of x, in some rows beside four bits (`_narrow_matrix`)
 
 
 WIDE = Plan(0, 0, 0)
@@ -91,6 +96,17 @@ class Inputs(NamedTuple):
     by_column: bool = False
     norm: tuple[Tensor, float] | None = None
     bias: Tensor | None = None
+    planes: int = 0  # columns of a step by whose planes x lies already (`_narrow_planes`)
+
+
+class Pairs(NamedTuple):
+    """Rows of a mixture: sorted by expert (`_moe_sort`) in blocks of the plan's block_m, `top_k` of a row of x, and
+    written by planes of so many columns, see `Inputs`.
+    """
+
+    ordered: Any
+    top_k: int = 1
+    planes: int = 0
 
 
 def step_of(form: str, group: int, x_bytes: int) -> int:
@@ -127,12 +143,13 @@ def rule(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, g
 def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: int, gated: bool, device: Device) -> Plan:
     """Of a kernel: enough programs for all processors, and tiles that fit."""
     tiles = 2 if gated else 1
-    if rows == 1 and x_bytes and by_dots(form, inner, group):
+    if rows == 1 and by_dots(form, inner, group, x_bytes) and not (form in HALVED and device.lanes == 64):
         per_warp = device.lanes * span_of(form)
         warps = min(4, triton.next_power_of_2(triton.cdiv(inner, per_warp)))
         while warps > 1 and inner % (warps * per_warp):
             warps //= 2
-        block_n = max(DOTS_ROWS, device.rows) // tiles  # what prepares x is worth as much as two of them
+        most = device.rows if form in HALVED else max(DOTS_ROWS, device.rows)
+        block_n = most // tiles
         while block_n > 1 and (out % block_n or out < block_n * device.processors):
             block_n //= 2
         return Plan(1, block_n, warps * per_warp, warps, dots=True)
@@ -163,18 +180,22 @@ def geometry(form: str, rows: int, out: int, inner: int, group: int, x_bytes: in
         while parts < 8 and blocks * parts < device.processors and not inner % (2 * parts * block_k):
             parts *= 2
     exact = block_k if x_bytes == 1 and form == "rows" and inner > LONG else 0
-    plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8, exact)
+    planes = NORMED < rows <= FEW and form in FOUR_BITS and x_bytes == 2 and device.lanes == 32 and block_k == 128
+    plan = Plan(block_m, block_n, block_k, warps, stages, parts, 1 if few else 8, exact, planes=planes)
     return plan if shares_fit(plan, out, inner, gated) else plan._replace(parts=1)
 
 
 def span_of(form: str) -> int:
-    """Columns of a thread's 16 bytes in `_narrow_dots`."""
+    """Columns of a thread's 16 bytes in `_narrow_dots` and `_narrow_halves`."""
     return 32 if form in FOUR_BITS else 16
 
 
-def by_dots(form: str, inner: int, group: int) -> bool:
-    """Whether one row can be multiplied as integers: whole spans, each with one scale."""
-    return form in ("int4", "mxfp4", "int8", "rows8") and inner % span_of(form) == 0 == group % span_of(form)
+def by_dots(form: str, inner: int, group: int, x_bytes: int) -> bool:
+    """Whether one row can be multiplied as integers, or in halves if x comes in 16 bits: whole spans, each with one
+    scale.
+    """
+    known = x_bytes > 0 if form in ("int4", "mxfp4", "int8", "rows8") else form in HALVED and x_bytes == 2
+    return known and inner % span_of(form) == 0 == group % span_of(form)
 
 
 def shares_fit(plan: Plan, out: int, inner: int, gated: bool) -> bool:
@@ -229,8 +250,13 @@ def product(
     chosen = chosen or choose(
         weight.asked(limit), min(limit, 128), outputs, inner, weight.group, bits, activation != "", x.device
     )
+    # fp16 may not hold what is normed but not yet divided
+    apart = rows > NORMED or chosen.block_m == 0 or (x.dtype == torch.float16 and rows > 1)
+    if inputs.norm is not None and apart and not by_planes(inputs, weight, chosen):
+        x = _norm.launch(x, None, *inputs.norm)[0]
+        inputs = inputs._replace(x=x, norm=None)
     if chosen.block_m == 0:
-        assert inputs.scales is None is inputs.norm and not activation, "for products that stand alone"
+        assert inputs.scales is None and not activation, "for products that stand alone"
         wide = _narrow_widen.launch(*weight[:4], weight.group, weight.row_scale, weight.shape, x.dtype).T
         if inputs.bias is not None:
             torch.addmm(out + inputs.bias if add else inputs.bias, x, wide, out=out)
@@ -272,6 +298,9 @@ def launch_vector(
 ) -> None:
     """Each row of `out` for itself; with `experts` by the one of its pair."""
     rows, outputs = out.shape
+    if chosen.blocks > 1 and rows == 1 and experts is None:
+        launch_stream(inputs, weight, out, chosen, add, activation)
+        return
     block_n = math.gcd(chosen.block_n, outputs)  # a power of two: the kernel takes whole blocks
     values = weight.weight.view(torch.int32)
     norm, eps = inputs.norm or (None, 0.0)
@@ -281,6 +310,21 @@ def launch_vector(
         K=weight.shape[1], FORM=weight.form, CODE=weight.code, GROUP=weight.group, ROW_SCALE=weight.row_scale,
         TILED=weight.tiled, TOP_K=top_k, ADD=add, ACTIVATION=activation, DOTS=chosen.dots, BLOCK_N=block_n,
         BLOCK_K=chosen.block_k, num_warps=chosen.warps, num_stages=1, **options(inputs.x.device),
+    )  # fmt: skip
+
+
+def launch_stream(
+    inputs: Inputs, weight: Narrow, out: Tensor, chosen: Plan, add: bool = False, activation: str = ""
+) -> None:
+    outputs = out.shape[1]
+    block_n = math.gcd(chosen.block_n, outputs)
+    blocks = math.gcd(chosen.blocks, outputs // block_n)
+    norm, eps = inputs.norm or (None, 0.0)
+    narrow_stream_kernel[(outputs // (block_n * blocks),)](
+        inputs.x, inputs.scales, norm, weight.weight.view(torch.int32), weight.scales, weight.zeros, inputs.bias, out,
+        eps, outputs, K=weight.shape[1], FORM=weight.form, CODE=weight.code, GROUP=weight.group,
+        ROW_SCALE=weight.row_scale, TILED=weight.tiled, ADD=add, ACTIVATION=activation, BLOCK_N=block_n,
+        BLOCK_K=chosen.block_k, BLOCKS=blocks, num_warps=chosen.warps, num_stages=1, **options(inputs.x.device),
     )  # fmt: skip
 
 
@@ -296,23 +340,34 @@ def by_words(inputs: Inputs, weight: Narrow, chosen: Plan) -> bool:
     return whole and (bf16 or x.device.type == "cpu" or (weight.code == "int4" and not torch.version.hip))
 
 
+def by_planes(inputs: Inputs, weight: Narrow, chosen: Plan) -> bool:
+    """Whether x is put in order by a launch of its own, as `_narrow_planes` says."""
+    if not chosen.planes or weight.form not in FOUR_BITS or not by_words(inputs, weight, chosen):
+        return False
+    return weight.shape[1] % (chosen.block_k * chosen.parts) == 0
+
+
 def launch_matrix(
     inputs: Inputs,
     weight: Narrow,
     out: Tensor,
     chosen: Plan,
-    ordered: Any = None,
-    top_k: int = 1,
+    pairs: Pairs | None = None,
     add: bool = False,
     activation: str = "",
 ) -> None:
-    """`ordered`: pairs sorted by expert (`_moe_grouped`), in blocks of chosen.block_m."""
+    ordered, top_k, out_planes = pairs or Pairs(None)
     rows, outputs = out.shape
+    words = by_words(inputs, weight, chosen)
+    planes = by_planes(inputs, weight, chosen)
+    assert inputs.planes in (0, chosen.block_k if planes else 0)
+    if planes and not inputs.planes:
+        inputs = inputs._replace(x=_narrow_planes.launch(inputs.x, inputs.norm, chosen.block_k), norm=None)
     norm, eps = inputs.norm or (None, 0.0)
     assert shares_fit(chosen, outputs, weight.shape[1], activation != ""), (chosen, weight.shape)
     parts, arrived = workspace(out.device) if chosen.parts > 1 else (None, None)
     blocks = triton.cdiv(rows, chosen.block_m) if ordered is None else ordered.max_blocks
-    values = weight.weight.view(torch.int16) if by_words(inputs, weight, chosen) else weight.weight
+    values = weight.weight.view(torch.int16) if words else weight.weight
     narrow_matrix_kernel[blocks * triton.cdiv(outputs, chosen.block_n), chosen.parts](
         inputs.x, inputs.scales, norm, values, weight.scales, weight.zeros, inputs.bias,
         None if ordered is None else ordered.plan, out, parts, arrived,
@@ -321,7 +376,7 @@ def launch_matrix(
         K=weight.shape[1], FORM=weight.form, GROUP=weight.group, ROW_SCALE=weight.row_scale, TILED=weight.tiled,
         TOP_K=top_k, ADD=add, ACTIVATION=activation, BLOCK_M=chosen.block_m, BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k, GROUP_M=chosen.group_m, PARTS=chosen.parts, STAGES=chosen.stages,
-        EXACT=chosen.exact, num_warps=chosen.warps, **options(out.device),
+        EXACT=chosen.exact, PLANES=planes, OUT_PLANES=out_planes, num_warps=chosen.warps, **options(out.device),
     )  # fmt: skip
 
 
@@ -412,9 +467,14 @@ def aot_case(
         "PDL": False,
     }
     if vector:
+        signature |= {"CODE": CODES.get(stored, form.replace("mxfp4", "e2m1"))}
+        if chosen.blocks > 1:
+            for name in ("x_scale_row", "x_scale_block", "TOP_K"):
+                del signature[name]
+            signature["BLOCKS"] = chosen.blocks
+            return AotCase("", narrow_stream_kernel, signature, chosen.warps, 1)
         signature["DOTS"] = chosen.dots
         signature["experts_ptr"] = "*i32:16" if experts else None
-        signature |= {"CODE": CODES.get(stored, form.replace("mxfp4", "e2m1"))}
         return AotCase("", narrow_vector_kernel, signature, chosen.warps, 1)
     if chosen.block_m == 0:
         return _narrow_widen.aot_case(AotCase("", narrow_matrix_kernel, signature))
@@ -423,11 +483,14 @@ def aot_case(
         "parts_ptr": "*fp32:16" if chosen.parts > 1 else None,
         "arrived_ptr": "*i32:16" if chosen.parts > 1 else None,
         "M": "i32",
+        "N": "i32:16",
         "ids_start": "i32",
         "BLOCK_M": chosen.block_m,
         "GROUP_M": chosen.group_m,
         "PARTS": chosen.parts,
         "STAGES": chosen.stages,
         "EXACT": chosen.exact,
+        "PLANES": chosen.planes,
+        "OUT_PLANES": 0,
     }
     return AotCase("", narrow_matrix_kernel, signature, chosen.warps, chosen.stages)

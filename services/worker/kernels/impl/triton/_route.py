@@ -3,7 +3,7 @@
 A few tokens, one launch: EXPERTS / ROWS programs per token, whose router rows are on their way before the kernel ahead
 has ended; the last one to arrive chooses. So launches of this op must not overlap: one stream at a time. More tokens,
 two launches: programs of BLOCK_T tokens and BLOCK_E of the router's rows, then the choice of moe_route. Many
-tokens, which fill the processors by themselves: a program takes BLOCK_T of them through the whole router.
+tokens: see `_route_rows`.
 """
 
 import triton
@@ -141,66 +141,3 @@ def route_logits(  # type: ignore[no-untyped-def]
         logits += tl.load(bias_ptr + expert_in).to(tl.float32)[None, :]
     known = (token < num_tokens)[:, None] & (expert < EXPERTS)[None, :]
     tl.store(logits_ptr + token[:, None] * EXPERTS + expert[None, :], logits, mask=known)
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def route_many(  # type: ignore[no-untyped-def]
-    x_ptr,
-    norm_ptr,
-    router_ptr,
-    bias_ptr,
-    normed_ptr,
-    weights_ptr,
-    experts_ptr,
-    eps,
-    num_tokens,
-    HIDDEN: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    EXPERTS_PAD: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_K_PAD: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """As `route_few`; one program: BLOCK_T tokens and all experts."""
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    here = token < num_tokens
-    k = tl.arange(0, BLOCK_K)
-    expert = tl.minimum(tl.arange(0, EXPERTS_PAD), EXPERTS - 1)
-    x_ptrs = x_ptr + token.to(tl.int64)[:, None] * HIDDEN + k[None, :]
-    normed_ptrs = normed_ptr + token.to(tl.int64)[:, None] * HIDDEN + k[None, :]
-    router_ptrs = router_ptr + expert[None, :] * HIDDEN + k[:, None]
-    wait(PDL)
-    release(PDL)
-    squares = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
-    for begin in tl.range(0, HIDDEN, BLOCK_K, num_stages=STAGES):
-        x = tl.load(x_ptrs + begin, mask=here[:, None] & (begin + k < HIDDEN)[None, :], other=0.0).to(tl.float32)
-        squares += x * x
-    scale = tl.rsqrt(tl.sum(squares, axis=1) / HIDDEN + eps)
-    logits = tl.zeros([BLOCK_T, EXPERTS_PAD], tl.float32)
-    for begin in tl.range(0, HIDDEN, BLOCK_K, num_stages=STAGES):
-        inside = begin + k < HIDDEN
-        x = tl.load(x_ptrs + begin, mask=here[:, None] & inside[None, :], other=0.0).to(tl.float32)
-        norm = tl.load(norm_ptr + begin + k, mask=inside, other=0.0).to(tl.float32)
-        w = tl.load(router_ptrs + begin, mask=inside[:, None], other=0.0)
-        normed = _scaled(x, norm[None, :], scale[:, None], normed_ptr.dtype.element_ty)
-        tl.store(normed_ptrs + begin, normed, mask=here[:, None] & inside[None, :])
-        logits = tl.dot(normed, w, logits, input_precision="ieee")
-    if bias_ptr is not None:
-        logits += tl.load(bias_ptr + expert).to(tl.float32)[None, :]
-    store_choice(
-        logits,
-        token,
-        num_tokens,
-        weights_ptr,
-        experts_ptr,
-        EXPERTS,
-        EXPERTS_PAD,
-        TOP_K,
-        TOP_K_PAD,
-        RENORMALIZE,
-        BLOCK_T,
-    )

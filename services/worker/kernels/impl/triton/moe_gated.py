@@ -1,20 +1,20 @@
 """Experts of a mixture: for a few tokens two launches without sorting, for more a sort and grouped products."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
 from services.worker.kernels.impl.triton._moe_few import down_tokens, gate_pairs
 from services.worker.kernels.impl.triton._moe_grouped import (
-    TABLE_START,
     combine_pairs,
     down_blocks,
     gate_blocks,
-    sort_pairs,
 )
 from services.worker.kernels.impl.triton._moe_plan import (
     Experts,
@@ -26,8 +26,20 @@ from services.worker.kernels.impl.triton._moe_plan import (
     default_few,
     nvidia_grouped,
 )
+from services.worker.kernels.impl.triton._moe_sort import (
+    CHUNK,
+    FEW_PAIRS,
+    STEP,
+    Sorted,
+    count_pairs,
+    place_pairs,
+    sort_pairs,
+)
+from services.worker.kernels.impl.triton._moe_wide import down_wide, gate_wide
 from services.worker.kernels.ops.moe_gated import moe_gated
 from services.worker.kernels.registry import Impl
+
+FLAT = 2  # a tile's `wide`
 
 
 class Biases(NamedTuple):
@@ -127,29 +139,6 @@ def few_down(
     )
 
 
-class Sorted:
-    """Pairs by expert, on the device: `plan` as _moe_grouped.py describes it, and the bound of its row blocks."""
-
-    __slots__ = ("ids_start", "max_blocks", "num_pairs", "plan")
-
-    def __init__(self, experts: Tensor, num_experts: int, block_m: int) -> None:
-        self.num_pairs = pairs = experts.numel()
-        self.max_blocks = (pairs + min(num_experts, pairs) * (block_m - 1)) // block_m
-        self.ids_start = TABLE_START.value + (self.max_blocks + 15) // 16 * 16
-        self.plan = torch.empty(self.ids_start + self.max_blocks * block_m, dtype=torch.int32, device=experts.device)
-        sort_pairs[(num_experts,)](
-            experts,
-            self.plan,
-            pairs,
-            self.ids_start,
-            EXPERTS_PAD=triton.next_power_of_2(num_experts),
-            BLOCK_M=block_m,
-            CHUNK=1024 if pairs <= 1024 else 4096,
-            num_warps=4 if pairs <= 1024 else 8,
-            **options(experts.device),
-        )
-
-
 def run_grouped(
     plan: Grouped,
     x: Tensor,
@@ -168,57 +157,69 @@ def run_grouped(
 def grouped_up(
     tile: Tile, block_m: int, ordered: Sorted, x: Tensor, top_k: int, gate_up: Tensor, biases: Biases | None = None
 ) -> Tensor:
-    """The gated of every pair, [T * K, I]."""
-    inner, hidden = gate_up.shape[1] // 2, gate_up.shape[2]
-    gated = torch.empty(ordered.num_pairs, inner, dtype=x.dtype, device=x.device)
-    gate_blocks[(ordered.max_blocks * triton.cdiv(inner, tile.rows),)](
-        x,
-        gate_up,
-        None if biases is None else biases.gate_up,
-        ordered.plan,
-        gated,
-        ordered.num_pairs,
-        ordered.ids_start,
-        TOP_K=top_k,
-        HIDDEN=hidden,
-        INNER=inner,
-        CLAMPED=biases is not None,
-        BLOCK_M=block_m,
-        BLOCK_I=tile.rows,
-        BLOCK_K=tile.block_k,
-        GROUP_M=tile.group_m,
-        STAGES=tile.stages,
-        num_warps=tile.warps,
-        **options(x.device),
-    )
+    """The gated of every place of the blocks, [B * block_m, I]."""
+    num_experts, double, hidden = gate_up.shape
+    inner = double // 2
+    gated = torch.empty(ordered.max_blocks * block_m, inner, dtype=x.dtype, device=x.device)
+    constants = _tiling(tile, block_m) | {"BLOCK_I": tile.rows, "CLAMPED": biases is not None, "TOP_K": top_k}
+    constants |= {"HIDDEN": hidden, "INNER": inner, "num_warps": tile.warps, **options(x.device)}
+    grid = (ordered.max_blocks * triton.cdiv(inner, tile.rows),)
+    bias, plan, ends = None if biases is None else biases.gate_up, ordered.plan, (ordered.num_pairs, ordered.ids_start)
+    if tile.wide:
+        by_pairs = gate_up.view(num_experts, 2, inner, hidden).transpose(1, 2)
+        weight = _described(by_pairs, 1, tile.rows, 2, tile.block_k)
+        gate_wide[grid](x, weight, bias, plan, gated, *ends, **constants)
+    else:
+        gate_blocks[grid](x, gate_up, bias, plan, gated, *ends, **constants)
     return gated
 
 
 def grouped_down(
     tile: Tile, block_m: int, ordered: Sorted, gated: Tensor, down: Tensor, biases: Biases | None = None
 ) -> Tensor:
-    """Each pair's output before its weight, [T * K, N]."""
+    """Each pair's output before its weight, [T * K, N]; gated: as `grouped_up` returns it."""
     _, hidden, inner = down.shape
     out = torch.empty(ordered.num_pairs, hidden, dtype=gated.dtype, device=gated.device)
-    down_blocks[(ordered.max_blocks * triton.cdiv(hidden, tile.rows),)](
-        gated,
-        down,
-        None if biases is None else biases.down,
-        ordered.plan,
-        out,
-        ordered.num_pairs,
-        ordered.ids_start,
-        HIDDEN=hidden,
-        INNER=inner,
-        BLOCK_M=block_m,
-        BLOCK_N=tile.rows,
-        BLOCK_K=tile.block_k,
-        GROUP_M=tile.group_m,
-        STAGES=tile.stages,
-        num_warps=tile.warps,
-        **options(gated.device),
-    )
+    constants = _tiling(tile, block_m) | {"BLOCK_N": tile.rows, "HIDDEN": hidden, "INNER": inner}
+    constants |= {"num_warps": tile.warps, **options(out.device)}
+    tiles = ordered.max_blocks * triton.cdiv(hidden, tile.rows)
+    bias, plan, ends = None if biases is None else biases.down, ordered.plan, (ordered.num_pairs, ordered.ids_start)
+    if tile.wide:
+        main, extra = halves(block_m)
+        rows = _described(gated, main, tile.block_k), _described(gated, extra or tile.tail or main, tile.block_k)
+        weight, grid = _described(down, 1, tile.rows, tile.block_k), (tiles,)
+        if tile.wide == FLAT:
+            grid = (min(tiles, processors(out.device)),)
+        down_wide[grid](*rows, weight, bias, plan, out, *ends, FLAT=tile.wide == FLAT, **constants)
+    else:
+        down_blocks[(tiles,)](gated, down, bias, plan, out, *ends, **constants)
     return out
+
+
+def _tiling(tile: Tile, block_m: int) -> dict[str, Any]:
+    """Constants of both products' kernels."""
+    shared = {"BLOCK_K": tile.block_k, "GROUP_M": tile.group_m, "STAGES": tile.stages}
+    if not tile.wide:
+        return shared | {"BLOCK_M": block_m, "TAIL": tile.tail or block_m}
+    main, extra = halves(block_m)
+    return shared | {"MAIN": main, "EXTRA": extra, "TAIL": tile.tail}
+
+
+def halves(block_m: int) -> tuple[int, int]:
+    """A block's rows as a power of two and the rest, which is 0 or one, too."""
+    main = 1 << (block_m.bit_length() - 1)
+    return main, block_m - main
+
+
+def _described(matrix: Tensor, *block: int) -> TensorDescriptor:
+    """Rows must begin at multiples of 16 bytes."""
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Two stand for a GPU's under the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def combine(out: Tensor, weights: Tensor, residual: Tensor) -> None:
@@ -246,7 +247,9 @@ ARGUMENTS: dict[str, Constant] = {
     "weights_ptr": "*fp32:16",
     "experts_ptr": "*i32:16",
     "plan_ptr": "*i32:16",
+    "counts_ptr": "*i32:16",
     "num_pairs": "i32",
+    "num_ids": "i32",
     "ids_start": "i32",
 }
 
@@ -289,25 +292,42 @@ def aot_grouped(name: str, shape: Experts, block_m: int) -> Iterator[AotCase]:
     """Blocks of 128 are for prompts only."""
     for targets, plan in ((("sm_90",), nvidia_grouped(block_m)), (("gfx942", "gfx950"), amd_grouped(block_m))):
         for kernel, tile in ((gate_blocks, plan.up), (down_blocks, plan.down)):
-            tiling: dict[str, Constant] = {
-                "BLOCK_M": block_m,
-                "BLOCK_I": tile.rows,
-                "BLOCK_N": tile.rows,
-                "BLOCK_K": tile.block_k,
-                "GROUP_M": tile.group_m,
-                "STAGES": tile.stages,
-            }
+            tiling = _tiling(tile, block_m) | {"BLOCK_I": tile.rows, "BLOCK_N": tile.rows}
             yield _aot(f"{name}_m{block_m}", kernel, tile.warps, _sizes(shape) | tiling, targets, hot=block_m < 128)
 
 
-QWEN3_30B, MIXTRAL = Experts(128, 8, 2048, 768), Experts(8, 2, 4096, 14336)
+def aot_wide(name: str, shape: Experts, block_m: int, up: Tile, down: Tile) -> Iterator[AotCase]:
+    main, extra = halves(block_m)
+    for kernel, tile, box in ((gate_wide, up, f"{up.rows}, 2"), (down_wide, down, f"{down.rows}")):
+        operands: dict[str, Constant] = {
+            "weight": f"tensordesc<bf16[1, {box}, {tile.block_k}]>",
+            "hidden": f"tensordesc<bf16[{main}, {tile.block_k}]>",
+            "hidden_more": f"tensordesc<bf16[{extra or tile.tail or main}, {tile.block_k}]>",
+            "BLOCK_I": tile.rows,
+            "BLOCK_N": tile.rows,
+            "FLAT": tile.wide == FLAT,
+        }
+        constants = _sizes(shape) | _tiling(tile, block_m) | operands
+        yield _aot(f"{name}_m{block_m}", kernel, tile.warps, constants, ("sm_90",), hot=False)
+
+
+QWEN3_30B, MIXTRAL, QWEN3_NEXT = Experts(128, 8, 2048, 768), Experts(8, 2, 4096, 14336), Experts(512, 10, 2048, 512)
 AOT: tuple[AotCase, ...] = (
     *aot_few("qwen3_30b_a3b", QWEN3_30B),
     *aot_few("mixtral_8x7b", MIXTRAL),
-    _aot("qwen3_30b_a3b", sort_pairs, 8, _sizes(QWEN3_30B) | {"BLOCK_M": 16, "CHUNK": 4096}),
+    _aot("qwen3_30b_a3b", sort_pairs, 8, _sizes(QWEN3_30B) | {"BLOCK_M": 16, "BLOCK_PAD": 16, "CHUNK": FEW_PAIRS}),
+    _aot("qwen3_next", count_pairs, 4, _sizes(QWEN3_NEXT) | {"CHUNK": CHUNK}),
+    _aot(
+        "qwen3_next",
+        place_pairs,
+        8,
+        _sizes(QWEN3_NEXT) | {"BLOCK_M": 128, "CHUNK": CHUNK, "STEP": STEP // 512},
+    ),
     _aot("qwen3_30b_a3b", combine_pairs, 4, _sizes(QWEN3_30B) | {"BLOCK_N": 1024}),
     *aot_grouped("qwen3_30b_a3b", QWEN3_30B, 16),
     *aot_grouped("qwen3_30b_a3b", QWEN3_30B, 128),
     *aot_grouped("mixtral_8x7b", MIXTRAL, 128),
+    *aot_wide("qwen3_30b_a3b", QWEN3_30B, 192, Tile(128, 64, 8, 8, 4, 64, 1), Tile(256, 64, 8, 8, 4, 64, 1)),
+    *aot_wide("qwen3_30b_a3b", QWEN3_30B, 128, Tile(128, 64, 8, 8, 4, 64, 1), Tile(256, 64, 8, 8, 4, 0, FLAT)),
 )
 IMPL = Impl(moe_gated, "triton", run, needs_gpu)

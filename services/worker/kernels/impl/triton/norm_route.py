@@ -1,4 +1,4 @@
-"""Norm, router and choice of experts in one launch, whatever the number of tokens (see `_route`)."""
+"""Norm, router and choice of experts, in one to three launches by the number of tokens (see `_route`)."""
 
 from functools import cache
 from typing import Any
@@ -7,30 +7,25 @@ import torch
 import triton
 from torch import Tensor
 
+from services.worker.kernels.impl.triton import _norm, _route_rows
 from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
-from services.worker.kernels.impl.triton._route import route_few, route_logits, route_many
+from services.worker.kernels.impl.triton._route import route_few, route_logits
 from services.worker.kernels.impl.triton.moe_route import run as choose
 from services.worker.kernels.ops.norm_route import norm_route
 from services.worker.kernels.registry import Impl
 
 FEW_TOKENS = 32
 FEW_LOGITS = 32 * 128  # each token reads the whole router for itself
-MEDIUM_TOKENS = 1024  # up to here the router is shared by programs of 16 tokens, for their number
+MEDIUM_LOGITS = 512 * 128  # up to here the router is shared by programs of 16 tokens, for their number
 BLOCK_T = 16  # tokens of a program that shares the router
 SHARED_TILE = (16, 512, 4)  # its experts, columns of a step, warps: an H200 takes the same time for larger ones
 ROWS, WARPS = 4, 4  # of a program for a few tokens
-MOST_LOGITS = 64 * 128  # of a program: with four times as many it spills most of them
 
 
 @cache
 def _arrived(device: torch.device) -> Tensor:
     """Counters that every launch leaves at zero."""
     return torch.zeros(FEW_TOKENS, dtype=torch.int32, device=device)
-
-
-def _tiles(experts_pad: int) -> dict[str, int]:
-    """Of the router, that fit the 64 KiB of a gfx942."""
-    return {"BLOCK_K": 64, "STAGES": 3} if experts_pad <= 256 else {"BLOCK_K": 32, "STAGES": 2}
 
 
 def run(
@@ -40,7 +35,7 @@ def run(
         return _outputs(x, top_k)
     if len(x) <= FEW_TOKENS and len(x) * len(router) <= FEW_LOGITS:
         return run_few(x, norm, eps, router, bias, top_k, renormalize)
-    run = run_shared if len(x) <= MEDIUM_TOKENS else run_many
+    run = run_shared if len(x) * len(router) <= MEDIUM_LOGITS else run_many
     return run(x, norm, eps, router, bias, top_k, renormalize)
 
 
@@ -69,16 +64,8 @@ def run_shared(
 def run_many(
     x: Tensor, norm: Tensor, eps: float, router: Tensor, bias: Tensor | None, top_k: int, renormalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (num_tokens, hidden), num_experts, device = x.shape, router.shape[0], x.device
-    normed, weights, experts = _outputs(x, top_k)
-    experts_pad, top_k_pad = max(16, triton.next_power_of_2(num_experts)), triton.next_power_of_2(top_k)
-    block = max(min(64, MOST_LOGITS // experts_pad), 16)
-    route_many[(triton.cdiv(num_tokens, block),)](
-        x, norm, router, bias, normed, weights, experts, eps, num_tokens, HIDDEN=hidden, EXPERTS=num_experts,
-        EXPERTS_PAD=experts_pad, TOP_K=top_k, TOP_K_PAD=top_k_pad, RENORMALIZE=renormalize, BLOCK_T=block,
-        **_tiles(experts_pad), num_warps=4, **options(device),
-    )  # fmt: skip
-    return normed, weights, experts
+    normed, _ = _norm.launch(x, None, norm, eps)
+    return normed, *choose(_route_rows.launch(normed, router, bias), top_k, renormalize)
 
 
 def _outputs(x: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,6 +115,7 @@ def run_few(
 def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, block: int = 0) -> AotCase:
     pointers = ("x", "norm", "router", "normed")
     arguments: dict[str, Constant] = {
+        **_route_rows.TILE,
         **{f"{pointer}_ptr": "*bf16:16" for pointer in pointers},
         "bias_ptr": None,
         "logits_ptr": "*fp32:16",
@@ -145,7 +133,6 @@ def _aot(name: str, kernel: Any, hidden: int, num_experts: int, top_k: int, bloc
         "TOP_K": top_k,
         "TOP_K_PAD": triton.next_power_of_2(top_k),
         "RENORMALIZE": True,
-        **_tiles(num_experts),
         "PDL": False,
     }
     if kernel is route_logits:
@@ -158,8 +145,7 @@ AOT: tuple[AotCase, ...] = (
     _aot("qwen3_30b_a3b_few", route_few, 2048, 128, 8),
     _aot("mixtral_8x7b_few", route_few, 4096, 8, 2),
     _aot("qwen3_30b_a3b_logits", route_logits, 2048, 128, 8, BLOCK_T),
-    _aot("qwen3_30b_a3b_t64", route_many, 2048, 128, 8, 64),
+    _aot("qwen3_30b_a3b_many", _route_rows.route_rows, 2048, 128, 8, _route_rows.TILE["BLOCK_T"]),
     _aot("qwen3_next_few", route_few, 2048, 512, 10),
-    _aot("qwen3_next_t16", route_many, 2048, 512, 10, 16),
 )
 IMPL = Impl(norm_route, "triton", run, needs_gpu)

@@ -5,6 +5,7 @@ import torch
 
 from services.worker.kernels.impl.triton import _moe_plan
 from services.worker.kernels.impl.triton._moe_plan import (
+    DESCRIBED,
     Experts,
     Few,
     Grouped,
@@ -29,6 +30,14 @@ def test_few_tokens_are_not_sorted() -> None:
 def test_tiles_grow_with_the_tokens_of_an_expert() -> None:
     sizes = [choose(A3B, tokens, CPU, BF16).block_m for tokens in (5, 64, 256, 512, 1024, 4096, 100_000)]  # type: ignore[union-attr]
     assert sizes == [16, 16, 16, 32, 64, 128, 128]
+
+
+def test_many_tokens_take_descriptors_where_a_gpu_has_them_and_rows_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose(A3B, 4096, CPU, BF16) == amd_grouped(128)
+    monkeypatch.setattr(_moe_plan, "has_dependent_launch", lambda device: True)
+    assert choose(A3B, 4096, CPU, BF16) == DESCRIBED
+    assert choose(A3B._replace(inner=770), 4096, CPU, BF16) == amd_grouped(128)
+    assert choose(A3B, 1024, CPU, BF16).block_m == 64  # type: ignore[union-attr]
 
 
 def test_tiles_fit_what_a_block_has() -> None:

@@ -13,5 +13,5 @@ from tests.services.worker.kernels.impl.triton.hold import Holder
 def test_is_the_meaning(hold: Holder, monkeypatch: pytest.MonkeyPatch, few: int, medium: int) -> None:
     module = sys.modules[IMPL.run.__module__]
     monkeypatch.setattr(module, "FEW_LOGITS", few * 18)
-    monkeypatch.setattr(module, "MEDIUM_TOKENS", medium)
+    monkeypatch.setattr(module, "MEDIUM_LOGITS", medium * 18)
     hold(IMPL, cases=[make_norm_route_case(20, 72, 18, 4, biased=True)])
