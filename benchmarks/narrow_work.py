@@ -17,6 +17,7 @@ from services.worker.kernels.packing.fnuz import native_fp8
 
 GROUP = 128
 SCALE = 1 / 64
+TIMES = 20  # so much larger are int8's numbers than fp8's
 UNIT = {"rows": 16, "rows8": 16, "blocks": 128, "int4": GROUP, "mxfp4": 32}  # what sizes are multiples of
 SCALE_BYTES = {"rows": 0.0, "rows8": 0.0, "blocks": 4 / 128**2, "int4": 3 / GROUP, "mxfp4": 1 / 32}  # per number
 Stored = tuple[Tensor, Tensor, Tensor | None]
@@ -33,11 +34,11 @@ def stored(form: str, *shape: int) -> Stored:
         return codes, scales, torch.full_like(scales, 8, dtype=torch.uint8)
     numbers = eight_bits(form, *shape)
     sizes = (*lead, out // 128, inner // 128) if form == "blocks" else (*lead, out, 1)
-    return numbers, torch.full(sizes, SCALE, device=device), None
+    return numbers, torch.full(sizes, SCALE / (TIMES if form == "rows8" else 1), device=device), None
 
 
 def eight_bits(form: str, *shape: int) -> Tensor:
-    return random(*shape).mul_(20).to(torch.int8) if form == "rows8" else random(*shape).to(native_fp8())
+    return random(*shape).mul_(TIMES).to(torch.int8) if form == "rows8" else random(*shape).to(native_fp8())
 
 
 def weight_bytes(form: str, numbers: float) -> int:

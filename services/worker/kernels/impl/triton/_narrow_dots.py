@@ -65,13 +65,12 @@ def pieces(pointer, k, K: tl.constexpr, BLOCK_K: tl.constexpr, SPAN: tl.constexp
     units = k + tl.arange(0, BLOCK_K // SPAN) * SPAN
     cols = units[:, None] + tl.arange(0, PIECE)[None, :]
     start = tl.max_contiguous(pointer + cols, (1, PIECE))
-    mask = None if K % BLOCK_K == 0 else cols < K  # SPAN divides K
-    other = None if K % BLOCK_K == 0 else 0.0
-    first, second = tl.load(start, mask, other), tl.load(start + PIECE, mask, other)
+    mask = k < K if K % BLOCK_K == 0 else cols < K  # SPAN divides K; a step past the end requests nothing
+    first, second = tl.load(start, mask, 0.0), tl.load(start + PIECE, mask, 0.0)
     if SPAN == 2 * PIECE:
         return first, second
     else:
-        return first, second, tl.load(start + 2 * PIECE, mask, other), tl.load(start + 3 * PIECE, mask, other)
+        return first, second, tl.load(start + 2 * PIECE, mask, 0.0), tl.load(start + 3 * PIECE, mask, 0.0)
 
 
 @triton.jit
@@ -194,12 +193,18 @@ def _fixed(part, factor, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def fixed(parts, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What `add` multiplies with: pieces in fixed point, their sums, and what a unit's integers count."""
+def largest_of(parts):  # type: ignore[no-untyped-def]
+    """Of each unit, as pieces; never 0."""
     largest = tl.abs(parts[0])
     for i in tl.static_range(1, len(parts)):
         largest = _larger(largest, tl.abs(parts[i]))
-    largest = _larger(tl.reduce(largest, 1, _larger), 1e-30)
+    return _larger(tl.reduce(largest, 1, _larger), 1e-30)
+
+
+@triton.jit
+def fixed(parts, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What `add` multiplies with: pieces in fixed point, their sums, and what a unit's integers count."""
+    largest = largest_of(parts)
     factor = LARGEST / largest
     first, second = _fixed(parts[0], factor, CODE), _fixed(parts[1], factor, CODE)
     ones = tl.full(largest.shape, 0x01010101, tl.int32)
@@ -222,7 +227,7 @@ def _with(piece, first, second, sums):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _quarters(words):  # type: ignore[no-untyped-def]
+def quarters(words):  # type: ignore[no-untyped-def]
     """Of words [rows, units * 4] the first to the fourth of each unit."""
     even, odd = tl.split(tl.reshape(words, [words.shape[0], words.shape[1] // 4, 2, 2]))
     first, third = tl.split(even)
@@ -234,7 +239,7 @@ def _quarters(words):  # type: ignore[no-untyped-def]
 def add(sums, words, scales, zeros, x, table, FORM: tl.constexpr, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
     """sums [rows, units] + the products of words [rows, units * 4] and x (`fixed`), scaled."""
     parts, every, unit = x
-    words = _quarters(words)
+    words = quarters(words)
     zero = tl.zeros(sums.shape, tl.int32)
     total = (zero, zero)
     for i in tl.static_range(len(parts)):

@@ -7,11 +7,10 @@ rows are normed, and rounded where their form says so (unless the weight is wide
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _gate, _narrow_plan, _norm, _quantize
-from services.worker.kernels.impl.triton._narrow_plan import FEW, Inputs, Narrow
+from services.worker.kernels.impl.triton import _gate, _narrow_plan, _quantize
+from services.worker.kernels.impl.triton._narrow_plan import FEW, NORMED, Inputs, Narrow
 from services.worker.kernels.ops.norm_narrow_linear import form_of
 
-NORMED = 16  # rows up to which each program norms x for itself: at 64 that is as much work as the weight
 LEAST_GROUP = {"int4": 32, "int8": 16}  # columns: fewer are no step of a matrix unit
 
 
@@ -35,24 +34,21 @@ def suits(narrow: Narrow, x: Tensor) -> bool:
     return narrow.group % LEAST_GROUP.get(narrow.form, 1) == 0
 
 
-def entered(x: Tensor, norm: tuple[Tensor, float] | None, narrow: Narrow, bias: Tensor | None, whole: bool) -> Inputs:
-    """x as a product reads it. `whole`: the product takes the norm, too, which fp16 may not hold undivided."""
-    x, few = x.contiguous(), few_of(narrow)
-    if len(x) <= few if norm is None else whole and len(x) <= NORMED:
-        return Inputs(x, norm=norm, bias=bias)
-    if len(x) > few and narrow.form in ("rows", "blocks") and not _narrow_plan.widens(narrow, x):
+def entered(x: Tensor, norm: tuple[Tensor, float] | None, narrow: Narrow, bias: Tensor | None) -> Inputs:
+    """x as a product reads it: rounded, with its norm, or as it is."""
+    x = x.contiguous()
+    if len(x) > few_of(narrow) and narrow.form in ("rows", "blocks") and not _narrow_plan.widens(narrow, x):
         group = 128 if narrow.form == "blocks" else 0
         numbers, scales, _ = _quantize.launch(x, narrow.weight.dtype, group, norm=norm)
         return Inputs(numbers, scales, bias=bias)
-    return Inputs(x if norm is None else _norm.launch(x, None, *norm)[0], bias=bias)
+    return Inputs(x, norm=norm, bias=bias)
 
 
 def after_norm(
     x: Tensor, norm: tuple[Tensor, float], narrow: Narrow, bias: Tensor | None, activation: str = ""
 ) -> Tensor:
     outputs = narrow.shape[0]
-    whole = len(x) == 1 or x.dtype != torch.float16
-    inputs = entered(x, norm, narrow, bias, whole)
+    inputs = entered(x, norm, narrow, bias)
     apart = bool(activation) and len(x) > FEW
     out = torch.empty((len(x), outputs // 2 if activation and not apart else outputs), dtype=x.dtype, device=x.device)
     if out.numel():
@@ -62,4 +58,4 @@ def after_norm(
 
 def add_to(residual: Tensor, x: Tensor, narrow: Narrow, bias: Tensor | None) -> None:
     if residual.numel():
-        _narrow_plan.product(entered(x, None, narrow, bias, True), narrow, residual, add=True)
+        _narrow_plan.product(entered(x, None, narrow, bias), narrow, residual, add=True)

@@ -11,7 +11,7 @@ e2m1 are multiplied as `_narrow_dots` says, in the same loop.
 import triton
 import triton.language as tl
 
-from services.worker.kernels.impl.triton import _narrow_dots
+from services.worker.kernels.impl.triton import _narrow_dots, _narrow_halves
 from services.worker.kernels.impl.triton._launch import release, wait
 from services.worker.kernels.impl.triton._narrow import column, gated, power, row_start, scale_column, scale_start
 
@@ -75,6 +75,24 @@ def _weight(  # type: ignore[no-untyped-def]
         if zeros_ptr is not None:
             zeros = _load_scales(zeros_ptr + start + places, (k + cols)[None, :], K, BLOCK_K)
     return words, scales, zeros
+
+
+@triton.jit
+def small(  # type: ignore[no-untyped-def]
+    scales_ptr, bias_ptr, first, expert, K: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
+    ROW_SCALE: tl.constexpr, TILED: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Scales of whole rows and biases of rows first .. first + BLOCK_N, 1 and 0 where there are none: asked for with
+    the weight, since at the end a program would wait for them.
+    """
+    row = first + tl.arange(0, BLOCK_N)
+    scales = tl.full([BLOCK_N], 1.0, tl.float32)
+    bias = tl.zeros([BLOCK_N], tl.float32)
+    if FORM == "rows":
+        scales = tl.load(scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + row).to(tl.float32)
+    return scales, bias
 
 
 @triton.jit
@@ -251,8 +269,16 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     sums_up = sums
     every = tl.zeros([BLOCK_K // UNIT], tl.float32)
     total = every
+    row_scales, bias = small(scales_ptr, bias_ptr, first, expert, K, FORM, GROUP, ROW_SCALE, TILED, BLOCK_N)
+    if is_gated:
+        row_scales_up, bias_up = small(
+            scales_ptr, bias_ptr, first + N, expert, K, FORM, GROUP, ROW_SCALE, TILED, BLOCK_N
+        )  # fmt: skip
     if experts_ptr is None:
         wait(PDL)
+    target = out_ptr + pair.to(tl.int64) * N + n
+    if ADD:
+        residual = tl.load(target)
     token = (pair // TOP_K).to(tl.int64)
     x_start = x_ptr + token * K
     x = _vector(x_start, 0, K, BLOCK_K, SPAN, DOTS)
@@ -271,10 +297,16 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
                 squares += more
                 if K > BLOCK_K:
                     norm = _vector(norm_ptr, k + BLOCK_K, K, BLOCK_K, SPAN, DOTS)
-            fixed = _narrow_dots.fixed(numbers, CODE)
-            sums = _narrow_dots.add(sums, words, scales, zeros, fixed, table, FORM, CODE)
-            if is_gated:
-                sums_up = _narrow_dots.add(sums_up, words_up, scales_up, zeros_up, fixed, table, FORM, CODE)
+            if CODE == "e4m3":
+                halved = _narrow_halves.halved(numbers)
+                sums = _narrow_halves.add(sums, words, scales, halved, FORM)
+                if is_gated:
+                    sums_up = _narrow_halves.add(sums_up, words_up, scales_up, halved, FORM)
+            else:
+                fixed = _narrow_dots.fixed(numbers, CODE)
+                sums = _narrow_dots.add(sums, words, scales, zeros, fixed, table, FORM, CODE)
+                if is_gated:
+                    sums_up = _narrow_dots.add(sums_up, words_up, scales_up, zeros_up, fixed, table, FORM, CODE)
         else:
             numbers = x.to(tl.float32)
             if x_scales_ptr is not None and FORM == "blocks":
@@ -309,20 +341,10 @@ def narrow_vector_kernel(  # type: ignore[no-untyped-def]
     if FORM == "rows" and CODE == "int8" and not DOTS:
         sums -= (total * BYTE)[None, :]
         sums_up -= (total * BYTE)[None, :]
-    out = tl.sum(sums, 1) * factor
-    up = tl.sum(sums_up, 1) * factor
-    row = first + tl.arange(0, BLOCK_N)
-    if FORM == "rows":
-        out *= tl.load(scales_ptr + scale_start(row, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
-        if is_gated:
-            up *= tl.load(scales_ptr + scale_start(row + N, expert, K, FORM, GROUP, ROW_SCALE, TILED)).to(tl.float32)
-    if bias_ptr is not None:
-        out += tl.load(bias_ptr + row).to(tl.float32)
-        if is_gated:
-            up += tl.load(bias_ptr + N + row).to(tl.float32)
+    out = tl.sum(sums, 1) * factor * row_scales + bias
     if is_gated:
+        up = tl.sum(sums_up, 1) * factor * row_scales_up + bias_up
         out = gated(out, up, ACTIVATION)
-    target = out_ptr + pair.to(tl.int64) * N + n
     if ADD:
-        out += tl.load(target).to(tl.float32)
+        out += residual.to(tl.float32)
     tl.store(target, out.to(out_ptr.dtype.element_ty))

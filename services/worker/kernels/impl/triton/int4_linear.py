@@ -17,4 +17,4 @@ def run(x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None, bias: T
 
 
 IMPL = Impl(int4_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("int4", ((6144, 4096),), (1, 16, 2048), group=128, zeros=True)
+AOT = _narrow_plan.aot_cases("int4", ((6144, 4096),), (1, 16, 64, 2048), group=128, zeros=True)

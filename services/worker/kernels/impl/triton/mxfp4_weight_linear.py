@@ -13,4 +13,4 @@ def run(x: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -
 
 
 IMPL = Impl(mxfp4_weight_linear, "triton", run, needs_halves)
-AOT = _narrow_plan.aot_cases("mxfp4", ((6144, 4096),), (1, 16))
+AOT = _narrow_plan.aot_cases("mxfp4", ((6144, 4096),), (1, 16, 64))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from services.worker.kernels.impl.triton import _narrow_fused
-from services.worker.kernels.impl.triton._narrow_fused import NORMED, narrow_of, suits
-from services.worker.kernels.impl.triton._narrow_plan import FEW
+from services.worker.kernels.impl.triton._narrow_fused import narrow_of, suits
+from services.worker.kernels.impl.triton._narrow_plan import FEW, NORMED
 from services.worker.kernels.ops.norm_narrow_linear import narrowed
 from services.worker.kernels.ops.norm_quantize_rows import norm_quantize_rows
 from services.worker.kernels.ops.row_scaled_linear import make_operands, row_scaled_linear

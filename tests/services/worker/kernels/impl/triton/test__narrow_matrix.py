@@ -22,6 +22,9 @@ from tests.services.worker.kernels.impl.triton.narrow import close, holds
         ("blocks", 6, 256, 128, Plan(16, 64, 64, parts=2)),
         ("mxfp4", 7, 160, 36, Plan(16, 16, 64)),  # a last step that is half empty
         ("mxfp4", 7, 256, 36, Plan(16, 16, 64, parts=2)),
+        ("mxfp4", 3, 256, 36, Plan(16, 16, 128, parts=2, planes=True)),
+        ("int4z", 3, 256, 34, Plan(16, 16, 128, planes=True)),
+        ("int4z", 3, 384, 34, Plan(16, 16, 64, planes=True)),
     ],
 )
 def test_every_geometry_gives_the_product(

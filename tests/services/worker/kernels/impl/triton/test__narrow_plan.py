@@ -7,8 +7,10 @@ from services.worker.kernels.impl.triton import _narrow_plan
 from services.worker.kernels.impl.triton._dense import Device
 from services.worker.kernels.impl.triton._narrow_plan import (
     WIDE,
+    Inputs,
     Narrow,
     Plan,
+    by_planes,
     choose,
     geometry,
     rule,
@@ -53,10 +55,10 @@ def choose_parts(inner: int) -> int:
 
 
 def test_one_row_takes_the_vector_kernel_unless_x_is_packed() -> None:
-    assert rule("rows", 1, 6144, 4096, 0, 2, False, H200) == Plan(1, 8, 1024, 4)
+    assert rule("rows", 1, 6144, 4096, 0, 4, False, H200) == Plan(1, 8, 1024, 4)
     assert rule("rows", 1, 6144, 4098, 0, 2, False, H200).block_m == 16, "half a word"
-    assert rule("rows", 1, 4100, 4096, 0, 2, False, H200).block_n == 4, "whole blocks of outputs"
-    assert rule("rows", 1, 512, 4096, 0, 2, False, H200).block_n == 1
+    assert rule("rows", 1, 4100, 4096, 0, 4, False, H200).block_n == 4, "whole blocks of outputs"
+    assert rule("rows", 1, 512, 4096, 0, 4, False, H200).block_n == 1
     assert rule("mxfp4", 1, 6144, 4096, 32, 0, False, H200).block_m == 16
 
 
@@ -68,8 +70,26 @@ def test_one_row_of_integers_goes_by_dots_where_spans_are_whole() -> None:
     assert rule("rows8", 1, 2048, 4096, 0, 2, False, SMALL).block_n == 4, "for all processors"
     assert not rule("int8", 1, 4096, 4096, 8, 2, False, H200).dots, "a span has two scales"
     assert not rule("rows8", 1, 4096, 4100, 0, 2, False, H200).dots
+    for form in ("rows", "blocks"):
+        assert rule(form, 1, 6144, 4096, 128, 2, False, H200) == Plan(1, 8, 2048, 4, dots=True), "e4m3 in halves"
+        assert not rule(form, 1, 6144, 4096, 128, 4, False, H200).dots, "fp16 has too few bits for x"
+        assert not rule(form, 1, 6144, 4096, 128, 2, False, SMALL).dots, "AMD has no such conversion"
     int8 = Narrow("rows", torch.zeros(2, 4, dtype=torch.int8), torch.ones(2, 1))
     assert (int8.asked(1), int8.asked(2)) == ("rows8", "rows")
+
+
+def test_x_lies_by_planes_where_four_bits_have_some_rows_of_16_bits() -> None:
+    for form in ("int4", "mxfp4"):
+        assert rule(form, 64, 6144, 4096, 128, 2, False, H200).planes
+        assert not rule(form, 16, 6144, 4096, 128, 2, False, H200).planes, "the norm is in the launch"
+        assert not rule(form, 64, 6144, 4096, 128, 2, False, SMALL).planes, "no words there"
+    assert not rule("int4", 64, 6144, 4096, 32, 2, False, H200).planes, "steps of 32 columns"
+    assert not rule("rows", 64, 6144, 4096, 0, 2, False, H200).planes
+    weight = Narrow("int4", torch.zeros(8, 128, dtype=torch.uint8), torch.ones(8, 2), group=128)
+    inputs = Inputs(torch.zeros(2, 256))
+    assert by_planes(inputs, weight, Plan(16, 16, 128, planes=True))
+    assert not by_planes(inputs, weight, Plan(16, 16, 128, parts=4, planes=True)), "no whole steps"
+    assert not by_planes(inputs, weight, WIDE)
 
 
 def test_many_rows_take_a_widened_weight_where_x_is_wide() -> None:
