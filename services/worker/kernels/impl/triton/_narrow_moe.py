@@ -13,7 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _moe_plan, _narrow_plan, _narrow_widen
+from services.worker.kernels.impl.triton import _moe_plan, _narrow_ahead, _narrow_plan, _narrow_widen
 from services.worker.kernels.impl.triton._dense import describe
 from services.worker.kernels.impl.triton._launch import AotCase
 from services.worker.kernels.impl.triton._moe_plan import FEW_PAIRS, FEW_TOKENS, Experts, Grouped
@@ -165,7 +165,7 @@ def aot_cases(
     return tuple(
         case
         for count in rows
-        for case in _narrow_plan.aot_cases(
+        for case in _narrow_ahead.aot_cases(
             form, ((shape.inner, shape.hidden),), (count,), x_type if count > 1 else "", group, zeros,
             activation="silu", experts=shape.num_experts,
         )

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_fused, _narrow_plan, _narrow_planes
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_fused, _narrow_plan, _narrow_planes
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.ops.add_narrow_linear import add_narrow_linear
 from services.worker.kernels.registry import Impl
@@ -20,5 +20,5 @@ IMPL = Impl(add_narrow_linear, "triton", run, needs_gpu)
 STREAMED = _narrow_plan.Plan(1, 4, 16384, 8, dots=True, blocks=4)
 AOT = (
     _narrow_planes.aot_case(14336, 128, False),
-    _narrow_plan.aot_case("mxfp4", STREAMED, 14336, "", 32, False, False, "", 0)._replace(name="mxfp4_blocks_1x14336"),
+    _narrow_ahead.aot_case("mxfp4", STREAMED, 14336, "", 32, False, False, "", 0)._replace(name="mxfp4_blocks_1x14336"),
 )

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
 from services.worker.kernels.ops.block_scaled_linear import block_scaled_linear
@@ -16,4 +16,4 @@ def run(x: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype:
 
 
 IMPL = Impl(block_scaled_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("blocks", ((6144, 4096),), (16,), x_type="fp8e4nv")
+AOT = _narrow_ahead.aot_cases("blocks", ((6144, 4096),), (16,), x_type="fp8e4nv")

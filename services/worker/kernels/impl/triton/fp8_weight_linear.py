@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.impl.triton._narrow_plan import FEW, WIDE, Inputs, Narrow
 from services.worker.kernels.ops.fp8_weight_linear import fp8_weight_linear
@@ -20,4 +20,4 @@ def run(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tenso
 
 
 IMPL = Impl(fp8_weight_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("rows", ((6144, 4096),), (1, 16))
+AOT = _narrow_ahead.aot_cases("rows", ((6144, 4096),), (1, 16))

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
 from services.worker.kernels.ops.int8_linear import int8_linear
@@ -17,4 +17,4 @@ def run(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tenso
 
 
 IMPL = Impl(int8_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("int8", ((6144, 4096),), (1, 16), group=32)
+AOT = _narrow_ahead.aot_cases("int8", ((6144, 4096),), (1, 16), group=32)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, needs_fp4_unit
 from services.worker.kernels.ops.mxfp4_linear import mxfp4_linear
 from services.worker.kernels.registry import Impl
@@ -16,6 +16,6 @@ def run(x: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype:
 IMPL = Impl(mxfp4_linear, "triton", run, needs_fp4_unit)
 AOT = tuple(
     case
-    for case in _narrow_plan.aot_cases("mxfp4", ((6144, 4096),), (16,), x_type="u8", tiled=True)
+    for case in _narrow_ahead.aot_cases("mxfp4", ((6144, 4096),), (16,), x_type="u8", tiled=True)
     if "gfx950" in case.targets
 )

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, needs_halves
 from services.worker.kernels.ops.mxfp4_weight_linear import mxfp4_weight_linear
 from services.worker.kernels.registry import Impl
@@ -13,4 +13,4 @@ def run(x: Tensor, weight: Tensor, weight_scales: Tensor, bias: Tensor | None) -
 
 
 IMPL = Impl(mxfp4_weight_linear, "triton", run, needs_halves)
-AOT = _narrow_plan.aot_cases("mxfp4", ((6144, 4096),), (1, 16, 64))
+AOT = _narrow_ahead.aot_cases("mxfp4", ((6144, 4096),), (1, 16, 64))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow, needs_scaled_dot
 from services.worker.kernels.ops.mxfp8_linear import mxfp8_linear
 from services.worker.kernels.registry import Impl
@@ -17,4 +17,4 @@ def run(
 
 
 IMPL = Impl(mxfp8_linear, "triton", run, needs_scaled_dot)
-AOT = _narrow_plan.aot_cases("mxfp8", ((6144, 4096),), (16,), x_type="fp8e4nv")
+AOT = _narrow_ahead.aot_cases("mxfp8", ((6144, 4096),), (16,), x_type="fp8e4nv")

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_fused, _narrow_plan, _narrow_planes
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_fused, _narrow_planes
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.ops.norm_gated_narrow_linear import norm_gated_narrow_linear
 from services.worker.kernels.registry import Impl
@@ -25,5 +25,5 @@ def run(
 
 
 IMPL = Impl(norm_gated_narrow_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("int4", ((14336, 4096),), (1, 16), group=128, zeros=True, activation="silu", norm=True)
+AOT = _narrow_ahead.aot_cases("int4", ((14336, 4096),), (1, 16), group=128, zeros=True, activation="silu", norm=True)
 AOT += (_narrow_planes.aot_case(4096, 128, True),)

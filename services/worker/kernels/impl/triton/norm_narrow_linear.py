@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_fused, _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_fused
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.ops.norm_narrow_linear import norm_narrow_linear
 from services.worker.kernels.registry import Impl
@@ -18,5 +18,5 @@ def run(
 
 
 IMPL = Impl(norm_narrow_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("int4", ((6144, 4096),), (1,), group=128, zeros=True, norm=True)
-AOT += _narrow_plan.aot_cases("rows", ((6144, 4096),), (1, 16), norm=True)
+AOT = _narrow_ahead.aot_cases("int4", ((6144, 4096),), (1,), group=128, zeros=True, norm=True)
+AOT += _narrow_ahead.aot_cases("rows", ((6144, 4096),), (1, 16), norm=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.worker.kernels.impl.triton import _narrow_plan
+from services.worker.kernels.impl.triton import _narrow_ahead, _narrow_plan
 from services.worker.kernels.impl.triton._launch import needs_gpu
 from services.worker.kernels.impl.triton._narrow_plan import Inputs, Narrow
 from services.worker.kernels.ops.row_scaled_linear import row_scaled_linear
@@ -17,4 +17,4 @@ def run(
 
 
 IMPL = Impl(row_scaled_linear, "triton", run, needs_gpu)
-AOT = _narrow_plan.aot_cases("rows", ((6144, 4096),), (1, 16, 2048), x_type="fp8e4nv")
+AOT = _narrow_ahead.aot_cases("rows", ((6144, 4096),), (1, 16, 2048), x_type="fp8e4nv")
