@@ -17,7 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._decode_parts import attend, attend_rest, read_block
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, has_dependent_launch, options, release, wait
+from services.worker.kernels.impl.triton._launch import (
+    AotCase,
+    Constant,
+    has_dependent_launch,
+    options,
+    processors,
+    release,
+    wait,
+)
 from services.worker.kernels.ops.paged_attention import AttentionRows, AttentionSpec
 from services.worker.kernels.tuned import table
 
@@ -451,8 +459,7 @@ def _arrivals(device: torch.device) -> Tensor:
 
 def places(device: torch.device, num_kv_heads: int, waves: float) -> int:
     """How many parts there may be more than rows."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return max(1, min(MOST_PARTS, round(waves * processors / num_kv_heads)))
+    return max(1, min(MOST_PARTS, round(waves * processors(device, interpreted=4) / num_kv_heads)))
 
 
 def choose(

@@ -7,7 +7,6 @@ one behind the other. The inverse is in fp32: by substitution in blocks of 16 (o
 blocks are joined two by two, X - X B X, by products of narrow operands.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, processors, release, wait
 from services.worker.kernels.impl.triton._prefill_attention import _find_row
 from services.worker.kernels.ops.gated_delta import L2_EPS
 from services.worker.kernels.ops.paged_attention import AttentionRows
@@ -321,11 +320,6 @@ class Walk(NamedTuple):
         return cls(values, 8 if values == MANY_VALUES else 4, 1 if is_amd else max(1, min(3, SHARED_BYTES // tiles)))
 
 
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def delta_by_chunks(
     qkv: Tensor,
     gates: Tensor,
@@ -353,7 +347,7 @@ def delta_by_chunks(
     delta_inverse_kernel[(value_heads, most * (chunk // SIDE))](
         *inputs, first, num_rows, SIDE=SIDE, num_warps=_warps(qkv.dtype)[0], **own
     )
-    is_many = triton.cdiv(value_dim, VALUES) * value_heads * num_rows > _processors(device)
+    is_many = triton.cdiv(value_dim, VALUES) * value_heads * num_rows > processors(device)
     walk = Walk.of(sizes, qkv.element_size(), device.type != "cuda" or torch.version.hip is not None, is_many)
     delta_prepare_kernel[(value_heads, most)](
         *inputs,

@@ -17,7 +17,7 @@ from torch import Tensor
 from services.worker.kernels.gpu_arch import arch_of
 from services.worker.kernels.impl.triton._dense_matrix import matrix_kernel, part_size
 from services.worker.kernels.impl.triton._dense_vector import vector_kernel
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, options
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, processors
 from services.worker.kernels.tuned import table
 
 BUCKETS = (1, 4, 16, 32, 64)  # rows up to which a choice holds; above the last, apart
@@ -55,10 +55,9 @@ class Device(NamedTuple):
 def describe(device: torch.device) -> Device:
     if device.type != "cuda":
         return Device(processors=1, rows=128)  # few, large programs: they are interpreted one after the other
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
     if torch.version.hip:
-        return Device(processors, 64, (128 if arch_of(device) == "gfx950" else 56) * 1024)
-    return Device(processors)
+        return Device(processors(device), 64, (128 if arch_of(device) == "gfx950" else 56) * 1024)
+    return Device(processors(device))
 
 
 @cache

@@ -47,6 +47,12 @@ def has_dependent_launch(device: torch.device) -> bool:
 
 
 @cache
+def processors(device: torch.device, interpreted: int = 1) -> int:
+    """How many programs run at once, or more of them on each; `interpreted`: what stands for that without a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else interpreted
+
+
+@cache
 def options(device: torch.device) -> dict[str, Any]:
     """Keyword arguments of every launch: the constexpr PDL, and the launch attribute that goes with it.
 

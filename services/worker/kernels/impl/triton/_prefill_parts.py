@@ -3,10 +3,12 @@
 Where programs are too few for the device and the context is long, parts of it go to programs of their own.
 """
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+
+from services.worker.kernels.impl.triton._launch import processors
 
 MAX_SPLITS = 16
 MIN_SPLIT = 1024  # keys per part; shorter parts cost more in joining than they win
@@ -47,7 +49,7 @@ def choose_splits(programs: int, span: int, part_bytes: int, device: torch.devic
 
     part_bytes: of the sums of one part.
     """
-    return _choose_splits(programs, span, part_bytes, _compute_units(device))
+    return _choose_splits(programs, span, part_bytes, processors(device))
 
 
 @lru_cache(4096)
@@ -62,8 +64,3 @@ def _choose_splits(programs: int, span: int, part_bytes: int, units: int) -> int
         return -(-programs * splits // units) * (-(-span // splits) + 128) + joining
 
     return min(range(1, most + 1), key=cost)
-
-
-@cache
-def _compute_units(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, release, wait
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, options, processors, release, wait
 from services.worker.kernels.impl.triton._sampling import CHUNK, LEAST_CHUNKS, LOG2_E, SINGLES, weights
 
 BINS = 2048  # 16 powers of two of bf16, two of fp16
@@ -152,8 +152,7 @@ def borders(
 @cache
 def _parts(device: torch.device, num_rows: int, vocab_size: int) -> int:
     """Programs of a row: none has less than a tile, and together they fill the chip."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return min(-(-vocab_size // TILE), max(1, PROGRAMS * processors // num_rows))
+    return min(-(-vocab_size // TILE), max(1, PROGRAMS * processors(device) // num_rows))
 
 
 def aot_cases(dtype: str) -> tuple[AotCase, ...]:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from services.worker.kernels.impl.triton._decode_attention import small_lds
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, release, wait
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, processors, release, wait
 from services.worker.kernels.ops.index_scores import index_scores
 from services.worker.kernels.ops.paged_attention import AttentionRows
 from services.worker.kernels.registry import Impl
@@ -112,8 +112,7 @@ def shape_of(itemsize: int, several: bool, is_small: bool) -> Shape:
 @cache
 def sharers(device: torch.device, blocks: int) -> int:
     """How many programs share the positions of each of so many blocks of tokens."""
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return max(1, PROGRAMS * processors // blocks)
+    return max(1, PROGRAMS * processors(device) // blocks)
 
 
 def _sizes(num_heads: int, head_dim: int, row: int, page: int, shape: Shape) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """Experts of a mixture: for a few tokens two launches without sorting, for more a sort and grouped products."""
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +8,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options
+from services.worker.kernels.impl.triton._launch import AotCase, Constant, needs_gpu, options, processors
 from services.worker.kernels.impl.triton._moe_few import down_tokens, gate_pairs
 from services.worker.kernels.impl.triton._moe_grouped import (
     combine_pairs,
@@ -189,7 +188,7 @@ def grouped_down(
         rows = _described(gated, main, tile.block_k), _described(gated, extra or tile.tail or main, tile.block_k)
         weight, grid = _described(down, 1, tile.rows, tile.block_k), (tiles,)
         if tile.wide == FLAT:
-            grid = (min(tiles, processors(out.device)),)
+            grid = (min(tiles, processors(out.device, interpreted=2)),)
         down_wide[grid](*rows, weight, bias, plan, out, *ends, FLAT=tile.wide == FLAT, **constants)
     else:
         down_blocks[(tiles,)](gated, down, bias, plan, out, *ends, **constants)
@@ -214,12 +213,6 @@ def halves(block_m: int) -> tuple[int, int]:
 def _described(matrix: Tensor, *block: int) -> TensorDescriptor:
     """Rows must begin at multiples of 16 bytes."""
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), list(block))
-
-
-@cache
-def processors(device: torch.device) -> int:
-    """Two stand for a GPU's under the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def combine(out: Tensor, weights: Tensor, residual: Tensor) -> None:

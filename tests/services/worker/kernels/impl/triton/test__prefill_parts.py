@@ -17,7 +17,7 @@ def test_blocks_suffice_for_every_row() -> None:
 
 
 def test_long_contexts_of_few_programs_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_prefill_parts, "_compute_units", lambda device: 132)
+    monkeypatch.setattr(_prefill_parts, "processors", lambda device: 132)
     cpu = torch.device("cpu")
     assert choose_splits(72, 512, 2**20, cpu) == 1
     assert choose_splits(1024, 100_000, 2**20, cpu) == 1
